@@ -1,0 +1,254 @@
+"""Loads one frozen settings model from the command line, the environment, a TOML recipe and its defaults, in this order.
+
+Both packages use it, so that `--optim.lr 3e-4`, `TRAIN_OPTIM__LR=3e-4` and `[train.optim] lr = 3e-4` mean the same, and so that a
+wrong name or value is refused in the same words wherever it stands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticUndefined
+
+from data_pipeline.errors import ConfigError
+
+__all__ = [
+    "RECIPES",
+    "Section",
+    "Settings",
+    "environment_names",
+    "help_parser",
+    "load_settings",
+    "setting_names",
+    "to_toml",
+]
+
+RECIPES = Path(__file__).resolve().parent.parent / "env" / "recipes"
+
+
+class Section(BaseModel):
+    """A group of related settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Settings(Section):
+    """All settings of one command. A subclass says where they stand outside the command line."""
+
+    environment_prefix: ClassVar[str]
+    """`TRAIN_` makes `TRAIN_OPTIM__LR` the variable for `optim.lr`."""
+    recipe_table: ClassVar[str]
+    """`train` makes `[train.optim] lr = …` the place in a recipe."""
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def setting_names(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo]:
+    """Every setting of a model with its dotted name: `{"optim.lr": FieldInfo, …}`, in the order of definition."""
+    names: dict[str, FieldInfo] = {}
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            names |= setting_names(field.annotation, f"{prefix}{name}.")
+        else:
+            names[prefix + name] = field
+    return names
+
+
+def environment_names(model: type[Settings]) -> list[str]:
+    """The environment variables that set the model's fields: `["TRAIN_OPTIM__LR", …]`."""
+    return [model.environment_prefix + name.replace(".", "__").upper() for name in setting_names(model)]
+
+
+def load_settings(
+    model: type[SettingsT],
+    arguments: Sequence[str],
+    parser: argparse.ArgumentParser,
+    environment: Mapping[str, str] = os.environ,
+) -> SettingsT:
+    """Builds `model` from command line, environment, recipe and defaults, the first that sets a value winning.
+
+    Raises:
+        ConfigError: a name is unknown or a value not allowed; the message says where it was set and what would be.
+    """
+    command_line = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    variables = _from_environment(model, environment)
+    recipe = command_line.get("recipe", variables.get("recipe", model.model_fields["recipe"].default))
+    layers = [_from_recipe(model, recipe), variables, _nested(command_line)]
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        _merge(merged, layer)
+    try:
+        return model(**merged)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_explain(model, detail) for detail in error.errors())) from None
+
+
+def help_parser(model: type[Settings], program: str, description: str) -> argparse.ArgumentParser:
+    """A command-line parser with one option for each setting, by section; it raises ConfigError where argparse would exit."""
+    parser = _Parser(prog=program, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for name, field in setting_names(model).items():
+        section = name.rpartition(".")[0]
+        if section not in groups:
+            title = (model.model_fields[section].description or section) if section else "main settings"
+            groups[section] = parser.add_argument_group(f"{section}: {title}" if section else title)
+        groups[section].add_argument(
+            f"--{name}",
+            dest=name,
+            nargs="+" if _is_list(field) else None,
+            metavar=_type_name(field.annotation),
+            help=_help_text(field),
+        )
+    return parser
+
+
+def to_toml(table: str, values: Mapping[str, Any]) -> str:
+    """Nested plain values as TOML tables under `[table]`; a value of None is left out, as TOML has no word for it."""
+    lines = [f"[{table}]"]
+    lines += [
+        f"{name} = {json.dumps(value)}" for name, value in values.items() if not isinstance(value, dict) and value is not None
+    ]
+    sections = [to_toml(f"{table}.{name}", value) for name, value in values.items() if isinstance(value, dict)]
+    return "\n".join(lines) + "\n" + "".join("\n" + section for section in sections)
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=36, width=120)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        unknown = message.removeprefix("unrecognized arguments: ").split()[0] if "unrecognized" in message else ""
+        known = [option for action in self._actions for option in action.option_strings]
+        raise ConfigError(f"{self.prog}: {message}{_nearest(unknown, known)} (all settings: {self.prog} --help)")
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"optim.lr": 1}` as `{"optim": {"lr": 1}}`; the word `none` stands for an unset value."""
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        *sections, leaf = name.split(".")
+        target = nested
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[leaf] = None if value == "none" else value
+    return nested
+
+
+def _merge(base: dict[str, Any], update: Mapping[str, Any]) -> None:
+    for name, value in update.items():
+        if isinstance(value, dict) and isinstance(base.get(name), dict):
+            _merge(base[name], value)
+        else:
+            base[name] = value
+
+
+def _from_environment(model: type[Settings], environment: Mapping[str, str]) -> dict[str, Any]:
+    known = dict(zip(environment_names(model), setting_names(model).items(), strict=True))
+    flat: dict[str, Any] = {}
+    for variable, value in environment.items():
+        if not variable.startswith(model.environment_prefix) or not value:
+            continue
+        if variable not in known:
+            raise ConfigError(f"environment: {variable} is no setting{_nearest(variable, list(known))}")
+        name, field = known[variable]
+        flat[name] = _parse_list(variable, value) if _is_list(field) else value
+    return _nested(flat)
+
+
+def _parse_list(variable: str, value: str) -> Any:
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        raise ConfigError(f'environment: {variable} = {value!r} is no JSON list; write for example ["a", "b"]') from None
+
+
+def _is_list(field: FieldInfo) -> bool:
+    return typing.get_origin(field.annotation) in (tuple, list)
+
+
+def _from_recipe(model: type[Settings], recipe: str | None) -> dict[str, Any]:
+    if recipe is None:
+        return {}
+    path = Path(recipe) if recipe.endswith(".toml") or "/" in recipe else RECIPES / f"{recipe}.toml"
+    try:
+        tables = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        names = sorted(file.stem for file in RECIPES.glob("*.toml"))
+        raise ConfigError(f"recipe {recipe!r}: no file {path}; the recipes are {', '.join(names)}, or name a .toml file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recipe {path}: not valid TOML: {error}") from None
+    for table in tables:
+        if table not in ("prepare", "train"):
+            raise ConfigError(
+                f"recipe {path}: unknown table [{table}]{_nearest(table, ['prepare', 'train'])}; use [prepare] and [train]"
+            )
+    values: dict[str, Any] = tables.get(model.recipe_table, {})
+    known = list(setting_names(model))
+    for name in _flat_names(values):
+        if name not in known:
+            table = f"{model.recipe_table}.{name}"
+            raise ConfigError(f"recipe {path}: {table} is no setting{_nearest(name, known)}")
+    return values
+
+
+def _flat_names(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat_names(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def _explain(model: type[Settings], detail: ErrorDetails) -> str:
+    name = ".".join(str(part) for part in detail["loc"] if isinstance(part, str) and part != "function-after")
+    known = list(setting_names(model))
+    if detail["type"] == "extra_forbidden":
+        return f"{name} is no setting{_nearest(name, known)}"
+    if detail["type"] == "missing":
+        return f"{name} is not set; give --{name} or {environment_names(model)[known.index(name)]}"
+    message = detail["msg"].removeprefix("Value error, ")
+    found = f" = {detail['input']!r}" if name in known else ""
+    return f"{name}{found}: {message[:1].lower()}{message[1:]}" if name else message
+
+
+def _type_name(annotation: Any) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return "|".join(str(argument) for argument in arguments)
+    if origin in (types.UnionType, typing.Union):
+        return "|".join(_type_name(argument) for argument in arguments)
+    if origin in (tuple, list):
+        return _type_name(arguments[0])
+    if annotation is type(None):
+        return "none"
+    return "PATH" if annotation is Path else str(getattr(annotation, "__name__", annotation))
+
+
+def _help_text(field: FieldInfo) -> str:
+    bounds = ", ".join(
+        f"{sign} {getattr(item, attribute)}"
+        for item in field.metadata
+        for attribute, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+        if hasattr(item, attribute)
+    )
+    default = "required" if field.default is PydanticUndefined else f"default {field.default}"
+    return f"{field.description} [{bounds + '; ' if bounds else ''}{default}]".replace("%", "%%")

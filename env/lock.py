@@ -1,0 +1,113 @@
+"""Writes every hash-pinned lock file from the `.in` files beside it (`make lock`).
+
+One resolution covers all of them, so a package has the same version wherever it appears:
+
+    requirements.lock        native installation, with torch but without its CUDA libraries
+    requirements-cpu.lock    torch's CPU build alone, tried first on machines without a GPU
+    requirements-cuda.lock   the CUDA libraries that the registry's torch wheel needs
+    requirements-image.lock  what the image adds to its base, which already has torch
+    requirements-dev.lock    tests, linters and types, on top of requirements.lock
+    requirements-tools.lock  what this script runs on
+    base/requirements.lock   the stand-in base image
+
+Each lock begins with a digest of its inputs; `tests/unit/env/test_locks.py` recomputes it and so notices a stale lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ENV = Path(__file__).resolve().parent
+PYTHON_FLOOR = "3.11"
+CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
+
+# The CPU builds of the same torch release. They are not on the registry that uv reads, so their hashes are added by hand.
+TORCH_CPU_HASHES = (
+    "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b",  # CPython 3.11, manylinux 2.28, x86-64
+    "4ca4a9394b0c771238a4f73590fdbbc4debad85ed0fa63d026ae1b085da7d6e2",  # CPython 3.12, manylinux 2.28, x86-64
+    "3fbf9c9d1f3c10c2d59d04aca426dee9ccc6ceb32d255c61e93acc3b4f75fae6",  # CPython 3.13, manylinux 2.28, x86-64
+)
+
+# lock file: the inputs it is compiled from, in the order in which they include one another
+INPUTS = {
+    "requirements.lock": ("requirements.in", "requirements-torch.in"),
+    "requirements-cpu.lock": ("requirements-torch.in",),
+    "requirements-cuda.lock": ("requirements.in", "requirements-torch.in"),
+    "requirements-image.lock": ("requirements.in",),
+    "requirements-dev.lock": ("requirements.in", "requirements-torch.in", "requirements-dev.in"),
+    "requirements-tools.lock": ("requirements-tools.in",),
+    "base/requirements.lock": ("base/requirements.in",),
+}
+
+__all__ = ["INPUTS", "header", "main", "parse_blocks"]
+
+
+def header(lock: str) -> str:
+    """The first lines of a lock file: what it was made from, and how to make it again."""
+    digest = hashlib.sha256()
+    for name in INPUTS[lock]:
+        digest.update((ENV / name).read_bytes())
+    return f"# Made by `make lock` from {', '.join(INPUTS[lock])}; do not edit.\n# inputs sha256:{digest.hexdigest()}\n"
+
+
+def parse_blocks(text: str) -> dict[str, str]:
+    """Splits a compiled file into one block a package; a package with several versions (by marker) keeps all of them."""
+    blocks: dict[str, str] = {}
+    name = ""
+    for line in text.splitlines(keepends=True):
+        if line.startswith("#") or not line.strip():
+            continue
+        if match := re.match(r"([A-Za-z0-9._-]+)==", line):
+            name = match.group(1).lower()
+        blocks[name] = blocks.get(name, "") + line
+    return blocks
+
+
+def compile_lock(source: str, constraints: Path | None = None) -> dict[str, str]:
+    command = [
+        *(sys.executable, "-m", "uv", "pip", "compile", "--universal", "--python-version", PYTHON_FLOOR),
+        *("--generate-hashes", "--no-header", "--no-emit-index-url", "--no-annotate", "--quiet"),
+        *(("--constraints", str(constraints)) if constraints else ()),
+        str(ENV / source),
+    ]
+    return parse_blocks(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def write(lock: str, blocks: dict[str, str]) -> None:
+    (ENV / lock).write_text(header(lock) + "".join(blocks[name] for name in sorted(blocks)))
+    print(f"{lock}: {len(blocks)} packages")
+
+
+def with_cpu_hashes(requirement: str) -> str:
+    return requirement.rstrip("\n") + "".join(f" \\\n    --hash=sha256:{digest}" for digest in TORCH_CPU_HASHES) + "\n"
+
+
+def main() -> None:
+    """Compiles and writes all locks; `uv` must be installed for this interpreter and reach a package registry."""
+    everything = compile_lock("requirements-dev.in")
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as pins:
+        pins.write("".join(re.sub(r" *\\\n +--hash=\S+", "", block) for block in everything.values()))
+        pins.flush()
+        native = compile_lock("requirements-torch.in", Path(pins.name))
+        image = compile_lock("requirements.in", Path(pins.name))
+        base = compile_lock("base/requirements.in", Path(pins.name))
+    cuda = {name: native.pop(name) for name in list(native) if name.startswith(CUDA_PREFIXES)}
+    native["torch"] = with_cpu_hashes(native["torch"])
+    cpu = {"torch": with_cpu_hashes(native["torch"].split(" ", 1)[0] + "+cpu")}
+
+    write("requirements.lock", native)
+    write("requirements-cpu.lock", cpu)
+    write("requirements-cuda.lock", cuda)
+    write("requirements-image.lock", image)
+    write("requirements-dev.lock", {k: v for k, v in everything.items() if k not in native and k not in cuda})
+    write("requirements-tools.lock", compile_lock("requirements-tools.in"))
+    write("base/requirements.lock", base)
+
+
+if __name__ == "__main__":
+    main()
