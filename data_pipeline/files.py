@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "sealed",
+    "unsealed",
     "canonical_json",
     "commit_directory",
     "digest_bytes",
@@ -33,6 +35,26 @@ def canonical_json(value: Any) -> bytes:
 def digest_bytes(data: bytes) -> str:
     """`sha256:` and the hexadecimal digest of `data`."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def sealed(value: dict[str, Any]) -> bytes:
+    """`value` as canonical JSON that carries its own digest, under the key `seal`, over the rest."""
+    return canonical_json(value | {"seal": digest_bytes(canonical_json(value))})
+
+
+def unsealed(data: bytes) -> dict[str, Any]:
+    """What `sealed` was given, if not one byte has changed since.
+
+    Raises:
+        ValueError: this is not sealed JSON, or it was changed.
+    """
+    value = json.loads(data)
+    if not isinstance(value, dict) or "seal" not in value:
+        raise ValueError("it carries no seal")
+    content = {key: entry for key, entry in value.items() if key != "seal"}
+    if sealed(content) != data:
+        raise ValueError("its content does not match its seal")
+    return content
 
 
 def digest_file(path: Path) -> str:

@@ -1,0 +1,117 @@
+import argparse
+import tomllib
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import pytest
+from pydantic import Field
+
+from data_pipeline.errors import ConfigError
+from data_pipeline.settings import Section, Settings, environment_names, help_parser, load_settings, to_toml
+
+
+class Optim(Section):
+    lr: float = Field(1e-3, gt=0, le=1, description="peak learning rate")
+
+
+class Config(Settings):
+    environment_prefix: ClassVar[str] = "DEMO_"
+    recipe_table: ClassVar[str] = "train"
+    recipe: str | None = Field(None, description="recipe")
+    data: Path = Field(description="data")
+    sources: tuple[str, ...] = Field((), description="sources")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="precision")
+    every: int | None = Field(None, ge=1, description="every")
+    optim: Optim = Field(Optim(), description="optimizer")
+
+
+PARSER = help_parser(Config, "demo", "A demonstration.")
+
+
+def load(arguments: str = "--data x", **environment: str) -> Config:
+    return load_settings(Config, arguments.split(), PARSER, environment)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.toml"
+    path.write_text("[train]\nevery = 7\n[train.optim]\nlr = 0.5\n[prepare]\nrow_length = 3\n")
+    return path
+
+
+def test_each_layer_overrides_the_ones_below(recipe: Path) -> None:
+    assert load().optim.lr == 1e-3
+    assert load(f"--data x --recipe {recipe}").optim.lr == 0.5
+    assert load(f"--data x --recipe {recipe}", DEMO_OPTIM__LR="0.25").optim.lr == 0.25
+    assert load(f"--data x --recipe {recipe} --optim.lr 0.125", DEMO_OPTIM__LR="0.25").optim.lr == 0.125
+
+
+def test_the_recipe_can_be_named_in_the_environment(recipe: Path) -> None:
+    assert load(DEMO_RECIPE=str(recipe)).every == 7
+
+
+def test_none_unsets_a_value(recipe: Path) -> None:
+    assert load(f"--data x --recipe {recipe} --every none").every is None
+    assert load(f"--data x --recipe {recipe}", DEMO_EVERY="none").every is None
+
+
+def test_an_empty_variable_is_as_good_as_none() -> None:
+    """Compose passes `NAME=` for a variable that the host does not set."""
+    assert load(DEMO_OPTIM__LR="").optim.lr == 1e-3
+
+
+def test_lists_are_several_words_or_a_json_list() -> None:
+    assert load("--data x --sources a b,c").sources == ("a", "b,c")
+    assert load(DEMO_SOURCES='["a", "b c"]').sources == ("a", "b c")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        ("--data x --optm.lr 1", {}, "--optm.lr 1; did you mean --optim.lr"),
+        ("--data x --optim.lr 3", {}, r"optim.lr = '3': input should be less than or equal to 1"),
+        ("--data x", {"DEMO_OPTIM__RL": "1"}, "DEMO_OPTIM__RL is no setting; did you mean DEMO_OPTIM__LR"),
+        ("--data x", {"DEMO_SOURCES": "a b"}, "no JSON list"),
+        ("--data x", {"DEMO_PRECISION": "fp8"}, "precision = 'fp8': input should be 'fp32' or 'bf16'"),
+        ("", {}, "data is not set; give --data or DEMO_DATA"),
+        ("--data x --recipe nowhere", {}, "recipe 'nowhere': no file .* the recipes are .*smoke"),
+        ("--data", {}, "expected one argument"),
+    ],
+)
+def test_a_mistake_is_answered_with_its_name_and_the_remedy(arguments: str, environment: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(arguments, **environment)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[train.optim]\nlearning = 1", "train.optim.learning is no setting"),
+        ("[train]\nevry = 1", "train.evry is no setting; did you mean every"),
+        ("[trian]\nevery = 1", r"unknown table \[trian\]; did you mean train"),
+        ("every = ", "not valid TOML"),
+    ],
+)
+def test_a_mistake_in_a_recipe_names_the_file(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(f"--data x --recipe {path}")
+    assert str(path) in str(caught.value)
+
+
+def test_settings_written_as_toml_are_read_back_as_the_same_settings(tmp_path: Path) -> None:
+    config = load('--data x/"y" --sources a b --every 3 --optim.lr 3e-4')
+    text = to_toml("train", config.model_dump(mode="json"))
+    assert Config(**tomllib.loads(text)["train"]) == config
+
+
+def test_help_shows_every_setting_with_bounds_and_default() -> None:
+    text = PARSER.format_help()
+    assert isinstance(PARSER, argparse.ArgumentParser)
+    assert "[> 0, <= 1; default 0.001]" in text
+    assert all(f"--{name}" in text for name in ("data", "sources", "precision", "every", "optim.lr"))
+
+
+def test_environment_names_are_the_settings_in_capitals() -> None:
+    assert environment_names(Config)[-1] == "DEMO_OPTIM__LR"

@@ -1,0 +1,45 @@
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.errors import ConfigError
+from data_pipeline.settings import RECIPES, help_parser, load_settings
+from trainer.config import BatchConfig, ModelConfig, TrainConfig
+
+PARSER = help_parser(TrainConfig, "train", "")
+
+
+def load(arguments: str) -> TrainConfig:
+    return load_settings(TrainConfig, f"--data d --run r {arguments}".split(), PARSER, {})
+
+
+@pytest.mark.parametrize("recipe", sorted(path.stem for path in RECIPES.glob("*.toml")))
+def test_every_recipe_is_complete_and_valid(recipe: str) -> None:
+    assert load(f"--recipe {recipe}").recipe == recipe
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "no end is set; give limits.steps"),
+        ("--limits.minutes 5", "no end is set"),
+        ("--limits.steps 5 --model.width 100 --model.heads 3", "model.width = 100 does not divide into model.heads = 3"),
+        ("--limits.steps 5 --model.heads 6 --model.kv_heads 4", "model.kv_heads = 4 must divide model.heads = 6"),
+        ("--limits.steps 5 --model.head_dim 5", "cannot be rotated in pairs"),
+        ("--limits.steps 5 --batch.global_rows 30 --batch.micro 8", "no multiple of batch.micro = 8; 32 would be"),
+        ("--limits.steps 5 --reproducibility always", "input should be 'off' or 'run'"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(arguments: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(arguments)
+
+
+def test_sizes_that_are_not_set_follow_from_the_others() -> None:
+    config = ModelConfig(width=384, heads=6)
+    assert (config.head_size, config.num_kv_heads, config.mlp_size) == (64, 6, 1024)
+    assert BatchConfig(global_rows=32, micro=8).micro_batches == 4
+
+
+def test_paths_are_kept_as_given() -> None:
+    assert load("--limits.steps 1").run == Path("r")

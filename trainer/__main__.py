@@ -1,0 +1,120 @@
+"""`python -m trainer COMMAND`: parses, calls one function, turns errors into exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from data_pipeline.errors import ConfigError, ExitCode, run_command
+from data_pipeline.settings import environment_names, help_parser, load_settings
+from trainer.config import TrainConfig
+
+_COMMANDS = {
+    "train": "train a model, or go on with a run that was stopped",
+    "evaluate": "validation loss and perplexity of a run's checkpoint",
+    "generate": "text from a run's checkpoint",
+    "schema": "JSON Schema of the settings of `train`, for editors; --env lists their environment variables",
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs the command that the arguments name."""
+    command, rest = (arguments[0], list(arguments[1:])) if arguments else ("--help", [])
+    if command in ("-h", "--help"):
+        print("usage: python -m trainer COMMAND [--help] [settings]\n\ncommands:")
+        print("\n".join(f"  {name:<10} {text}" for name, text in _COMMANDS.items()))
+    elif command == "train":
+        _train(rest)
+    elif command == "evaluate":
+        _evaluate(rest)
+    elif command == "generate":
+        _generate(rest)
+    elif command == "schema":
+        _schema(rest)
+    else:
+        raise ConfigError(f"{command!r} is no command; the commands are {', '.join(_COMMANDS)}")
+
+
+def _train(arguments: Sequence[str]) -> None:
+    parser = help_parser(
+        TrainConfig, "python -m trainer train", "Trains a model on prepared data. Under torchrun, every rank runs this command."
+    )
+    config = load_settings(TrainConfig, arguments, parser)
+    from trainer.loop import train  # torch, which `--help` need not load
+
+    result = train(config)
+    if os.environ.get("RANK", "0") == "0":
+        print(result)
+
+
+def _evaluate(arguments: Sequence[str]) -> None:
+    parser = _run_parser("evaluate", "Measures the validation loss of a checkpoint on the data of its run.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    from trainer.inspect_run import evaluate_run
+
+    print(evaluate_run(_run_directory(options), options.checkpoint, as_json=options.json))
+
+
+def _generate(arguments: Sequence[str]) -> None:
+    parser = _run_parser("generate", "Writes text that continues a prompt.")
+    parser.add_argument("--prompt", default="", help="text to continue [default: none]")
+    parser.add_argument("--max_tokens", type=int, default=128, help="longest continuation, in tokens [default 128]")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 always takes the likeliest token [default 0.8]")
+    parser.add_argument("--top_k", type=int, help="choose among the k likeliest tokens [default: all]")
+    parser.add_argument(
+        "--top_p", type=float, default=1.0, help="choose among the likeliest with this joint probability [default 1]"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same text [default 0]")
+    options = parser.parse_args(arguments)
+    if options.max_tokens < 1 or options.temperature < 0 or not 0 < options.top_p <= 1 or (options.top_k or 1) < 1:
+        raise ConfigError("generate: --max_tokens and --top_k are at least 1, --temperature is at least 0, --top_p is in (0, 1]")
+    from trainer.generate import Sampling
+    from trainer.inspect_run import generate_from_run
+
+    sampling = Sampling(options.max_tokens, options.temperature, options.top_k, options.top_p, options.seed)
+    print(options.prompt, end="", flush=True)
+    for piece in generate_from_run(_run_directory(options), options.checkpoint, options.prompt, sampling):
+        print(piece, end="", flush=True)
+    print()
+
+
+def _schema(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m trainer schema", description=_COMMANDS["schema"])
+    parser.add_argument("--env", action="store_true", help="print the environment variables, one a line")
+    if parser.parse_args(arguments).env:
+        print("\n".join(environment_names(TrainConfig)))
+    else:
+        import json
+
+        print(json.dumps(TrainConfig.model_json_schema(), indent=2))
+
+
+def _run_parser(command: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m trainer {command}", description=description)
+    parser.add_argument("run", nargs="?", type=Path, help="directory of the run [default: TRAIN_RUN]")
+    parser.add_argument("--checkpoint", default="latest", help="latest, best, or a step [default latest]")
+    return parser
+
+
+def _run_directory(options: argparse.Namespace) -> Path:
+    run = options.run or os.environ.get("TRAIN_RUN")
+    if not run:
+        raise ConfigError("no run is named; give its directory, or set TRAIN_RUN")
+    return Path(run)
+
+
+def _report_exit(code: ExitCode) -> None:
+    """Leaves the exit code where the launcher finds it; torchrun turns every failure into 1. The first rank that fails is the one to tell."""
+    path = os.environ.get("TRAINER_EXIT_FILE")
+    if path and not (Path(path).exists() and Path(path).stat().st_size):
+        Path(path).write_text(f"{int(code)}\n")
+
+
+if __name__ == "__main__":
+    status = run_command(main, sys.argv[1:])
+    _report_exit(status)
+    sys.exit(status)

@@ -1,0 +1,205 @@
+"""Every setting of a training run, with its meaning, unit and bounds; `trainer/__main__.py` reads it, nothing else does.
+
+The checks here need only the settings themselves. What depends on the data or the machine is checked in `trainer.setup`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from data_pipeline.settings import Section, Settings
+
+__all__ = [
+    "BatchConfig",
+    "CheckpointConfig",
+    "EvalConfig",
+    "LimitsConfig",
+    "LogConfig",
+    "LossConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "ResumeConfig",
+    "ScheduleConfig",
+    "TrainConfig",
+]
+
+
+class ModelConfig(Section):
+    """Shape of the decoder; the defaults follow from `width` and `heads`."""
+
+    layers: int = Field(6, ge=1, le=512, description="number of decoder layers")
+    width: int = Field(384, ge=8, le=65536, description="width of the residual stream")
+    heads: int = Field(6, ge=1, le=1024, description="number of query heads")
+    kv_heads: int | None = Field(None, ge=1, le=1024, description="number of key and value heads; none: as many as query heads")
+    head_dim: int | None = Field(None, ge=2, le=1024, description="width of one head; none: width / heads")
+    mlp_width: int | None = Field(None, ge=8, description="hidden width of SwiGLU; none: 8/3 of width, to a multiple of 64")
+    context: int = Field(1024, ge=2, le=1 << 20, description="longest row, in tokens")
+    rope_theta: float = Field(10_000.0, gt=1, description="base of the rotary embedding")
+    norm_eps: float = Field(1e-6, gt=0, lt=1e-2, description="epsilon of RMSNorm")
+    tie_embeddings: bool = Field(True, description="output projection shares the embedding's weights")
+    vocab_multiple: int = Field(64, ge=1, le=1024, description="pad the vocabulary to a multiple of this, for faster kernels")
+    init_std: float = Field(0.02, gt=0, lt=1, description="standard deviation of the initial weights")
+    activation_checkpointing: Literal["none", "full"] = Field("none", description="recompute each layer in backward to save memory")
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> ModelConfig:
+        if self.head_dim is None and self.width % self.heads:
+            raise ValueError(
+                f"model.width = {self.width} does not divide into model.heads = {self.heads}; change one, or set model.head_dim"
+            )
+        if self.head_size % 2:
+            raise ValueError(f"a head of width {self.head_size} cannot be rotated in pairs; make model.head_dim even")
+        if self.heads % self.num_kv_heads:
+            raise ValueError(f"model.kv_heads = {self.kv_heads} must divide model.heads = {self.heads}")
+        return self
+
+    @property
+    def head_size(self) -> int:
+        """Width of one head."""
+        return self.head_dim or self.width // self.heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Number of key and value heads."""
+        return self.kv_heads or self.heads
+
+    @property
+    def mlp_size(self) -> int:
+        """Hidden width of SwiGLU: 8/3 of the width gives three matrices the size of two of 4 x width."""
+        return self.mlp_width or -(-self.width * 8 // 3 // 64) * 64
+
+    def padded_vocab(self, vocab_size: int) -> int:
+        """The number of rows of the embedding for a tokenizer of `vocab_size` pieces."""
+        return -(-vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+
+class BatchConfig(Section):
+    """How many rows make one optimizer step, and one forward pass."""
+
+    global_rows: int = Field(32, ge=1, le=1 << 20, description="rows in one optimizer step, over all ranks")
+    micro: int = Field(8, ge=1, le=65536, description="rows in one forward and backward pass of one rank")
+
+    @model_validator(mode="after")
+    def _check_division(self) -> BatchConfig:
+        if self.global_rows % self.micro:
+            near = max(self.micro, round(self.global_rows / self.micro) * self.micro)
+            raise ValueError(
+                f"batch.global_rows = {self.global_rows} is no multiple of batch.micro = {self.micro}; {near} would be, or choose another micro"
+            )
+        return self
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches in one global batch."""
+        return self.global_rows // self.micro
+
+
+class LossConfig(Section):
+    """What is minimised."""
+
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target's probability spread over the vocabulary")
+
+
+class OptimConfig(Section):
+    """AdamW and gradient clipping."""
+
+    lr: float = Field(6e-4, gt=0, le=1, description="peak learning rate")
+    weight_decay: float = Field(0.1, ge=0, le=1, description="decoupled decay of matrices; vectors have none")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the gradient average")
+    beta2: float = Field(0.95, ge=0, lt=1, description="decay of the squared-gradient average")
+    eps: float = Field(1e-8, gt=0, lt=1, description="AdamW's epsilon")
+    clip_norm: float = Field(1.0, gt=0, description="largest global gradient norm; a larger one is scaled down to it")
+
+
+class ScheduleConfig(Section):
+    """Learning rate over the steps."""
+
+    kind: Literal["cosine", "linear", "constant"] = Field("cosine", description="shape after the warm-up")
+    warmup_steps: int = Field(100, ge=0, description="steps of linear rise to the peak")
+    decay_steps: int | None = Field(None, ge=1, description="step at which the floor is reached; none: the last step of the limits")
+    floor: float = Field(0.1, ge=0, le=1, description="lowest learning rate, as a share of the peak")
+
+
+class LimitsConfig(Section):
+    """When training ends: the first limit that is reached. At least one of steps, epochs and tokens is needed."""
+
+    steps: int | None = Field(None, ge=1, description="optimizer steps")
+    epochs: float | None = Field(None, gt=0, description="passes over the training rows; fractions are allowed")
+    tokens: int | None = Field(None, ge=1, description="training targets, counted over all ranks")
+    minutes: float | None = Field(None, gt=0, description="minutes of wall-clock time, over all resumes")
+
+
+class EvalConfig(Section):
+    """Validation and text samples."""
+
+    every_steps: int = Field(250, ge=1, description="steps between evaluations; the first and last step are always evaluated")
+    max_rows: int | None = Field(None, ge=1, description="validation rows to use, from the start; none: all")
+    prompt: str = Field("", description="text that the sample at each evaluation continues")
+    sample_tokens: int = Field(64, ge=0, le=4096, description="length of that sample; 0: no sample")
+    sample_temperature: float = Field(0.8, ge=0, le=10, description="its temperature; 0 always takes the likeliest token")
+
+
+class CheckpointConfig(Section):
+    """When the whole state is saved, and what is kept."""
+
+    every_steps: int = Field(500, ge=1, description="steps between checkpoints; the last step is always saved")
+    every_minutes: float = Field(30.0, gt=0, description="minutes between checkpoints, if the steps take longer")
+    keep_last: int = Field(2, ge=1, le=1000, description="newest checkpoints to keep; the best by validation loss is kept too")
+
+
+class LogConfig(Section):
+    """What is shown while training."""
+
+    every_steps: int = Field(10, ge=1, description="steps between lines on the terminal and points in TensorBoard")
+
+
+class ResumeConfig(Section):
+    """What may differ from the run that is continued."""
+
+    allow_changes: tuple[str, ...] = Field((), description="names from the refusal that may differ; the bits will too")
+
+
+class TrainConfig(Settings):
+    """All settings of `trainer train`."""
+
+    environment_prefix: ClassVar[str] = "TRAIN_"
+    recipe_table: ClassVar[str] = "train"
+
+    recipe: str | None = Field(None, description="name in env/recipes, or a .toml file")
+    data: Path = Field(description="directory that `data_pipeline prepare` wrote")
+    run: Path = Field(description="directory of this run; a run that is there already is continued")
+    seed: int = Field(1337, ge=0, lt=1 << 63, description="decides the initial weights, the order of rows and the samples")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute; auto: CUDA if there is a GPU")
+    threads: int | None = Field(
+        None, ge=1, le=1024, description="CPU threads of one rank; none: OMP_NUM_THREADS or its share of the cores"
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the forward and backward pass; weights stay fp32")
+    reproducibility: Literal["off", "run"] = Field(
+        "run", description="run: the same bits for the same world size, also after a resume"
+    )
+    compile: Literal["auto", "on", "off"] = Field("auto", description="torch.compile; auto: on CUDA only")
+    verify_data: bool = Field(True, description="check a shard's digest when it is first opened")
+    prefetch: int = Field(2, ge=1, le=64, description="global batches read ahead")
+    model: ModelConfig = Field(ModelConfig(), description="shape of the decoder")
+    batch: BatchConfig = Field(BatchConfig(), description="rows of one step")
+    loss: LossConfig = Field(LossConfig(), description="what is minimised")
+    optim: OptimConfig = Field(OptimConfig(), description="AdamW and clipping")
+    schedule: ScheduleConfig = Field(ScheduleConfig(), description="learning rate over the steps")
+    limits: LimitsConfig = Field(LimitsConfig(), description="when training ends, whichever comes first")
+    eval: EvalConfig = Field(EvalConfig(), description="validation and samples")
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="saving the state")
+    log: LogConfig = Field(LogConfig(), description="what is shown")
+    resume: ResumeConfig = Field(ResumeConfig(), description="continuing a run")
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> TrainConfig:
+        limits = self.limits
+        if limits.steps is None and limits.epochs is None and limits.tokens is None:
+            raise ValueError(
+                "no end is set; give limits.steps, limits.epochs or limits.tokens (limits.minutes may come on top; alone it would leave "
+                "the learning rate without a length)"
+            )
+        return self

@@ -1,0 +1,109 @@
+"""The group of ranks: who this process is, and the few collectives that training needs. One rank alone needs no group."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from data_pipeline.errors import ConfigError, ExitCode, ProjectError, exit_code_of
+
+__all__ = ["Group", "joined_group"]
+
+_ValueT = TypeVar("_ValueT")
+_TIMEOUT = timedelta(minutes=10)
+
+
+class RemoteError(ProjectError):
+    """Rank 0 failed; the other ranks end with it, and with its exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.exit_code = ExitCode(code)
+
+
+@dataclass(frozen=True)
+class Group:
+    """This process among the ranks of a run."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """True on rank 0, which alone writes the run directory."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum of `values` over all ranks, on every rank, in place."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def on_main(self, action: Callable[[], _ValueT]) -> _ValueT:
+        """Runs `action` on rank 0 and gives its result to every rank; an error there is raised on every rank.
+
+        The result travels pickled between the ranks of this run, so it must be small; nothing of it touches a file.
+        """
+        if self.world_size == 1:
+            return action()
+        outcome: list[tuple[_ValueT | None, BaseException | None, tuple[str, int] | None]] = [(None, None, None)]
+        failure: BaseException | None = None
+        if self.is_main:
+            try:
+                outcome = [(action(), None, None)]
+            except Exception as error:
+                failure = error
+                summary = str(error) if isinstance(error, (ProjectError, OSError)) else traceback.format_exc()
+                outcome = [(None, None, (summary, int(exit_code_of(error))))]
+        dist.broadcast_object_list(outcome, src=0)
+        if failure is not None:
+            raise failure
+        value, _, remote = outcome[0]
+        if remote is not None:
+            raise RemoteError(*remote)
+        return value  # type: ignore[return-value]  # None only where the action returned it
+
+
+@contextmanager
+def joined_group(device: str) -> Iterator[Group]:
+    """Joins the group that torchrun's variables describe, and leaves it at the end.
+
+    Raises:
+        ConfigError: CUDA is asked for and there is none, or fewer GPUs than local ranks.
+    """
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    chosen = _device(device, local_rank)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    if world_size > 1:
+        backend = "nccl" if chosen.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=_TIMEOUT, device_id=chosen if chosen.type == "cuda" else None)
+    try:
+        yield Group(rank, world_size, local_rank, chosen)
+    finally:
+        if world_size > 1:
+            dist.destroy_process_group()
+
+
+def _device(wanted: str, local_rank: int) -> torch.device:
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("device = cuda, but torch sees no GPU; run `nvidia-smi`, or use --device cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"local rank {local_rank} has no GPU: torch sees {torch.cuda.device_count()}; start fewer ranks on this node"
+        )
+    return torch.device("cuda", local_rank)

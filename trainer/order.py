@@ -1,0 +1,70 @@
+"""Which row comes when: a pure function of the seed and a position, the same for any number of ranks and workers.
+
+Position `p` of a run belongs to epoch `p // N`, and the row at index `i = p % N` of epoch `e` is `permute(seed, e, i, N)`: a keyed
+permutation of 0..N-1 that needs no table. The state of the data is therefore one integer, the rows consumed.
+
+The permutation is a balanced Feistel network (Luby and Rackoff, 1988) on the smallest even number of bits that holds N, restricted
+to 0..N-1 by cycle walking (Black and Rogaway, 2002): a value that falls outside is encrypted again until it falls inside. The domain
+is less than four times N, so fewer than four encryptions are expected for each value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["MAX_ROWS", "permute", "rows_at"]
+
+MAX_ROWS = 1 << 40
+_ROUNDS = 6
+
+
+def permute(seed: int, epoch: int, indices: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
+    """The rows at `indices` (any shape, each in 0..num_rows-1) of one epoch's permutation of 0..num_rows-1.
+
+    Raises:
+        ValueError: `num_rows` is not in 1..2^40, or an index lies outside the epoch.
+    """
+    if not 1 <= num_rows <= MAX_ROWS:
+        raise ValueError(f"{num_rows} rows; between 1 and {MAX_ROWS} can be ordered")
+    if indices.size and not 0 <= indices.min() <= indices.max() < num_rows:
+        raise ValueError(f"indices from {indices.min()} to {indices.max()}; an epoch has 0 to {num_rows - 1}")
+    half_bits = np.uint64(max(1, ((num_rows - 1).bit_length() + 1) // 2))
+    keys = _round_keys(seed, epoch)
+    values = _encrypt(indices.astype(np.uint64), half_bits, keys)
+    while (outside := values >= np.uint64(num_rows)).any():
+        values[outside] = _encrypt(values[outside], half_bits, keys)
+    return values.astype(np.int64)
+
+
+def rows_at(seed: int, start: int, count: int, num_rows: int) -> NDArray[np.int64]:
+    """The rows at positions `start` to `start + count - 1` of a run, shape (count,); positions run on across epochs."""
+    positions = np.arange(start, start + count, dtype=np.int64)
+    epochs, indices = np.divmod(positions, num_rows)
+    rows = np.empty(count, dtype=np.int64)
+    for epoch in range(start // num_rows, (start + count - 1) // num_rows + 1):
+        here = epochs == epoch
+        rows[here] = permute(seed, epoch, indices[here], num_rows)
+    return rows
+
+
+def _round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:
+    digest = hashlib.blake2b(f"order/{seed}/{epoch}".encode(), digest_size=8 * _ROUNDS).digest()
+    return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
+
+
+def _encrypt(values: NDArray[np.uint64], half_bits: np.uint64, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    mask = (np.uint64(1) << half_bits) - np.uint64(1)
+    left, right = values >> half_bits, values & mask
+    for key in keys:
+        left, right = right, left ^ (_mix(right ^ key) & mask)
+    return (left << half_bits) | right
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The output function of SplitMix64 (Steele, Lea and Flood, 2014): every input bit reaches every output bit."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -1,0 +1,157 @@
+"""The run directory: one writer at a time, and `record.json`, which says what the run was made from.
+
+The part of the record called `identity` holds all that the bits of the run depend on. A run is continued only where it is the same.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from data_pipeline.manifest import Manifest
+
+from data_pipeline.errors import CheckpointError, ConfigError
+from data_pipeline.files import canonical_json, write_atomic
+from data_pipeline.settings import to_toml
+from trainer.config import TrainConfig
+from trainer.determinism import threads_per_rank
+from trainer.distributed import Group
+
+__all__ = ["check_identity", "complete_record", "identity_of", "locked_run", "open_record", "read_record"]
+
+_SETTINGS_THAT_CHANGE_BITS = ("model", "batch", "loss", "optim", "schedule", "seed", "precision", "reproducibility", "compile")
+
+
+@contextmanager
+def locked_run(run: Path) -> Iterator[None]:
+    """Keeps a second trainer out of a run directory; the kernel frees the lock when the process ends, however it ends.
+
+    Raises:
+        ConfigError: another process has it; the message names it.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / ".lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise ConfigError(
+                f"{run}: {file.read().strip() or 'another process'} is training here; wait for it or use another --run"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        yield
+
+
+def identity_of(config: TrainConfig, manifest: Manifest, decay_steps: int, group: Group) -> dict[str, Any]:
+    """All that the bits of a run depend on, flat: `{"optim.lr": 0.001, "data": "sha256:…", "world_size": 2, …}`."""
+    settings = config.model_dump(mode="json", include=set(_SETTINGS_THAT_CHANGE_BITS))
+    settings["schedule"]["decay_steps"] = decay_steps
+    return _flat(settings) | {
+        "data": manifest.root_digest,
+        "world_size": group.world_size,
+        "threads": threads_per_rank(config),
+        "device": torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+    }
+
+
+def check_identity(run: Path, identity: Mapping[str, Any], allow_changes: tuple[str, ...]) -> None:
+    """Compares a run's recorded identity with that of the command that wants to continue it.
+
+    Raises:
+        ConfigError: they differ; the message says in what, and how to go on.
+    """
+    recorded = read_record(run)["identity"]
+    changed = [name for name in sorted(recorded.keys() | identity.keys()) if recorded.get(name) != identity.get(name)]
+    if "data" in changed:
+        raise ConfigError(
+            f"{run}: this run was trained on the data {recorded.get('data')}, not on {identity.get('data')}; use another --run, or --data with "
+            "what it was trained on"
+        )
+    refused = [name for name in changed if name not in allow_changes]
+    if refused:
+        differences = ", ".join(f"{name} was {recorded.get(name)} and is {identity.get(name)}" for name in refused)
+        raise ConfigError(
+            f"{run}: it belongs to a run of another configuration: {differences}. Use another --run, the old values, or, to go on with "
+            f"other bits, --resume.allow_changes {' '.join(refused)}"
+        )
+
+
+def open_record(run: Path, config: TrainConfig, manifest: Manifest, identity: Mapping[str, Any]) -> None:
+    """Writes `config.toml`, the tokenizer and `record.json` of a run that begins or goes on."""
+    write_atomic(run / "config.toml", to_toml("train", config.model_dump(mode="json")).encode())
+    if not (run / "tokenizer").exists():
+        temporary = run / ".tokenizer.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.copytree(config.data / "tokenizer", temporary)
+        temporary.rename(run / "tokenizer")
+    record = {
+        "format": 1,
+        "status": "training",
+        "identity": dict(identity),
+        "data": {"root_digest": manifest.root_digest, "tokenizer_digest": manifest.tokenizer_digest},
+        "environment": _environment(),
+    }
+    write_atomic(run / "record.json", canonical_json(record))
+
+
+def complete_record(run: Path, *, status: str, step: int, weights_digest: str) -> None:
+    """Notes how the run ended."""
+    record = read_record(run) | {"status": status, "step": step, "weights": weights_digest}
+    write_atomic(run / "record.json", canonical_json(record))
+
+
+def read_record(run: Path) -> dict[str, Any]:
+    """The record of a run.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+    """
+    try:
+        record: dict[str, Any] = json.loads((run / "record.json").read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{run}: no record.json, so this is no run; name a directory that `trainer train --run` wrote"
+        ) from None
+    except ValueError as error:
+        raise CheckpointError(f"{run / 'record.json'}: not valid JSON ({error}); restore it from a copy") from None
+    return record
+
+
+def _environment() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "platform": platform.platform(),
+        "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
+        "image": os.environ.get("IMAGE_REVISION"),
+        "code": os.environ.get("CODE_REVISION") or _git_revision(),
+    }
+
+
+def _git_revision() -> str | None:
+    command = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat

@@ -1,0 +1,40 @@
+"""How far a run has come. Together with weights and optimizer it is all that a resume needs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+__all__ = ["Progress"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Counters of a run; the position in the data is `rows`, and nothing else."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    rows: int = 0
+    """Rows committed by those steps, over all ranks; rows that were only read ahead do not count."""
+    targets: int = 0
+    """Targets in those rows."""
+    seconds: float = 0.0
+    """Training time of rank 0, over all resumes."""
+    evaluated_step: int = -1
+    """Step of the last evaluation."""
+    saved_seconds: float = 0.0
+    """`seconds` at the last checkpoint."""
+    best_step: int | None = None
+    """Step of the lowest validation loss so far."""
+    best_val_loss: float | None = None
+    """That loss, in nats per target."""
+
+    def after_evaluation(self, val_loss: float) -> Progress:
+        """The counters once this step has been evaluated."""
+        better = self.best_val_loss is None or val_loss < self.best_val_loss
+        evaluated = replace(self, evaluated_step=self.step)
+        return replace(evaluated, best_step=self.step, best_val_loss=val_loss) if better else evaluated
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; floats survive JSON exactly."""
+        return asdict(self)
