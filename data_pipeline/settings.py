@@ -82,7 +82,9 @@ def load_settings(
     Raises:
         ConfigError: a name is unknown or a value not allowed; the message says where it was set and what would be.
     """
-    command_line = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    fields = setting_names(model)
+    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    command_line = {name: _none_word(fields[name], value) for name, value in given.items()}
     variables = _from_environment(model, environment)
     recipe = command_line.get("recipe", variables.get("recipe", model.model_fields["recipe"].default))
     layers = [_from_recipe(model, recipe), variables, _nested(command_line)]
@@ -137,14 +139,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"optim.lr": 1}` as `{"optim": {"lr": 1}}`; the word `none` stands for an unset value."""
+    """`{"optim.lr": 1}` as `{"optim": {"lr": 1}}`."""
     nested: dict[str, Any] = {}
     for name, value in flat.items():
         *sections, leaf = name.split(".")
         target = nested
         for section in sections:
             target = target.setdefault(section, {})
-        target[leaf] = None if value == "none" else value
+        target[leaf] = value
     return nested
 
 
@@ -165,7 +167,7 @@ def _from_environment(model: type[Settings], environment: Mapping[str, str]) -> 
         if variable not in known:
             raise ConfigError(f"environment: {variable} is no setting{_nearest(variable, list(known))}")
         name, field = known[variable]
-        flat[name] = _parse_list(variable, value) if _is_list(field) else value
+        flat[name] = _parse_list(variable, value) if _is_list(field) else _none_word(field, value)
     return _nested(flat)
 
 
@@ -174,6 +176,11 @@ def _parse_list(variable: str, value: str) -> Any:
         return json.loads(value)
     except json.JSONDecodeError:
         raise ConfigError(f'environment: {variable} = {value!r} is no JSON list; write for example ["a", "b"]') from None
+
+
+def _none_word(field: FieldInfo, value: Any) -> Any:
+    """The word `none` unsets a setting that may be unset; for any other it is a value like the rest."""
+    return None if value == "none" and type(None) in typing.get_args(field.annotation) else value
 
 
 def _is_list(field: FieldInfo) -> bool:

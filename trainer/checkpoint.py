@@ -131,8 +131,7 @@ class CheckpointStore:
             except CheckpointError as error:
                 _log.warning("%s; falling back to an earlier checkpoint", error)
                 damaged.append(str(error))
-                self.path(step).rename(self.directory / f".bad-{self.path(step).name}")
-                sync_directory(self.directory)
+                self._quarantine(step)
             else:
                 return step
         bad = [path.name for path in self.directory.glob(".bad-step-*")] if self.directory.is_dir() else []
@@ -142,6 +141,12 @@ class CheckpointStore:
                 "under another --run"
             )
         return None
+
+    def _quarantine(self, step: int) -> None:
+        name = self.path(step).name
+        earlier = len(list(self.directory.glob(f".bad-{name}*")))
+        self.path(step).rename(self.directory / f".bad-{name}{f'-{earlier}' if earlier else ''}")
+        sync_directory(self.directory)
 
     def retain(self, keep: Iterable[int]) -> None:
         """Deletes all checkpoints but those of the steps in `keep`; the newest one stays in any case."""

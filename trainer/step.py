@@ -74,7 +74,7 @@ def wrap_for_training(model: Decoder, config: TrainConfig, group: Group, row_len
     if group.world_size == 1:
         return module
     device_ids = [group.device] if group.device.type == "cuda" else None
-    module = DistributedDataParallel(module, device_ids=device_ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+    module = DistributedDataParallel(module, device_ids=device_ids, gradient_as_bucket_view=True)
     empty = torch.zeros(config.batch.micro, row_length, dtype=torch.int64)
     batch = MicroBatch(empty, empty.int(), empty, torch.full_like(empty, IGNORE)).to(group.device)
     with autocast(config, group.device):

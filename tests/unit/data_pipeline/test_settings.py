@@ -20,6 +20,7 @@ class Config(Settings):
     recipe: str | None = Field(None, description="recipe")
     data: Path = Field(description="data")
     sources: tuple[str, ...] = Field((), description="sources")
+    saving: Literal["none", "full"] = Field("full", description="saving")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="precision")
     every: int | None = Field(None, ge=1, description="every")
     optim: Optim = Field(Optim(), description="optimizer")
@@ -53,6 +54,11 @@ def test_the_recipe_can_be_named_in_the_environment(recipe: Path) -> None:
 def test_none_unsets_a_value(recipe: Path) -> None:
     assert load(f"--data x --recipe {recipe} --every none").every is None
     assert load(f"--data x --recipe {recipe}", DEMO_EVERY="none").every is None
+
+
+def test_none_is_a_plain_word_where_it_is_among_the_choices() -> None:
+    assert load("--data x --saving none").saving == "none"
+    assert load(DEMO_SAVING="none").saving == "none"
 
 
 def test_an_empty_variable_is_as_good_as_none() -> None:

@@ -60,6 +60,14 @@ def test_a_damaged_file_is_named_and_the_previous_checkpoint_used(store: Checkpo
     assert (store.directory / ".bad-step-00000030").is_dir()
 
 
+def test_the_same_step_can_be_damaged_twice(store: CheckpointStore) -> None:
+    for _ in range(2):
+        (store.path(30) / "state.json").unlink()
+        assert store.newest_verified() == 20
+        store.save(checkpoint(30))
+    assert len(list(store.directory.glob(".bad-step-00000030*"))) == 2
+
+
 def test_when_all_are_damaged_nothing_starts_anew(store: CheckpointStore) -> None:
     for step in store.steps():
         (store.path(step) / "state.json").write_text("{}")

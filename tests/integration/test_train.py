@@ -1,0 +1,318 @@
+"""Whole trainings on small prepared data: they learn, they end, they go on, and they refuse what does not fit."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from data_pipeline.errors import CheckpointError, ConfigError, ExitCode, GuardError, PreparedDataError, StoppedBySignal
+from tests.support.prepared import write_prepared
+from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_config, wait_for_step
+from trainer import loop
+from trainer.checkpoint import CheckpointStore
+from trainer.inspect_run import evaluate_run, load_checkpoint
+from trainer.loop import train
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_prepared(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    run = tmp_path_factory.mktemp("runs") / "uninterrupted"
+    return run, train(tiny_config(data, run))
+
+
+def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the process get SIGTERM while it makes the given step."""
+    original = loop.train_step
+
+    def stepping(*args: object, **kwargs: object) -> object:
+        seen.append(1)
+        if len(seen) == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+            kwargs["stop_requested"] = True
+        return original(*args, **kwargs)  # type: ignore[arg-type]
+
+    seen: list[int] = []
+    monkeypatch.setattr(loop, "train_step", stepping)
+
+
+def test_training_lowers_the_validation_loss_and_leaves_a_complete_run(uninterrupted: tuple[Path, str]) -> None:
+    run, result = uninterrupted
+    evaluations = metrics(run, "eval")
+    assert [event["step"] for event in evaluations] == [0, 4, 8, 12]
+    assert evaluations[-1]["val_loss"] < evaluations[0]["val_loss"] - 0.5
+    assert [step for step, _ in losses(run)] == list(range(1, 13))
+    assert result.startswith("weights sha256:")
+    assert result.endswith("steps 12")
+    record = json.loads((run / "record.json").read_text())
+    assert (record["status"], record["step"]) == ("finished", 12)
+    assert record["weights"] in result
+    assert {"config.toml", "tokenizer", "tensorboard", "metrics.jsonl", "heartbeat"} <= {path.name for path in run.iterdir()}
+
+
+def test_the_same_run_again_gives_the_same_bits(data: Path, tmp_path: Path, uninterrupted: tuple[Path, str]) -> None:
+    run, result = uninterrupted
+    assert train(tiny_config(data, tmp_path / "again")) == result
+    assert losses(tmp_path / "again") == losses(run)
+
+
+def test_another_seed_gives_another_run(data: Path, tmp_path: Path, uninterrupted: tuple[Path, str]) -> None:
+    assert train(tiny_config(data, tmp_path / "other", seed=2)) != uninterrupted[1]
+
+
+@pytest.mark.parametrize("stops", [[1], [4], [5, 9, 12], [3, 6, 7, 8, 11]])
+def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(
+    data: Path, tmp_path: Path, uninterrupted: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, stops: list[int]
+) -> None:
+    run, done = tmp_path / "stopped", 0
+    for stop in stops:
+        with monkeypatch.context() as patch:
+            stop_after(stop - done, patch)
+            with pytest.raises(StoppedBySignal, match=f"saved step {stop}"):
+                train(tiny_config(data, run))
+        done = stop
+    assert train(tiny_config(data, run)) == uninterrupted[1]
+    assert losses(run) == losses(uninterrupted[0])
+    assert [(event["step"], event["val_loss_hex"]) for event in metrics(run, "eval")] == [
+        (event["step"], event["val_loss_hex"]) for event in metrics(uninterrupted[0], "eval")
+    ]
+
+
+def test_a_run_killed_without_warning_repeats_only_what_was_not_saved(
+    data: Path, tmp_path: Path, uninterrupted: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "killed"
+    original, steps = loop.train_step, []
+
+    def stepping(*args: object, **kwargs: object) -> object:
+        steps.append(1)
+        if len(steps) == 8:
+            raise KeyboardInterrupt  # as abrupt as it gets within one process: nothing is saved, nothing is tidied
+        return original(*args, **kwargs)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "train_step", stepping)
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny_config(data, run))
+    assert CheckpointStore(run / "checkpoints").steps()[-1] == 5
+    assert train(tiny_config(data, run)) == uninterrupted[1]
+    assert losses(run) == losses(uninterrupted[0])
+
+
+def test_a_finished_run_is_not_trained_again(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_config(data, tmp_path / "finished")
+    result = train(config)
+    monkeypatch.setattr(loop, "train_step", lambda *_args, **_kwargs: pytest.fail("a step was made"))
+    assert train(config) == result
+
+
+def test_accumulation_does_not_change_the_mathematics(data: Path, tmp_path: Path) -> None:
+    """Rows have different numbers of targets, so a mean of the micro-batches' means would differ."""
+    runs = []
+    for micro in (1, 2, 8):
+        run = tmp_path / f"micro-{micro}"
+        train(tiny_config(data, run, batch={"global_rows": 8, "micro": micro}, limits={"steps": 6}))
+        runs.append([event["loss"] for event in metrics(run, "train")])
+    assert runs[1] == pytest.approx(runs[0], rel=1e-5)
+    assert runs[2] == pytest.approx(runs[0], rel=1e-5)
+
+
+def test_accumulation_is_over_targets_not_over_micro_batches(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows that the test above can fail: with another normalisation the losses differ by more than it allows."""
+    train(tiny_config(data, tmp_path / "right", limits={"steps": 3}))
+    monkeypatch.setattr(
+        "trainer.step.cross_entropy_sum",
+        lambda logits, targets, _: (
+            torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100) * 60
+        ),
+    )
+    train(tiny_config(data, tmp_path / "wrong", limits={"steps": 3}))
+    right, wrong = ([event["loss"] for event in metrics(tmp_path / name, "train")] for name in ("right", "wrong"))
+    assert wrong != pytest.approx(right, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"steps": None, "epochs": 1.5}, {"steps": None, "tokens": 1500}, {"steps": 50, "minutes": 1e-9}]
+)
+def test_the_first_limit_ends_the_run(data: Path, tmp_path: Path, limits: dict[str, float | None]) -> None:
+    run = tmp_path / "limited"
+    train(tiny_config(data, run, limits=limits))
+    last = metrics(run, "train")[-1]
+    expected = {
+        "epochs": 12,
+        "tokens": next(e["step"] for e in metrics(run, "train") if e["tokens"] >= 1500) if "tokens" in limits else 0,
+    }
+    assert last["step"] == (expected["epochs"] if "epochs" in limits else expected["tokens"] if "tokens" in limits else 1)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_reduced_precision_learns_too_and_resumes_exactly(
+    data: Path, tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = train(tiny_config(data, tmp_path / "whole", precision=precision))
+    with monkeypatch.context() as patch:
+        stop_after(6, patch)
+        with pytest.raises(StoppedBySignal):
+            train(tiny_config(data, tmp_path / "stopped", precision=precision))
+    assert train(tiny_config(data, tmp_path / "stopped", precision=precision)) == result
+    evaluations = metrics(tmp_path / "whole", "eval")
+    assert evaluations[-1]["val_loss"] < evaluations[0]["val_loss"] - 0.3
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_before_it_is_used(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = loop.set_learning_rate
+
+    def poison(optimizer: torch.optim.Optimizer, rate: float) -> None:
+        original(optimizer, rate)
+        if rate == pytest.approx(3e-3, rel=1e-3):
+            with torch.no_grad():
+                optimizer.param_groups[0]["params"][0][0] = float("nan")
+
+    monkeypatch.setattr(loop, "set_learning_rate", poison)
+    with pytest.raises(GuardError, match="gradient norm nan; the update was not made"):
+        train(tiny_config(data, tmp_path / "poisoned", checkpoint={"every_steps": 1}))
+    newest = load_checkpoint(tmp_path / "poisoned", "latest")
+    assert all(torch.isfinite(tensor).all() for tensor in newest.model.values())
+
+
+def test_two_ranks_train_stop_together_and_resume_exactly(data: Path, tmp_path: Path) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    long = {"limits": {"steps": 400}, "eval": {"every_steps": 200}, "checkpoint": {"every_steps": 150}}
+    exit_file = tmp_path / "exit"
+    assert start_ranks(tiny_config(data, whole, **long), 2).wait(timeout=240) == 0
+
+    process = start_ranks(tiny_config(data, stopped, **long), 2, TRAINER_EXIT_FILE=str(exit_file))
+    wait_for_step(stopped, 20)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) != 0
+    assert exit_file.read_text() == f"{int(ExitCode.STOPPED)}\n"
+    saved = CheckpointStore(stopped / "checkpoints").newest_verified()
+    assert saved is not None
+    assert saved == metrics(stopped, "train")[-1]["step"] < 400
+
+    assert start_ranks(tiny_config(data, stopped, **long), 2).wait(timeout=240) == 0
+    assert losses(stopped) == losses(whole)
+    first_line = whole.with_suffix(".log").read_text()
+    assert first_line.count("weights sha256:") == 1
+    assert first_line.splitlines()[-1].split()[:2] == stopped.with_suffix(".log").read_text().splitlines()[-1].split()[:2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"model": {"context": 16}}, ConfigError, "have 32 tokens, but model.context = 16; raise model.context, or prepare with"),
+        (
+            {"schedule": {"warmup_steps": 12}},
+            ConfigError,
+            "schedule.warmup_steps = 12, but the learning rate is to reach its floor at step 12",
+        ),
+        ({"data": Path("/nowhere")}, PreparedDataError, "/nowhere/manifest.json"),
+        ({"device": "cuda"}, ConfigError, "device = cuda, but torch sees no GPU"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_before_anything_is_written(
+    data: Path, tmp_path: Path, changes: dict[str, object], error: type[Exception], message: str
+) -> None:
+    if changes.get("device") == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(error, match=message):
+        train(tiny_config(data, tmp_path / "run", **changes))
+    assert not (tmp_path / "run" / "record.json").exists()
+
+
+def test_a_run_of_another_configuration_is_refused_with_the_way_to_go_on(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(tiny_config(data, run, limits={"steps": 5}))
+    changed = {"optim": {"lr": 1e-3}, "limits": {"steps": 12}}
+    with pytest.raises(ConfigError, match=r"optim.lr was 0.003 and is 0.001. .*--resume.allow_changes optim.lr"):
+        train(tiny_config(data, run, **changed))
+    assert train(tiny_config(data, run, **changed, resume={"allow_changes": ["optim.lr"]})).endswith("steps 12")
+
+
+def test_data_of_another_digest_is_refused_whatever_is_allowed(data: Path, tmp_path: Path) -> None:
+    train(tiny_config(data, tmp_path / "run", limits={"steps": 5}))
+    other = write_prepared(tmp_path / "other", seed=1)
+    with pytest.raises(ConfigError, match="was trained on the data sha256:"):
+        train(tiny_config(other, tmp_path / "run", resume={"allow_changes": ["data"]}))
+
+
+def test_a_changed_byte_in_a_shard_is_named(tmp_path: Path) -> None:
+    data = write_prepared(tmp_path / "data")
+    shard = data / "train" / "b-00000.arrow"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 4
+    shard.write_bytes(content)
+    with pytest.raises(PreparedDataError, match=r"train/b-00000\.arrow"):
+        train(tiny_config(data, tmp_path / "run"))
+
+
+def test_a_second_trainer_is_kept_out(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start_ranks(tiny_config(data, run, limits={"steps": 100_000}, eval={"every_steps": 50_000}), 1)
+    try:
+        wait_for_step(run, 1)
+        with pytest.raises(ConfigError, match="process .* is training here"):
+            train(tiny_config(data, run))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
+
+
+def test_damaged_checkpoints_are_stepped_over_but_never_all_of_them(
+    data: Path, tmp_path: Path, uninterrupted: tuple[Path, str]
+) -> None:
+    run = tmp_path / "run"
+    config = tiny_config(data, run, checkpoint={"every_steps": 5, "keep_last": 3})
+    train(config)
+    store = CheckpointStore(run / "checkpoints")
+    (store.path(12) / "model.safetensors").write_bytes(b"")
+    assert train(config) == uninterrupted[1]
+    for step in store.steps():
+        (store.path(step) / "state.json").unlink()
+    with pytest.raises(CheckpointError, match="no intact checkpoint"):
+        train(config)
+
+
+def test_evaluate_repeats_the_last_validation_exactly(uninterrupted: tuple[Path, str]) -> None:
+    run, _ = uninterrupted
+    result = json.loads(evaluate_run(run, "latest", as_json=True))
+    assert result["val_loss"] == metrics(run, "eval")[-1]["val_loss"]
+    assert json.loads(evaluate_run(run, "best", as_json=True))["val_loss"] == min(
+        event["val_loss"] for event in metrics(run, "eval")
+    )
+
+
+def test_commands_answer_mistakes_in_one_line_with_the_documented_exit_code(
+    tmp_path: Path, uninterrupted: tuple[Path, str]
+) -> None:
+    run, _ = uninterrupted
+    for words, code, message in (
+        (("trainer", "evaluate", str(tmp_path)), ExitCode.CHECKPOINT, "no config.toml"),
+        (("trainer", "generate", str(run), "--checkpoint", "7"), ExitCode.CHECKPOINT, "no checkpoint of step 7; there are:"),
+        (("trainer", "generate", str(run), "--temperature", "-1"), ExitCode.CONFIG, "--temperature is at least 0"),
+        (("trainer", "train", "--data", str(tmp_path), "--run", "r", "--limits.steps", "1"), ExitCode.DATA, "manifest.json"),
+        (("trainer", "trian"), ExitCode.CONFIG, "the commands are train"),
+        (("trainer", "generate"), ExitCode.CONFIG, "no run is named"),
+    ):
+        outcome = run_command(*words)
+        assert outcome.returncode == code, outcome.stderr
+        assert message in outcome.stderr
+        assert len(outcome.stderr.strip().splitlines()) == 1
+
+
+def test_generate_continues_a_prompt_the_same_way_for_the_same_seed(uninterrupted: tuple[Path, str]) -> None:
+    words = ("trainer", "generate", str(uninterrupted[0]), "--prompt", "the cat", "--max_tokens", "12", "--seed", "4")
+    first, again = run_command(*words), run_command(*words)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith("the cat")
+    assert len(first.stdout) > len("the cat\n")
+    assert first.stdout == again.stdout

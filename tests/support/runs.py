@@ -1,0 +1,90 @@
+"""Starts trainings for tests, in this process or as torchrun would start them, and reads what they wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from trainer.config import TrainConfig
+
+__all__ = ["ROOT", "losses", "metrics", "run_command", "start_ranks", "tiny_config", "wait_for_step"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def tiny_config(data: Path, run: Path, /, **changes: Any) -> TrainConfig:
+    """A model of two narrow layers on rows of 32 tokens, 12 steps of 8 rows; about a second. Sections can be changed key by key."""
+    settings: dict[str, Any] = {
+        "data": data,
+        "run": run,
+        "threads": 1,
+        "device": "cpu",
+        "model": {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "context": 32},
+        "batch": {"global_rows": 8, "micro": 2},
+        "optim": {"lr": 3e-3},
+        "schedule": {"warmup_steps": 3, "decay_steps": 12},
+        "limits": {"steps": 12},
+        "eval": {"every_steps": 4, "sample_tokens": 4},
+        "checkpoint": {"every_steps": 5},
+    }
+    for name, value in changes.items():
+        settings[name] = settings.get(name, {}) | value if isinstance(value, dict) else value
+    return TrainConfig(**settings)
+
+
+def arguments(config: TrainConfig) -> list[str]:
+    """The command line that gives this configuration."""
+    flat: dict[str, Any] = {}
+    for name, value in config.model_dump(mode="json").items():
+        flat |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
+    return [word for name, value in flat.items() if value not in (None, [], "") for word in (f"--{name}", str(value).lower())]
+
+
+def start_ranks(config: TrainConfig, num_ranks: int, **environment: str) -> subprocess.Popen[str]:
+    """Starts `train` under torchrun; output goes to `<run>.log` beside the run."""
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", "-m", "--"),
+        *("trainer", "train", *arguments(config)),
+    ]
+    with config.run.with_suffix(".log").open("a") as log:
+        return subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        )
+
+
+def run_command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs `python -m <words>` to its end, with its output captured."""
+    command = [sys.executable, "-m", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300, env=os.environ | environment)
+
+
+def metrics(run: Path, event: str) -> list[dict[str, Any]]:
+    """The events of one kind in a run's metrics, in the order in which they stand in the file."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [parsed for line in lines if (parsed := json.loads(line))["event"] == event]
+
+
+def losses(run: Path) -> list[tuple[int, str]]:
+    """Step and exact loss of every training step."""
+    return [(event["step"], event["loss_hex"]) for event in metrics(run, "train")]
+
+
+def wait_for_step(run: Path, step: int, timeout_s: float = 120) -> None:
+    """Returns once the metrics of a run have reached a step."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        path = run / "metrics.jsonl"
+        if path.exists() and any(f'"event": "train", "step": {step},' in line for line in path.read_text().splitlines()):
+            return
+        time.sleep(0.02)
+    raise TimeoutError(f"{run} did not reach step {step} in {timeout_s} s; see {run.with_suffix('.log')}")
