@@ -7,6 +7,7 @@
     │   └── PreparedDataError  prepare again: the manifest or a shard is missing or damaged
     ├── CheckpointError    4   choose another checkpoint or run: this one is missing, damaged or belongs to another run
     ├── GuardError         5   look at the run: training stopped itself because its numbers went bad
+    ├── WorkerError       71   give more memory or use fewer workers: a worker process was killed
     ├── StorageError      74   make room or give access: a file could not be written or read
     └── StoppedBySignal   75   nothing: run the same command again to go on
 
@@ -30,6 +31,7 @@ __all__ = [
     "SourceError",
     "StorageError",
     "StoppedBySignal",
+    "WorkerError",
     "exit_code_of",
     "run_command",
 ]
@@ -44,6 +46,7 @@ class ExitCode(IntEnum):
     DATA = 3
     CHECKPOINT = 4
     GUARD = 5
+    WORKER = 71
     STORAGE = 74
     STOPPED = 75
     INTERRUPTED = 130
@@ -87,6 +90,12 @@ class GuardError(ProjectError):
     exit_code = ExitCode.GUARD
 
 
+class WorkerError(ProjectError):
+    """A worker process was killed, most likely by the system for lack of memory."""
+
+    exit_code = ExitCode.WORKER
+
+
 class StorageError(ProjectError):
     """A file could not be written or read: no space, no permission, or a failing device."""
 
@@ -109,11 +118,15 @@ def exit_code_of(error: BaseException) -> ExitCode:
 
 
 def run_command(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> ExitCode:
-    """Runs `main(arguments)`; an error that users can act on becomes one line on stderr, any other keeps its traceback."""
+    """Runs `main(arguments)`; an error that users can act on becomes one line on stderr, any other keeps its traceback.
+
+    An error without a message is one that another process of the same command reports.
+    """
     try:
         main(arguments)
     except (ProjectError, OSError, KeyboardInterrupt) as error:
-        message = str(error) or type(error).__name__
-        print(f"{'stopped' if isinstance(error, StoppedBySignal) else 'error'}: {message}", file=sys.stderr)  # noqa: T201
+        message = str(error) or ("" if isinstance(error, ProjectError) else type(error).__name__)
+        if message:
+            print(f"{'stopped' if isinstance(error, StoppedBySignal) else 'error'}: {message}", file=sys.stderr)  # noqa: T201
         return exit_code_of(error)
     return ExitCode.DONE

@@ -108,7 +108,7 @@ def _run_directory(options: argparse.Namespace) -> Path:
 
 
 def _report_exit(code: ExitCode) -> None:
-    """Leaves the exit code where the launcher finds it; torchrun turns every failure into 1. The first rank that fails is the one to tell."""
+    """Leaves the exit code where the launcher finds it, as torchrun makes 1 of any; the first rank that ends says its own."""
     path = os.environ.get("TRAINER_EXIT_FILE")
     if path and not (Path(path).exists() and Path(path).stat().st_size):
         Path(path).write_text(f"{int(code)}\n")

@@ -5,8 +5,8 @@
                               optimizer.safetensors  moments by `<weight>/<kind>`
                               state.json             counters and whatever else is plain data
 
-A directory gets its name by a rename after all of it is on the device, so what has that name is whole. It is verified all the same before it is
-used, because storage can change afterwards.
+A directory gets its name by a rename after all of it is on the device, so what has that name is whole. It is verified all
+the same before it is used, because storage can change afterwards.
 """
 
 from __future__ import annotations
@@ -137,7 +137,8 @@ class CheckpointStore:
         bad = [path.name for path in self.directory.glob(".bad-step-*")] if self.directory.is_dir() else []
         if damaged or bad:
             raise CheckpointError(
-                f"{self.directory}: no intact checkpoint is left (damaged: {', '.join(sorted(bad))}); restore one from a copy, or start anew "
+                f"{self.directory}: no intact checkpoint is left (damaged: {', '.join(sorted(bad))}); "
+                "restore one from a copy, or start anew "
                 "under another --run"
             )
         return None

@@ -87,7 +87,8 @@ class BatchConfig(Section):
         if self.global_rows % self.micro:
             near = max(self.micro, round(self.global_rows / self.micro) * self.micro)
             raise ValueError(
-                f"batch.global_rows = {self.global_rows} is no multiple of batch.micro = {self.micro}; {near} would be, or choose another micro"
+                f"batch.global_rows = {self.global_rows} is no multiple of batch.micro = {self.micro}; "
+                f"{near} would be, or choose another micro"
             )
         return self
 
@@ -199,7 +200,8 @@ class TrainConfig(Settings):
         limits = self.limits
         if limits.steps is None and limits.epochs is None and limits.tokens is None:
             raise ValueError(
-                "no end is set; give limits.steps, limits.epochs or limits.tokens (limits.minutes may come on top; alone it would leave "
+                "no end is set; give limits.steps, limits.epochs or limits.tokens (limits.minutes may "
+                "come on top; alone it would leave "
                 "the learning rate without a length)"
             )
         return self

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,10 +24,10 @@ _LET_GO_S = 0.1
 
 
 class RemoteError(ProjectError):
-    """Rank 0 failed; the other ranks end with it, and with its exit code."""
+    """Rank 0 failed and says why; the other ranks end with it, silently and with its exit code."""
 
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
+    def __init__(self, code: int) -> None:
+        super().__init__("")
         self.exit_code = ExitCode(code)
 
 
@@ -59,22 +58,20 @@ class Group:
         """
         if self.world_size == 1:
             return action()
-        outcome: list[tuple[_ValueT | None, BaseException | None, tuple[str, int] | None]] = [(None, None, None)]
-        failure: BaseException | None = None
-        if self.is_main:
-            try:
-                outcome = [(action(), None, None)]
-            except Exception as error:
-                failure = error
-                summary = str(error) if isinstance(error, (ProjectError, OSError)) else traceback.format_exc()
-                outcome = [(None, None, (summary, int(exit_code_of(error))))]
-        dist.broadcast_object_list(outcome, src=0)
-        if failure is not None:
-            raise failure
-        value, _, remote = outcome[0]
-        if remote is not None:
-            raise RemoteError(*remote)
-        return value  # type: ignore[return-value]  # None only where the action returned it
+        if not self.is_main:
+            received: list[tuple[_ValueT, int]] = [None]  # type: ignore[list-item]  # filled by the broadcast
+            dist.broadcast_object_list(received, src=0)
+            value, code = received[0]
+            if code:
+                raise RemoteError(code)
+            return value
+        try:
+            value = action()
+        except Exception as error:
+            dist.broadcast_object_list([(None, int(exit_code_of(error)))], src=0)
+            raise
+        dist.broadcast_object_list([(value, 0)], src=0)
+        return value
 
 
 @contextmanager
@@ -96,8 +93,9 @@ def joined_group(device: str) -> Iterator[Group]:
         yield Group(rank, world_size, local_rank, chosen)
     finally:
         if world_size > 1:
-            # Gloo's thread needs the interpreter's lock to let go of the last collective's tensors. DDP's reducer, when it is destroyed,
-            # waits for that thread with the lock held: about one stop in three hung for ever (torch 2.13.0, two ranks, November 2026).
+            # Gloo's thread needs the interpreter's lock to let go of the last collective's tensors. DDP's reducer, when it
+            # is destroyed, waits for that thread with the lock held: about one stop in three hung for ever (torch 2.13.0,
+            # two ranks, November 2026).
             time.sleep(_LET_GO_S)
             dist.destroy_process_group()
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from data_pipeline.shards import Rows
 
+from data_pipeline.shards import Rows
 from trainer.config import TrainConfig
 from trainer.distributed import Group
 from trainer.loader import micro_batch, share_of_rank
@@ -38,8 +38,8 @@ class Evaluation:
 def evaluate(model: Decoder, rows: Rows, config: TrainConfig, group: Group) -> Evaluation:
     """The mean loss over the validation rows, weighted by targets.
 
-    Each rank computes a run of the batches and fills in the sums of its rows; every sum is then present on every rank and they are added in
-    one order.
+    Each rank computes a run of the batches and fills in the sums of its rows; every sum is then present on every rank and
+    they are added in one order.
     """
     num_rows = min(len(rows), config.eval.max_rows or len(rows))
     size = config.batch.micro

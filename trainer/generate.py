@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from data_pipeline.tokenizer import Tokenizer
 from torch import Tensor
 
+from data_pipeline.tokenizer import Tokenizer
 from trainer.model import Decoder
 
 __all__ = ["Sampling", "generate", "generate_tokens", "sample_token"]
@@ -48,7 +48,7 @@ def sample_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generato
 
 @torch.no_grad()
 def generate_tokens(model: Decoder, prompt: list[int], vocab_size: int, stop: int, sampling: Sampling) -> Iterator[int]:
-    """Yields the tokens that continue `prompt` until `stop` or the limit; beyond the model's context the oldest tokens are forgotten."""
+    """Yields the tokens that continue `prompt` until `stop` or the limit; the model sees as many as fit its context."""
     device = model.lm_head.weight.device
     generator = torch.Generator().manual_seed(sampling.seed)
     tokens = list(prompt)

@@ -8,11 +8,10 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from data_pipeline.errors import CheckpointError
 from data_pipeline.manifest import read_manifest
 from data_pipeline.shards import Rows
 from data_pipeline.tokenizer import load_tokenizer
-
-from data_pipeline.errors import CheckpointError
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import TrainConfig
 from trainer.determinism import configure_determinism

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from data_pipeline.shards import RowBatch, Rows
 from numpy.typing import NDArray
 from torch import Tensor
 
+from data_pipeline.shards import RowBatch, Rows
 from trainer.config import BatchConfig
 from trainer.distributed import Group
 from trainer.loss import IGNORE

@@ -36,7 +36,8 @@ def train(config: TrainConfig) -> str:
         status = "stopped" if stopped else "finished"
         session.group.on_main(lambda: complete_record(config.run, status=status, step=progress.step, weights_digest=digest))
         if stopped:
-            raise StoppedBySignal(f"saved step {progress.step} in {config.run}; run the same command again to go on")
+            message = f"saved step {progress.step} in {config.run}; run the same command again to go on"
+            raise StoppedBySignal(message if session.group.is_main else "")
         return f"weights {digest} steps {progress.step}"
 
 
@@ -89,7 +90,7 @@ def evaluation_due(session: Session, progress: Progress) -> bool:
 
 
 def save_due(session: Session, progress: Progress) -> bool:
-    """True every so many steps or minutes, at a new best and on the last step, unless the state is as it was saved or as it was resumed."""
+    """True every so many steps or minutes, at a new best and on the last step, unless the state is saved already."""
     if progress.step in (0, session.resumed.step) and not session.plan.finished(progress):
         return False
     settings = session.config.checkpoint

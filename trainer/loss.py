@@ -17,8 +17,9 @@ IGNORE = -100
 def cross_entropy_sum(logits_BLV: Tensor, targets_BL: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Sum of `-log softmax(logits)[target]` over all targets, a fp32 scalar, in nats.
 
-    The sum, not the mean: the caller divides by the targets of the whole global batch, so that the result does not depend on how the batch
-    is cut. With label smoothing s, the target has probability 1-s and s is spread evenly over the vocabulary (Szegedy et al., 2016).
+    The sum, not the mean: the caller divides by the targets of the whole global batch, so that the result does not depend
+    on how the batch is cut. With label smoothing s, the target has probability 1-s and s is spread evenly over the
+    vocabulary (Szegedy et al., 2016).
     """
     return functional.cross_entropy(
         logits_BLV.flatten(0, 1).float(),

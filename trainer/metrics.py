@@ -202,7 +202,8 @@ class TerminalSink:
             of_total = f"/{metrics.last_step}" if metrics.last_step else ""
             self._line(
                 f"step {metrics.step}{of_total}  loss {metrics.loss:.4f}  grad norm {metrics.grad_norm:.3f}  "
-                f"lr {metrics.learning_rate:.2e}  {metrics.tokens_per_s / 1e3:.1f}k tok/s  loader wait {metrics.loader_wait_s * 1e3:.1f} ms"
+                f"lr {metrics.learning_rate:.2e}  {metrics.tokens_per_s / 1e3:.1f}k tok/s  loader wait "
+                f"{metrics.loader_wait_s * 1e3:.1f} ms"
             )
 
     def evaluation(self, step: int, evaluation: Evaluation) -> None:

@@ -151,8 +151,8 @@ def rotate(x_BNLH: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 def build_model(config: ModelConfig, vocab_size: int, seed: int) -> Decoder:
     """A decoder with fresh weights, the same for the same seed wherever it is built (CPU, fp32).
 
-    Matrices are normal with `init_std`; those that write to the residual stream are scaled by 1/sqrt(2 layers), so that its variance does
-    not grow with depth (Radford et al., 2019). Norm weights are one.
+    Matrices are normal with `init_std`; those that write to the residual stream are scaled by 1/sqrt(2 layers), so that its
+    variance does not grow with depth (Radford et al., 2019). Norm weights are one.
     """
     model = Decoder(config, vocab_size)
     generator = torch.Generator().manual_seed(seed)

@@ -3,9 +3,9 @@
 Position `p` of a run belongs to epoch `p // N`, and the row at index `i = p % N` of epoch `e` is `permute(seed, e, i, N)`: a keyed
 permutation of 0..N-1 that needs no table. The state of the data is therefore one integer, the rows consumed.
 
-The permutation is a balanced Feistel network (Luby and Rackoff, 1988) on the smallest even number of bits that holds N, restricted
-to 0..N-1 by cycle walking (Black and Rogaway, 2002): a value that falls outside is encrypted again until it falls inside. The domain
-is less than four times N, so fewer than four encryptions are expected for each value.
+The permutation is a balanced Feistel network (Luby and Rackoff, 1988) on the smallest even number of bits that holds N,
+restricted to 0..N-1 by cycle walking (Black and Rogaway, 2002): a value that falls outside is encrypted again until it
+falls inside. The domain is less than four times N, so fewer than four encryptions are expected for each value.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from data_pipeline.manifest import Manifest
 
 from data_pipeline.errors import CheckpointError, ConfigError
 from data_pipeline.files import canonical_json, write_atomic
+from data_pipeline.manifest import Manifest
 from data_pipeline.settings import to_toml
 from trainer.config import TrainConfig
 from trainer.determinism import threads_per_rank
@@ -77,14 +77,16 @@ def check_identity(run: Path, identity: Mapping[str, Any], allow_changes: tuple[
     changed = [name for name in sorted(recorded.keys() | identity.keys()) if recorded.get(name) != identity.get(name)]
     if "data" in changed:
         raise ConfigError(
-            f"{run}: this run was trained on the data {recorded.get('data')}, not on {identity.get('data')}; use another --run, or --data with "
+            f"{run}: this run was trained on the data {recorded.get('data')}, not on "
+            f"{identity.get('data')}; use another --run, or --data with "
             "what it was trained on"
         )
     refused = [name for name in changed if name not in allow_changes]
     if refused:
         differences = ", ".join(f"{name} was {recorded.get(name)} and is {identity.get(name)}" for name in refused)
         raise ConfigError(
-            f"{run}: it belongs to a run of another configuration: {differences}. Use another --run, the old values, or, to go on with "
+            f"{run}: it belongs to a run of another configuration: {differences}. Use another --run, the "
+            "old values, or, to go on with "
             f"other bits, --resume.allow_changes {' '.join(refused)}"
         )
 

@@ -13,8 +13,8 @@ def learning_rate_factor(config: ScheduleConfig, decay_steps: int, step: int) ->
     """The share of the peak learning rate that the update from `step` to `step + 1` uses, in (0, 1].
 
     Linear warm-up reaches 1 at step `warmup_steps`; then the factor falls to `floor` at `decay_steps`, as half a cosine
-    (Loshchilov and Hutter, 2017) or a straight line, and stays there. The first update is at 1/(warmup_steps + 1), not at 0, where it would
-    do nothing.
+    (Loshchilov and Hutter, 2017) or a straight line, and stays there. The first update is at 1/(warmup_steps + 1), not at
+    0, where it would do nothing.
     """
     if step < config.warmup_steps:
         return (step + 1) / (config.warmup_steps + 1)

@@ -10,12 +10,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from data_pipeline.manifest import Manifest, read_manifest
-from data_pipeline.shards import Rows
-from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from torch import nn
 
 from data_pipeline.errors import ConfigError, PreparedDataError
+from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.shards import Rows
+from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import TrainConfig
 from trainer.determinism import configure_determinism
@@ -171,7 +171,8 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
 def plan_run(config: TrainConfig, manifest: Manifest, num_rows: int) -> Plan:
     """The end of the run in every unit, and the length of the learning-rate schedule.
 
-    A limit in tokens becomes steps through the mean number of targets in a row, for the schedule only; the run itself ends by its count.
+    A limit in tokens becomes steps through the mean number of targets in a row, for the schedule only; the run itself ends
+    by its count.
     """
     limits, batch_rows = config.limits, config.batch.global_rows
     epoch_rows = None if limits.epochs is None else math.ceil(limits.epochs * num_rows)
@@ -182,7 +183,8 @@ def plan_run(config: TrainConfig, manifest: Manifest, num_rows: int) -> Plan:
     decay_steps = config.schedule.decay_steps or min(certain + estimated)
     if config.schedule.kind != "constant" and config.schedule.warmup_steps >= decay_steps:
         raise ConfigError(
-            f"schedule.warmup_steps = {config.schedule.warmup_steps}, but the learning rate is to reach its floor at step {decay_steps}; "
+            f"schedule.warmup_steps = {config.schedule.warmup_steps}, but the learning rate is to reach "
+            f"its floor at step {decay_steps}; "
             "warm up for fewer steps, train longer, or set schedule.decay_steps"
         )
     return Plan(
@@ -206,7 +208,8 @@ def weights_digest(model: nn.Module) -> str:
 def _check_fit(config: TrainConfig, manifest: Manifest, train_rows: int, val_rows: int, group: Group) -> None:
     if manifest.row_length > config.model.context:
         raise ConfigError(
-            f"the rows in {config.data} have {manifest.row_length} tokens, but model.context = {config.model.context}; raise model.context, or "
+            f"the rows in {config.data} have {manifest.row_length} tokens, but model.context = "
+            f"{config.model.context}; raise model.context, or "
             f"prepare with --row_length {config.model.context}"
         )
     for split, num_rows in (("train", train_rows), ("val", val_rows)):
@@ -214,8 +217,10 @@ def _check_fit(config: TrainConfig, manifest: Manifest, train_rows: int, val_row
             raise PreparedDataError(f"{config.data}: no {split} rows; prepare from more text")
     if config.batch.micro_batches < group.world_size:
         raise ConfigError(
-            f"batch.global_rows = {config.batch.global_rows} and batch.micro = {config.batch.micro} make {config.batch.micro_batches} "
-            f"micro-batches, too few for {group.world_size} ranks; use batch.micro = {max(1, config.batch.global_rows // group.world_size)} or "
+            f"batch.global_rows = {config.batch.global_rows} and batch.micro = {config.batch.micro} make "
+            f"{config.batch.micro_batches} "
+            f"micro-batches, too few for {group.world_size} ranks; use batch.micro = "
+            f"{max(1, config.batch.global_rows // group.world_size)} or "
             "less, or more rows"
         )
 

@@ -65,8 +65,9 @@ def make_scaler(config: TrainConfig, device: torch.device) -> torch.amp.GradScal
 def wrap_for_training(model: Decoder, config: TrainConfig, group: Group, row_length: int) -> nn.Module:
     """The model with its loss, compiled if wanted, under DDP if there are several ranks.
 
-    DDP regroups its gradient buckets after the first backward pass, and with three or more ranks another grouping is another order of
-    addition. One pass over an empty batch here makes the first step of a fresh run and of a resumed one use the same grouping.
+    DDP regroups its gradient buckets after the first backward pass, and with three or more ranks another grouping is
+    another order of addition. One pass over an empty batch here makes the first step of a fresh run and of a resumed one
+    use the same grouping.
     """
     module: nn.Module = LossModule(model, config.loss.label_smoothing)
     if config.compile == "on" or (config.compile == "auto" and group.device.type == "cuda"):
@@ -97,8 +98,8 @@ def train_step(
 ) -> StepResult:
     """Updates the weights by one global batch.
 
-    The loss of every micro-batch is a sum, divided by the targets of the whole global batch before backward, so that the gradient is
-    that of the mean however the batch is cut.
+    The loss of every micro-batch is a sum, divided by the targets of the whole global batch before backward, so that the
+    gradient is that of the mean however the batch is cut.
 
     Raises:
         GuardError: the gradient is not finite, in fp32 or bf16; the weights are as they were before the step.
@@ -124,8 +125,10 @@ def train_step(
     result = StepResult(total / max(1, batch.num_targets), grad_norm.item(), int(votes), agreed_seconds)
     if not math.isfinite(result.grad_norm) and not scaler.is_enabled():
         raise GuardError(
-            f"rows {batch.start} to {batch.start + len(batch.rows) - 1}: loss {result.loss}, gradient norm {result.grad_norm}; the update was "
-            "not made. Lower optim.lr, use precision fp32 or bf16, or look at these rows; the last checkpoint is from before this step"
+            f"rows {batch.start} to {batch.start + len(batch.rows) - 1}: loss {result.loss}, gradient norm "
+            f"{result.grad_norm}; the update was "
+            "not made. Lower optim.lr, use precision fp32 or bf16, or look at these rows; the last "
+            "checkpoint is from before this step"
         )
     scaler.step(optimizer)
     scaler.update()

@@ -186,7 +186,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_it_is_used(
 
 def test_two_ranks_train_stop_together_and_resume_exactly(data: Path, tmp_path: Path) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    long = {"limits": {"steps": 400}, "eval": {"every_steps": 200}, "checkpoint": {"every_steps": 150}}
+    long = {"limits": {"steps": 200}, "eval": {"every_steps": 100}, "checkpoint": {"every_steps": 75}}
     exit_file = tmp_path / "exit"
     assert start_ranks(tiny_config(data, whole, **long), 2).wait(timeout=240) == 0
 
@@ -197,7 +197,7 @@ def test_two_ranks_train_stop_together_and_resume_exactly(data: Path, tmp_path: 
     assert exit_file.read_text() == f"{int(ExitCode.STOPPED)}\n"
     saved = CheckpointStore(stopped / "checkpoints").newest_verified()
     assert saved is not None
-    assert saved == metrics(stopped, "train")[-1]["step"] < 400
+    assert saved == metrics(stopped, "train")[-1]["step"] < 200
 
     assert start_ranks(tiny_config(data, stopped, **long), 2).wait(timeout=240) == 0
     assert losses(stopped) == losses(whole)
@@ -241,7 +241,7 @@ def test_a_run_of_another_configuration_is_refused_with_the_way_to_go_on(data: P
 def test_data_of_another_digest_is_refused_whatever_is_allowed(data: Path, tmp_path: Path) -> None:
     train(tiny_config(data, tmp_path / "run", limits={"steps": 5}))
     other = write_prepared(tmp_path / "other", seed=1)
-    with pytest.raises(ConfigError, match="was trained on the data sha256:"):
+    with pytest.raises(ConfigError, match=r"was trained on the data sha256:"):
         train(tiny_config(other, tmp_path / "run", resume={"allow_changes": ["data"]}))
 
 
@@ -260,7 +260,7 @@ def test_a_second_trainer_is_kept_out(data: Path, tmp_path: Path) -> None:
     process = start_ranks(tiny_config(data, run, limits={"steps": 100_000}, eval={"every_steps": 50_000}), 1)
     try:
         wait_for_step(run, 1)
-        with pytest.raises(ConfigError, match="process .* is training here"):
+        with pytest.raises(ConfigError, match=r"process .* is training here"):
             train(tiny_config(data, run))
     finally:
         process.send_signal(signal.SIGTERM)
@@ -316,3 +316,15 @@ def test_generate_continues_a_prompt_the_same_way_for_the_same_seed(uninterrupte
     assert first.stdout.startswith("the cat")
     assert len(first.stdout) > len("the cat\n")
     assert first.stdout == again.stdout
+
+
+def test_an_error_of_rank_0_is_told_once_and_ends_every_rank_with_its_code(data: Path, tmp_path: Path) -> None:
+    run, exit_file = tmp_path / "run", tmp_path / "exit"
+    run.mkdir()
+    (run / "checkpoints").write_text("in the way")  # rank 0 alone writes checkpoints, and cannot
+    process = start_ranks(tiny_config(data, run), 2, TRAINER_EXIT_FILE=str(exit_file))
+    assert process.wait(timeout=120) != 0
+    assert exit_file.read_text() == f"{int(ExitCode.STORAGE)}\n"
+    log = run.with_suffix(".log").read_text()
+    assert log.count("error: ") == 1
+    assert "checkpoints" in log

@@ -78,7 +78,7 @@ def test_the_shares_of_the_ranks_are_consecutive_complete_and_even(micro_batches
 def test_all_ranks_together_read_the_order_exactly(world_size: int) -> None:
     config = BatchConfig(global_rows=12, micro=2)
     by_rank = [rows_of_rank(31, config, group(rank, world_size), start=24, count=5) for rank in range(world_size)]
-    together = [sum((ranks[number] for ranks in by_rank), []) for number in range(5)]
+    together = [[row for ranks in by_rank for row in ranks[number]] for number in range(5)]
     assert together == rows_at(5, 24, 60, 31).reshape(5, 12).tolist()
 
 
