@@ -117,16 +117,23 @@ def exit_code_of(error: BaseException) -> ExitCode:
     return ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else ExitCode.CRASHED
 
 
-def run_command(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> ExitCode:
+def run_command(
+    main: Callable[[Sequence[str]], None], arguments: Sequence[str], announce: Callable[[str, ExitCode], None] | None = None
+) -> ExitCode:
     """Runs `main(arguments)`; an error that users can act on becomes one line on stderr, any other keeps its traceback.
 
-    An error without a message is one that another process of the same command reports.
+    An error without a message is one that another process of the same command reports. `announce` replaces the printing.
     """
     try:
         main(arguments)
     except (ProjectError, OSError, KeyboardInterrupt) as error:
+        code = exit_code_of(error)
         message = str(error) or ("" if isinstance(error, ProjectError) else type(error).__name__)
         if message:
-            print(f"{'stopped' if isinstance(error, StoppedBySignal) else 'error'}: {message}", file=sys.stderr)  # noqa: T201
-        return exit_code_of(error)
+            (announce or _print)(f"{'stopped' if code == ExitCode.STOPPED else 'error'}: {message}", code)
+        return code
     return ExitCode.DONE
+
+
+def _print(line: str, _code: ExitCode) -> None:
+    print(line, file=sys.stderr)  # noqa: T201

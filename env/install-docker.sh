@@ -26,17 +26,14 @@ engine_version() {
         dockerd --version 2>/dev/null | sed -nE 's/^Docker version ([0-9.]+).*/\1/p'
 }
 compose_version() { docker compose version --short 2>/dev/null | sed 's/^v//'; }
+ours() { # the process id of the engine that --start started, while it runs
+    local pid
+    pid=$(cat $pidfile 2>/dev/null) && [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = dockerd ] && echo "$pid"
+}
 complete() {
     local engine compose
     engine=$(engine_version) && compose=$(compose_version) && [ -n "$engine" ] && [ -n "$compose" ] &&
         at_least $engine_floor "$engine" && at_least $compose_floor "$compose" && docker buildx version >/dev/null 2>&1
-}
-
-# The mirror that this machine already uses for its own release.
-mirror() {
-    # shellcheck disable=SC2016
-    apt-get indextargets --no-release-info --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
-        awk -v release="$1" '$2 == release && $3 == "main" { print $1; exit }'
 }
 
 install_packages() {
@@ -45,8 +42,7 @@ install_packages() {
     [ "${ID:-}" = debian ] || fail "no engine >= $engine_floor with Compose >= $compose_floor and buildx was found, and this script" \
         "installs on Debian only (found: ${PRETTY_NAME:-unknown}). Install Docker as its makers describe for this system."
     local uri state keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-    uri=$(mirror "$VERSION_CODENAME")
-    [ -n "$uri" ] || fail "apt has no source for '$VERSION_CODENAME main' to take the mirror's address from; see /etc/apt/sources.list"
+    uri=$("$(dirname "$0")/apt-mirror" "$VERSION_CODENAME")
 
     state=$(mktemp -d)
     # shellcheck disable=SC2064
@@ -77,6 +73,7 @@ start() {
     if [ -d /run/systemd/system ]; then
         as_root systemctl start docker
     else
+        [ -n "$(ours)" ] || as_root rm -f $pidfile # left behind by an engine that was killed; its number may be another process's now
         # Own session, so that the engine outlives this shell; --stop finds it by the file.
         # shellcheck disable=SC2016
         as_root setsid sh -c 'dockerd --pidfile "$1" >"$2" 2>&1 </dev/null &' sh $pidfile $log
@@ -90,12 +87,11 @@ start() {
 }
 
 stop() {
-    [ -s $pidfile ] || { say "no engine was started by this script"; return; }
     local pid
-    pid=$(cat $pidfile)
-    as_root kill "$pid" 2>/dev/null || true
+    pid=$(ours) || { say "no engine that this script started is running"; return; }
+    as_root kill "$pid"
     for _ in $(seq 60); do
-        as_root kill -0 "$pid" 2>/dev/null || { as_root rm -f $pidfile; say "engine stopped"; return; }
+        [ -n "$(ours)" ] || { say "engine stopped"; return; }
         sleep 1
     done
     fail "dockerd (process $pid) is still running 60 s after SIGTERM"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import sys
 from collections.abc import Sequence
@@ -107,14 +108,20 @@ def _run_directory(options: argparse.Namespace) -> Path:
     return Path(run)
 
 
-def _report_exit(code: ExitCode) -> None:
-    """Leaves the exit code where the launcher finds it, as torchrun makes 1 of any; the first rank that ends says its own."""
-    path = os.environ.get("TRAINER_EXIT_FILE")
-    if path and not (Path(path).exists() and Path(path).stat().st_size):
-        Path(path).write_text(f"{int(code)}\n")
+def _announce(line: str, code: ExitCode) -> None:
+    """Prints an error once for all ranks of this node, and leaves its code where the launcher finds it.
+
+    torchrun makes 1 of every exit code, so `entrypoints/train` names a file; the first rank that fails fills it and speaks.
+    """
+    if path := os.environ.get("TRAINER_EXIT_FILE"):
+        with Path(path).open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            if file.read():
+                return
+            file.write(f"{int(code)}\n")
+    print(line, file=sys.stderr)
 
 
 if __name__ == "__main__":
-    status = run_command(main, sys.argv[1:])
-    _report_exit(status)
-    sys.exit(status)
+    sys.exit(run_command(main, sys.argv[1:], _announce))

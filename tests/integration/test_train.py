@@ -318,6 +318,13 @@ def test_generate_continues_a_prompt_the_same_way_for_the_same_seed(uninterrupte
     assert first.stdout == again.stdout
 
 
+def test_an_error_that_all_ranks_meet_is_told_once(data: Path, tmp_path: Path) -> None:
+    config = tiny_config(data, tmp_path / "run", model={"context": 16})
+    assert start_ranks(config, 2, TRAINER_EXIT_FILE=str(tmp_path / "exit")).wait(timeout=120) != 0
+    assert (tmp_path / "exit").read_text() == f"{int(ExitCode.CONFIG)}\n"
+    assert config.run.with_suffix(".log").read_text().count("error: ") == 1
+
+
 def test_an_error_of_rank_0_is_told_once_and_ends_every_rank_with_its_code(data: Path, tmp_path: Path) -> None:
     run, exit_file = tmp_path / "run", tmp_path / "exit"
     run.mkdir()

@@ -1,0 +1,64 @@
+# One image for all three services. BASE_IMAGE brings Python, PyTorch, CUDA, cuDNN and NCCL; everything else comes from the lock.
+#   make image                       builds trainer:local on the base that .env names (`make up` writes it)
+#   drivers older than 580           BASE_IMAGE=pytorch/pytorch:2.13.0-cuda12.6-cudnn9-runtime@sha256:6acf597eeb8e376a96580dde4952f37cc017fef732bb40bfc73f28f25e3f64b4
+#                                    (and CUDA_VERSION=12.6 in env/versions.env; see docs/containers.md)
+#   no registry within reach         make base, then BASE_IMAGE=trainer-base:2.13.0-cuda13.0
+ARG BASE_IMAGE=pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime@sha256:db80a41f8428644cebcb3d75b0b62df334ab6c0e75785951eb25f48bfbd42407
+
+# The base's Python is externally managed, so a venv on top of it holds what we add and sees the base's torch.
+FROM ${BASE_IMAGE} AS venv
+RUN python3 -m venv --system-site-packages --without-pip /opt/venv
+COPY env/requirements-image.lock /tmp/requirements-image.lock
+RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
+    if [ -s /run/secrets/ca_bundle ]; then export PIP_CERT=/run/secrets/ca_bundle; fi \
+ && if [ -s /run/secrets/pip_conf ]; then export PIP_CONFIG_FILE=/run/secrets/pip_conf; fi \
+ && python3 -m pip --python /opt/venv/bin/python install --quiet --no-cache-dir --disable-pip-version-check \
+        --root-user-action=ignore --no-deps --require-hashes -r /tmp/requirements-image.lock
+
+# Bytecode is made here once: the services run on a read-only root. It is trusted without a look at the sources' dates.
+FROM ${BASE_IMAGE} AS app
+WORKDIR /app
+COPY env env
+COPY entrypoints entrypoints
+COPY data_pipeline data_pipeline
+COPY trainer trainer
+RUN python3 -m compileall -q --invalidation-mode unchecked-hash data_pipeline trainer env
+
+FROM ${BASE_IMAGE}
+ENV LANG=C.UTF-8 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/app \
+    PATH=/app/entrypoints:/opt/venv/bin:$PATH
+
+# g++ and Python's headers: torch.compile builds C++ on CPU and a launcher for each Triton kernel on GPU, and the runtime base has gcc
+# alone. Ubuntu's image already has a user 1000. The home is open to all, because it is a tmpfs in the services: runc gives a tmpfs the mode of the folder that it covers, and RUN_UID may be anyone.
+RUN apt-get update \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends g++ python3-dev \
+ && apt-get clean && rm -rf /var/lib/apt/lists/* \
+ && if old=$(getent passwd 1000 | cut -d: -f1) && [ -n "$old" ]; then userdel --remove "$old" 2>/dev/null || userdel "$old"; fi \
+ && if ! getent group 1000 >/dev/null; then groupadd --gid 1000 trainer; fi \
+ && useradd --uid 1000 --gid 1000 --create-home --shell /bin/bash trainer \
+ && chmod 1777 /home/trainer \
+ && install -d -o 1000 -g 1000 /workspace && install -d -o 1000 -g 1000 -m 1777 /cache && install -d /text
+
+# Everything that libraries want to write goes to a tmpfs (home) or a volume (cache). /cache also has to allow execution, for the
+# kernels that torch.compile builds. USER is set because a user id without an entry in /etc/passwd has no name to look up.
+ENV HOME=/home/trainer USER=trainer XDG_CACHE_HOME=/cache TORCHINDUCTOR_CACHE_DIR=/cache/inductor TRITON_CACHE_DIR=/cache/triton \
+    CUDA_CACHE_PATH=/cache/cuda MPLCONFIGDIR=/cache/matplotlib
+
+COPY --from=venv /opt/venv /opt/venv
+COPY env/versions.env env/check_versions.py /app/env/
+RUN /opt/venv/bin/python /app/env/check_versions.py
+COPY --from=app /app /app
+
+WORKDIR /app
+USER 1000:1000
+ENTRYPOINT ["train"]
+
+# Last, because it changes with every commit.
+ARG REVISION=unknown
+ARG BASE_IMAGE
+ENV CODE_REVISION=${REVISION} IMAGE_REVISION="${REVISION} on ${BASE_IMAGE}"
+LABEL org.opencontainers.image.title="trainer" \
+      org.opencontainers.image.description="Reproducible training of language models: data preparation, training and TensorBoard" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="${BASE_IMAGE}" \
+      org.opencontainers.image.revision="${REVISION}"

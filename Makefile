@@ -1,0 +1,49 @@
+# Every target is one short line of an executable that also works by itself. `make` alone prints this list.
+SHELL := bash
+.DEFAULT_GOAL := help
+.PHONY: help demo up down image base smoke test lint compose-env lock
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## the whole job once: text in, trained model out; in containers, or without an engine natively (DEMO=native|docker)
+	@env/demo
+
+up: ## look at this machine, write .env once, then docker compose up (ARGS=-d: in the background)
+	@env/up $(ARGS)
+
+down: ## stop and remove the services; the volume with data and runs stays
+	@docker compose down
+
+image: ## build the image on the base that .env names (made by looking at the machine, as make up does)
+	@env/up --env
+
+base: ## build the stand-in base image, for machines without a registry
+	@env/base/build
+
+smoke: .venv/dev ## test the image and all three services on a real engine
+	@.venv/bin/python -m pytest tests/containers -m containers
+
+test: .venv/dev ## all tests that need no engine
+	@.venv/bin/python -m pytest
+
+lint: .venv/dev ## style, types, directions of import, shell scripts
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports
+	@if command -v shellcheck >/dev/null; then \
+		grep -rlIE '^#!.*\bbash' entrypoints env .ci | xargs shellcheck -x -e SC1091; \
+	else echo "lint: shellcheck is not installed, so the shell scripts were not checked (Debian: apt-get install shellcheck)"; fi
+
+compose-env: .venv/dev ## write the settings of both packages into docker-compose.yml
+	@.venv/bin/python env/compose_env.py
+
+lock: ## resolve env/requirements*.in again and write every lock
+	@python3 -m venv .venv-lock
+	@.venv-lock/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r env/requirements-tools.lock
+	@.venv-lock/bin/python env/lock.py
+
+.PHONY: .venv/dev
+.venv/dev:
+	@env/make-venv .venv dev

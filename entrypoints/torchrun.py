@@ -1,0 +1,44 @@
+"""torchrun without its own tracebacks: the ranks have already said what was wrong, and a stop on request is no error.
+
+Takes torchrun's arguments and PET_* variables, and like it returns 0 or 1. A rank that died in an unforeseen way (killed, crashed)
+is still reported in full.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import get_args_parser, run
+
+EXPLAINED_BY_THE_RANK = {2, 3, 4, 5, 75}  # the trainer's documented exit codes
+# What torchrun logs about a rank that ended and about a signal that it passes on: said better by the report and the entrypoint.
+SAID_ELSEWHERE = ("failed (exitcode", "Sending process", "Received ")
+
+__all__ = ["launch"]
+
+
+def launch() -> int:
+    """Runs torchrun; the exit code of this process."""
+    for name in ("multiprocessing.api", "agent.server.api"):
+        logging.getLogger(f"torch.distributed.elastic.{name}").addFilter(
+            lambda record: not record.getMessage().startswith(SAID_ELSEWHERE)
+        )
+    parser = get_args_parser()
+    parser.allow_abbrev = False  # else the trainer's own --run is refused as short for torchrun's --run-path
+    try:
+        run(parser.parse_args())
+    except SignalException:
+        return 1
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        if failure.exitcode not in EXPLAINED_BY_THE_RANK:
+            sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(launch())

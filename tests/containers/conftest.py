@@ -1,0 +1,60 @@
+"""A real engine, the image and running services for the tests marked `containers`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.containers.services import IMAGE, PROJECT, ROOT, Services
+
+# What a developer may have set for runs of their own.
+OWN_VARIABLES = ("PREP_", "TRAIN_", "COMPOSE_", "RUN_", "WORKSPACE", "TEXT_DIR", "RECIPE", "TENSORBOARD_", "CPU_RANKS")
+
+
+@pytest.fixture(scope="session")
+def engine() -> None:
+    try:
+        answer = subprocess.run(["docker", "info", "--format", "{{.ServerVersion}}"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("docker is not installed; env/install-docker.sh --start")
+    if answer.returncode:
+        pytest.skip(f"no Docker engine answers (env/install-docker.sh --start): {answer.stderr.strip().splitlines()[-1:]}")
+
+
+@pytest.fixture(scope="session")
+def services(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    """The services on a volume of their own, with the image built from this tree by the same script as `make up`."""
+    folder = tmp_path_factory.mktemp("services")
+    (folder / "text").mkdir()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(OWN_VARIABLES)}
+    variables = {
+        **inherited,
+        "COMPOSE_PROJECT_NAME": PROJECT,
+        "IMAGE": IMAGE,
+        "RECIPE": "smoke",
+        "CPU_RANKS": "2",
+        "TENSORBOARD_PORT": str(port),
+        "TEXT_DIR": str(folder / "text"),
+    }
+    env_file = folder / "env"
+    made = subprocess.run(
+        [ROOT / "env/up", "--env"],
+        env={**variables, "ENV_FILE": str(env_file)},
+        capture_output=True,
+        text=True,
+        timeout=1500,
+        check=False,
+    )
+    if made.returncode:
+        pytest.fail(f"env/up --env: exit code {made.returncode}\n{made.stdout[-4000:]}\n{made.stderr[-4000:]}")
+    result = Services(env_file, variables)
+    result.compose("down", "--volumes", "--remove-orphans")
+    yield result
+    result.compose("down", "--volumes", "--remove-orphans", timeout_s=200)

@@ -1,0 +1,170 @@
+"""The entrypoints as scripts, with a stand-in for Python that shows what it was given; no engine is needed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = ROOT / "entrypoints/train"
+
+SLURM = {"SLURM_JOB_NODELIST": "gpu[03-04,09]", "SLURM_NNODES": "3", "SLURM_NODEID": "1"}
+SKYPILOT = {
+    "SKYPILOT_NUM_NODES": "2",
+    "SKYPILOT_NODE_RANK": "1",
+    "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5",
+    "SKYPILOT_NUM_GPUS_PER_NODE": "8",
+}
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Path:
+    """A program in the place of Python: prints its arguments and variables, then runs $STAND_IN_DOES."""
+    path = tmp_path / "python"
+    path.write_text(
+        "#!/usr/bin/env bash\n"
+        'echo "arguments: $*"\n'
+        "env | grep -E '^(PET_|OMP_NUM_THREADS=|TRAINER_EXIT_FILE=)' || true\n"
+        'eval "${STAND_IN_DOES:-}"\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+def environment(stand_in: Path, **variables: str) -> dict[str, str]:
+    own = ("PET_", "SLURM_", "SKYPILOT_", "TRAIN", "PREP_", "OMP_", "CPU_RANKS")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    return {**kept, "PYTHON": str(stand_in), **variables}
+
+
+def run(stand_in: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=environment(stand_in, **variables), capture_output=True, text=True, timeout=60, check=False)
+
+
+def variables_of(stand_in: Path, **variables: str) -> dict[str, str]:
+    output = run(stand_in, str(TRAIN), **variables).stdout
+    return dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
+
+
+def test_train_starts_torchrun_with_the_trainers_options(stand_in: Path) -> None:
+    for arguments in ((), ("train",), ("--limits.steps", "5"), ("train", "--limits.steps", "5")):
+        result = run(stand_in, str(TRAIN), *arguments)
+        options = [argument for argument in arguments if argument != "train"]
+        expected = " ".join([f"{ROOT}/entrypoints/torchrun.py -m trainer train", *options])
+        assert result.stdout.splitlines()[0] == f"arguments: {expected}"
+
+
+def test_train_runs_other_commands_of_the_trainer_in_one_process(stand_in: Path) -> None:
+    result = run(stand_in, str(TRAIN), "generate", "--prompt", "two words")
+    assert result.stdout.splitlines()[0] == "arguments: -m trainer generate --prompt two words"
+    assert run(stand_in, str(TRAIN), "--help").stdout.splitlines()[0] == "arguments: -m trainer train --help"
+
+
+def test_train_runs_anything_else_as_it_stands(stand_in: Path) -> None:
+    assert run(stand_in, str(TRAIN), "echo", "a  b").stdout == "a  b\n"
+
+
+def test_data_prep_prepares_unless_told_otherwise(stand_in: Path) -> None:
+    data_prep = str(ROOT / "entrypoints/data-prep")
+    assert run(stand_in, data_prep).stdout.startswith("arguments: -m data_pipeline prepare\n")
+    assert run(stand_in, data_prep, "--workers", "2").stdout.startswith("arguments: -m data_pipeline prepare --workers 2\n")
+    assert run(stand_in, data_prep, "inspect", "/d").stdout.startswith("arguments: -m data_pipeline inspect /d\n")
+    assert run(stand_in, data_prep, "echo", "hello").stdout == "hello\n"
+
+
+def test_one_machine_needs_no_setting(stand_in: Path) -> None:
+    found = variables_of(stand_in, CPU_RANKS="2")
+    assert found["PET_NPROC_PER_NODE"] == "2"
+    assert int(found["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 2)
+    assert "PET_NNODES" not in found
+    assert int(found["PET_SHUTDOWN_TIMEOUT"]) == 60
+
+
+def test_slurm_is_translated(stand_in: Path) -> None:
+    found = variables_of(stand_in, **SLURM)
+    assert (found["PET_NNODES"], found["PET_NODE_RANK"], found["PET_MASTER_ADDR"]) == ("3", "1", "gpu03")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("a", "a"), ("a,b", "a"), ("n[1-2],m7", "n1"), ("n[07,09]-ib", "n07-ib"), ("rack1-node[001-128]", "rack1-node001")],
+)
+def test_the_first_host_of_slurms_list_is_the_master(stand_in: Path, nodes: str, first: str) -> None:
+    assert variables_of(stand_in, **{**SLURM, "SLURM_JOB_NODELIST": nodes})["PET_MASTER_ADDR"] == first
+
+
+def test_skypilot_is_translated(stand_in: Path) -> None:
+    found = variables_of(stand_in, **SKYPILOT)
+    assert (found["PET_NNODES"], found["PET_NODE_RANK"], found["PET_MASTER_ADDR"]) == ("2", "1", "10.0.0.4")
+    assert found["PET_NPROC_PER_NODE"] == "8"
+
+
+@pytest.mark.parametrize("launcher", [{}, SLURM, SKYPILOT], ids=["none", "slurm", "skypilot"])
+def test_a_variable_of_torchrun_that_is_set_is_never_changed(stand_in: Path, launcher: dict[str, str]) -> None:
+    own = {
+        "PET_NNODES": "5",
+        "PET_NODE_RANK": "4",
+        "PET_MASTER_ADDR": "kubeflow-0",
+        "PET_NPROC_PER_NODE": "3",
+        "PET_SHUTDOWN_TIMEOUT": "9",
+        "OMP_NUM_THREADS": "7",
+    }
+    found = variables_of(stand_in, **launcher, **own)
+    assert {name: found[name] for name in own} == own
+
+
+def test_the_exit_code_is_the_trainers_where_it_named_one(stand_in: Path) -> None:
+    assert run(stand_in, str(TRAIN), STAND_IN_DOES="echo 3 >$TRAINER_EXIT_FILE; exit 1").returncode == 3
+    assert run(stand_in, str(TRAIN), STAND_IN_DOES="exit 1").returncode == 1
+    assert run(stand_in, str(TRAIN), STAND_IN_DOES="echo 75 >$TRAINER_EXIT_FILE; exit 0").returncode == 0
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_reaches_torchrun_once_and_its_save_is_waited_for(stand_in: Path, tmp_path: Path, sent: signal.Signals) -> None:
+    log = tmp_path / "log"
+    saving = f"trap 'echo got >>{log}; sleep 1; echo saved >>{log}; echo 75 >$TRAINER_EXIT_FILE; exit 1' TERM; echo up >>{log}; "
+    variables = environment(stand_in, STAND_IN_DOES=saving + "while :; do sleep 0.1; done")
+    with subprocess.Popen([TRAIN], env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 30
+        while not log.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(sent)
+        time.sleep(0.3)
+        process.send_signal(sent)
+        assert process.wait(timeout=30) == 75
+    assert log.read_text().split() == ["up", "got", "saved"]
+
+
+def test_torchrun_does_not_outlive_a_killed_entrypoint(stand_in: Path, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    variables = environment(stand_in, STAND_IN_DOES=f"echo $$ >{pid_file}; while :; do sleep 0.1; done")
+    with subprocess.Popen([TRAIN], env=variables, stdout=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 30
+        while not (pid_file.exists() and pid_file.read_text().strip()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.kill()
+    pid = int(pid_file.read_text())
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text():
+            return
+        time.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    pytest.fail("torchrun is still running 10 s after its entrypoint was killed")
+
+
+def test_health_is_the_age_of_the_newest_heartbeat(stand_in: Path, tmp_path: Path) -> None:
+    check = str(ROOT / "entrypoints/healthcheck")
+    missing = run(stand_in, check, TRAIN_RUN=str(tmp_path))
+    assert (missing.returncode, missing.stdout) == (1, f"no heartbeat in {tmp_path}/heartbeat yet\n")
+    (tmp_path / "heartbeat").mkdir()
+    for rank, age_s in ((0, 5), (1, 500)):
+        beat = tmp_path / f"heartbeat/rank-{rank}"
+        beat.touch()
+        os.utime(beat, (time.time() - age_s,) * 2)
+    assert run(stand_in, check, TRAIN_RUN=str(tmp_path)).returncode == 0
+    assert run(stand_in, check, TRAIN_RUN=str(tmp_path), HEARTBEAT_MAX_AGE_S="3").returncode == 1

@@ -1,0 +1,95 @@
+"""What is in the image, and what a container of it may do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from tests.containers.services import IMAGE, ROOT, Services
+
+pytestmark = pytest.mark.containers
+
+PROBE = """
+import json, os, pathlib
+
+def writable(folder):
+    try:
+        path = pathlib.Path(folder, "probe"); path.touch(); path.unlink(); return True
+    except OSError:
+        return False
+
+status = dict(line.split(":\\t", 1) for line in open("/proc/self/status").read().splitlines() if ":\\t" in line)
+print(json.dumps({
+    "uid": os.getuid(), "gid": os.getgid(),
+    "capabilities": [status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")],
+    "no_new_privs": status["NoNewPrivs"],
+    "writable": [folder for folder in ("/", "/app", "/app/trainer", "/opt/venv", "/etc", "/usr", "/text", "/workspace", "/tmp",
+                                       os.environ["HOME"], "/cache") if writable(folder)],
+    "socket": pathlib.Path("/var/run/docker.sock").exists(),
+}))
+"""
+
+COMPILE = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8))
+x = torch.randn(16, 64)
+compiled = torch.compile(model)
+loss = compiled(x).square().mean()
+loss.backward()
+torch.testing.assert_close(compiled(x), model(x))
+print("compiled:", torch._dynamo.utils.counters["stats"]["unique_graphs"])
+"""
+
+
+def docker(*arguments: str) -> str:
+    return subprocess.run(["docker", *arguments], check=True, capture_output=True, text=True, timeout=120).stdout
+
+
+@pytest.mark.usefixtures("services")
+def test_the_image_holds_the_expected_versions() -> None:
+    printed = dict(line.split("=") for line in docker("run", "--rm", "--network", "none", IMAGE, "versions").split())
+    lines = (ROOT / "env/versions.env").read_text().splitlines()
+    expected = dict(line.split("=") for line in lines if line and not line.startswith("#"))
+    assert printed.items() >= expected.items()
+    assert expected["TORCH_VERSION"] == "2.13.0"
+    assert expected["CUDA_VERSION"] == "13.0"
+
+
+@pytest.mark.usefixtures("services")
+def test_the_image_says_what_it_was_made_from_and_holds_no_secret() -> None:
+    (image,) = json.loads(docker("image", "inspect", IMAGE))
+    assert image["Config"]["User"] == "1000:1000"
+    assert image["Config"]["Labels"]["org.opencontainers.image.revision"]
+    history = docker("image", "history", "--no-trunc", "--format", "{{.CreatedBy}}", IMAGE)
+    assert "-----BEGIN" not in history
+    assert docker("run", "--rm", "--network", "none", IMAGE, "bash", "-c", "ls -A /run/secrets 2>/dev/null || true") == ""
+
+
+@pytest.mark.parametrize(
+    ("service", "volume"),
+    [("data-prep", ["/workspace"]), ("train", ["/workspace"]), ("tensorboard", [])],
+    ids=["data-prep", "train", "tensorboard"],
+)
+def test_a_service_has_no_privileges_and_writes_only_where_it_should(services: Services, service: str, volume: list[str]) -> None:
+    found = json.loads(services.python(service, PROBE))
+    assert (found["uid"], found["gid"]) == (1000, 1000)
+    assert set(found["capabilities"]) == {"0000000000000000"}
+    assert found["no_new_privs"] == "1"
+    cache = [] if service == "tensorboard" else ["/cache"]
+    assert found["writable"] == [*volume, "/tmp", "/home/trainer", *cache]
+    assert not found["socket"]
+
+
+def test_torch_compile_works_on_cpu_in_the_train_service(services: Services) -> None:
+    assert services.python("train", COMPILE) == "compiled: 1\n"
+
+
+def test_a_change_of_code_rebuilds_one_small_layer(services: Services) -> None:
+    sizes = docker("image", "history", "--format", "{{.Size}} {{.CreatedBy}}", IMAGE).splitlines()
+    (application,) = [line for line in sizes if "COPY /app /app" in line]
+    newest_first = [line.split()[0] for line in sizes[: sizes.index(application) + 1]]
+    assert all(size.endswith(("kB", "MB")) or size == "0B" for size in newest_first), newest_first
+    assert services.compose("run", "--rm", "--no-deps", "-T", "train", "python", "-c", "print('here')").stdout == "here\n"

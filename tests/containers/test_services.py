@@ -1,0 +1,172 @@
+"""The three services on a real engine, in the order in which a user meets them; recipe `smoke`, two ranks, no GPU."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.containers.services import ROOT, Services, eventually
+
+pytestmark = pytest.mark.containers
+
+FILES = """
+import hashlib, json, pathlib
+files = {}
+for path in sorted(pathlib.Path("/workspace").rglob("*")):
+    if path.is_file() and "heartbeat" not in path.parts and "tensorboard" not in path.parts:
+        files[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
+print(json.dumps(files))
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(services: Services) -> Services:
+    """One uninterrupted run, named `whole`; longer than the recipe's own, so that another can be stopped in its middle."""
+    run = services.with_variables(RUN_NAME="whole", TRAIN_LIMITS__STEPS="400")
+    run.compose("up", "--detach", timeout_s=600)
+    code = run.wait("train")
+    assert code == 0, run.compose("logs", "data-prep", "train").stdout[-4000:]
+    return run
+
+
+def files_on_the_volume(services: Services) -> dict[str, str]:
+    return dict(json.loads(services.compose("exec", "-T", "tensorboard", "python", "-", stdin=FILES).stdout))
+
+
+def losses(services: Services, run: str) -> list[tuple[int, str]]:
+    return [(line["step"], line["loss_hex"]) for line in services.metrics(run)]
+
+
+def test_up_prepares_trains_and_leaves_checkpoints_on_the_volume(whole: Services) -> None:
+    assert whole.inspect("data-prep")["State"]["ExitCode"] == 0
+    log = whole.compose("logs", "--no-log-prefix", "data-prep", "train").stdout
+    assert "root digest sha256:" in log
+    assert "weights sha256:" in log
+    files = files_on_the_volume(whole)
+    assert "/workspace/data/manifest.json" in files
+    assert any(path.startswith("/workspace/runs/whole/checkpoints/") for path in files)
+    evals = whole.metrics("whole", "eval")
+    assert evals[-1]["val_loss"] < evals[0]["val_loss"]
+
+
+def test_an_empty_text_folder_means_the_built_in_corpus_and_says_so(whole: Services) -> None:
+    assert "built-in" in whole.compose("logs", "--no-log-prefix", "data-prep").stdout
+
+
+def test_two_ranks_trained(whole: Services) -> None:
+    beats = whole.compose("exec", "-T", "tensorboard", "ls", "/workspace/runs/whole/heartbeat").stdout.split()
+    assert beats == ["rank-0", "rank-1"]
+
+
+def test_tensorboard_answers_with_the_scalars_of_the_run(whole: Services) -> None:
+    def tags() -> Any:
+        runs = whole.tensorboard("/data/plugin/scalars/tags")
+        return {(run, tag) for run in runs if "whole" in run for tag in runs[run] if "loss" in tag and "val" not in tag}
+
+    eventually(lambda: whole.inspect("tensorboard")["State"]["Health"]["Status"] == "healthy", 60, "tensorboard is healthy")
+    run, tag = sorted(eventually(tags, 60, "a training loss of the run in TensorBoard"))[0]
+    steps = {line["step"]: line["loss"] for line in whole.metrics("whole")}
+
+    def points() -> Any:
+        found = whole.tensorboard(f"/data/plugin/scalars/scalars?run={run}&tag={tag}")
+        return found if found and found[-1][1] == max(steps) else None
+
+    for _, step, value in eventually(points, 60, "the last step's loss in TensorBoard"):
+        assert math.isclose(value, steps[step], rel_tol=1e-6)
+
+
+def test_tensorboard_is_published_on_loopback_alone(whole: Services) -> None:
+    published = whole.inspect("tensorboard")["NetworkSettings"]["Ports"]["6006/tcp"]
+    assert [address["HostIp"] for address in published] == ["127.0.0.1"]
+
+
+def test_a_second_up_neither_prepares_nor_trains_again(whole: Services) -> None:
+    before = files_on_the_volume(whole)
+    started = time.monotonic()
+    whole.compose("up", "--detach")
+    assert whole.wait("train", timeout_s=60) == 0
+    assert whole.inspect("data-prep")["State"]["ExitCode"] == 0
+    assert time.monotonic() - started < 60
+    after = files_on_the_volume(whole)
+    changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+    assert not {path for path in changed if "/data/" in path or "/checkpoints/" in path or path.endswith("metrics.jsonl")}
+
+
+def test_a_stopped_run_goes_on_to_the_same_losses(whole: Services) -> None:
+    expected = losses(whole, "whole")
+    stopped = whole.with_variables(RUN_NAME="stopped")
+    stopped.compose("up", "--detach")
+    some = max(3, len(expected) // 4)
+    eventually(lambda: len(losses(stopped, "stopped")) >= some, 240, f"{some} steps of the run that is to be stopped")
+    beside = stopped.compose("exec", "-T", "train", "bash", "-c", "echo $TRAIN_RUN").stdout
+    assert beside == "/workspace/runs/stopped\n"
+    stopped.compose("stop", "train")
+    state = stopped.inspect("train")["State"]
+    assert state["ExitCode"] == 75, stopped.compose("logs", "train").stdout[-3000:]
+    assert len(losses(stopped, "stopped")) < len(expected)
+
+    stopped.compose("up", "--detach")
+    assert stopped.wait("train") == 0, stopped.compose("logs", "train").stdout[-3000:]
+    assert losses(stopped, "stopped") == expected
+
+
+OFFLINE = """
+services:
+  data-prep: {network_mode: none, environment: {PREP_OUTPUT: /workspace/offline}}
+  train: {network_mode: none, environment: {TRAIN_DATA: /workspace/offline}}
+"""
+
+
+def test_preparing_and_training_need_no_network(whole: Services, tmp_path: Path) -> None:
+    (tmp_path / "offline.yml").write_text(OFFLINE)
+    files = ("docker-compose.yml", "docker-compose.cpu.yml", str(tmp_path / "offline.yml"))
+    offline = whole.with_variables(RUN_NAME="offline", TRAIN_LIMITS__STEPS="20", COMPOSE_FILE=":".join(files))
+    log = offline.compose("run", "--rm", "-T", "train").stdout
+    assert "weights sha256:" in log
+    assert "/workspace/offline/manifest.json" in files_on_the_volume(whole)
+
+
+def test_the_health_of_train_is_its_heartbeat(whole: Services) -> None:
+    fresh = whole.compose("run", "--rm", "--no-deps", "-T", "train", "healthcheck", check=False)
+    assert "last heartbeat" in fresh.stdout
+    old = whole.compose("run", "--rm", "--no-deps", "-T", "--env", "HEARTBEAT_MAX_AGE_S=0", "train", "healthcheck", check=False)
+    assert old.returncode == 1
+
+
+def test_generate_runs_beside_the_services(whole: Services) -> None:
+    command = ("run", "--rm", "-T", "train", "generate", "--prompt", "def main(")
+    assert "def main(" in whole.compose(*command).stdout
+
+
+def test_a_setting_in_the_shell_reaches_the_service(whole: Services) -> None:
+    wrong = whole.with_variables(RUN_NAME="wrong", TRAIN_OPTIM__LR="-1")
+    result = wrong.compose("run", "--rm", "--no-deps", "-T", "train", check=False)
+    assert result.returncode == 2
+    message = result.stdout + result.stderr
+    assert "lr" in message
+    assert "-1" in message
+    assert "Traceback" not in message
+
+
+def test_the_users_own_text_is_prepared(whole: Services, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)  # the service runs as another user
+    for number, source in enumerate(sorted((ROOT / "data_pipeline").glob("*.py"))):
+        (tmp_path / f"{number}.txt").write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    own = whole.with_variables(TEXT_DIR=str(tmp_path), PREP_TEXT__DOCUMENTS="chunks", PREP_TEXT__CHUNK_CHARS="512")
+    options = ("--output", "/workspace/own", "--tokenizer.kind", "byte")
+    log = own.compose("run", "--rm", "-T", "data-prep", *options).stdout
+    assert "root digest sha256:" in log
+    assert "built-in" not in log
+
+
+def test_a_text_folder_that_is_not_there_is_an_error(whole: Services, tmp_path: Path) -> None:
+    missing = whole.with_variables(TEXT_DIR=str(tmp_path / "missing"))
+    result = missing.compose("run", "--rm", "-T", "data-prep", check=False)
+    assert result.returncode != 0
+    assert "missing" in result.stderr
+    assert not (tmp_path / "missing").exists()

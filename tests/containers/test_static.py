@@ -1,0 +1,139 @@
+"""What the container files promise, read from the files; no engine is needed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from env.compose_env import SERVICES, fill, settings_of
+
+ROOT = Path(__file__).resolve().parents[2]
+DIGEST_PIN = re.compile(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}")
+SCRIPTS = sorted(
+    path
+    for folder in ("entrypoints", "env", ".ci")
+    for path in (ROOT / folder).rglob("*")
+    if path.is_file() and path.suffix != ".pyc" and path.read_bytes().startswith(b"#!")
+)
+
+
+class ComposeLoader(yaml.SafeLoader):
+    """YAML with Compose's own tag, which takes an inherited value away."""
+
+
+ComposeLoader.add_constructor("!reset", lambda loader, node: "!reset")
+
+
+def load(name: str) -> dict[str, Any]:
+    return yaml.load((ROOT / name).read_text(encoding="utf-8"), ComposeLoader)
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    return dict(load("docker-compose.yml")["services"])
+
+
+def test_there_are_three_services_over_one_volume(services: dict[str, Any]) -> None:
+    assert sorted(services) == ["data-prep", "tensorboard", "train"]
+    for service in services.values():
+        assert any(str(volume).startswith("${WORKSPACE:-workspace}:/workspace") for volume in service["volumes"])
+
+
+def test_every_service_runs_without_privileges(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        assert service["user"] == "${RUN_UID:-1000}:${RUN_GID:-1000}", name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["read_only"] is True, name
+        assert service["init"] is True, name
+        assert not {"privileged", "cap_add", "pid", "ipc", "network_mode", "devices"} & service.keys(), name
+        assert "docker.sock" not in str(service["volumes"]), name
+
+
+def test_tensorboard_is_on_loopback_alone_and_cannot_write(services: dict[str, Any]) -> None:
+    assert [port.split(":")[0] for port in services["tensorboard"]["ports"]] == ["127.0.0.1"]
+    assert all(volume.endswith(":ro") for volume in services["tensorboard"]["volumes"])
+    assert not any("ports" in services[name] for name in ("data-prep", "train"))
+
+
+def test_train_waits_for_the_data_and_has_time_to_save(services: dict[str, Any]) -> None:
+    train = services["train"]
+    assert train["depends_on"]["data-prep"]["condition"] == "service_completed_successfully"
+    assert int(train["stop_grace_period"].rstrip("s")) > train["environment"]["PET_SHUTDOWN_TIMEOUT"]
+    assert "depends_on" not in services["tensorboard"]
+
+
+def test_the_cpu_override_takes_the_gpu_reservation_away(services: dict[str, Any]) -> None:
+    (device,) = services["train"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+    assert load("docker-compose.cpu.yml") == {"services": {"train": {"deploy": "!reset"}}}
+
+
+def test_the_base_image_is_pinned_by_digest_in_one_form_everywhere(services: dict[str, Any]) -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    (pinned,) = re.findall(r"^ARG BASE_IMAGE=(.*)$", dockerfile, re.MULTILINE)
+    assert DIGEST_PIN.fullmatch(pinned)
+    assert services["data-prep"]["build"]["args"]["BASE_IMAGE"] == f"${{BASE_IMAGE:-{pinned}}}"
+    for name in ("Dockerfile", "docker-compose.yml", "docs/containers.md"):
+        for reference in re.findall(r"pytorch/pytorch:[^\s`}]+@[^\s`}]*", (ROOT / name).read_text(encoding="utf-8")):
+            assert DIGEST_PIN.fullmatch(reference), f"{name}: {reference}"
+    stages = re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)
+    assert set(stages) == {"${BASE_IMAGE}"}
+
+
+def test_the_expected_versions_are_those_of_the_locked_wheels() -> None:
+    expected = dict(
+        line.split("=", 1) for line in (ROOT / "env/versions.env").read_text().splitlines() if "=" in line and line[0] != "#"
+    )
+    locked = dict(re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / "env/base/requirements.lock").read_text(), re.MULTILINE))
+    assert expected["TORCH_VERSION"] == locked["torch"]
+    assert expected["NCCL_VERSION"] == locked["nvidia-nccl-cu13"]
+    assert locked["nvidia-cudnn-cu13"].startswith(expected["CUDNN_VERSION"] + ".")
+    assert locked["nvidia-cuda-runtime"].startswith(expected["CUDA_VERSION"] + ".")
+
+
+@pytest.mark.parametrize(("service", "package"), SERVICES.items())
+def test_compose_passes_every_setting_on(service: str, package: str) -> None:
+    text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    assert fill(text, service, settings_of(package)) == text, "run `make compose-env`"
+
+
+def test_actions_of_the_workflow_are_pinned_by_commit() -> None:
+    text = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    used = re.findall(r"uses: (\S+)", text)
+    assert used
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action) for action in used), used
+    assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_script_is_executable_and_stops_at_the_first_error(script: Path) -> None:
+    assert os.access(script, os.X_OK)
+    if b"bash" in script.read_bytes().splitlines()[0]:
+        assert b"\nset -euo pipefail\n" in script.read_bytes()
+
+
+def test_plain_make_prints_a_line_of_help_for_every_target() -> None:
+    listed = subprocess.run(["make"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    wanted = ("demo", "up", "down", "test", "image", "base", "smoke", "lint", "lock")
+    assert all(re.search(rf"^make {target} +\S", listed, re.MULTILINE) for target in wanted)
+
+
+def test_the_users_text_is_mounted_read_only_and_must_exist(services: dict[str, Any]) -> None:
+    (mount,) = [volume for volume in services["data-prep"]["volumes"] if isinstance(volume, dict)]
+    assert mount["target"] == "/text"
+    assert mount["read_only"] is True
+    assert mount["bind"] == {"create_host_path": False}
+
+
+def test_users_text_stays_out_of_the_repository_and_out_of_the_image() -> None:
+    assert (ROOT / "text/.gitignore").read_text().split("\n", 1)[1].split() == ["*", "!.gitignore", "!README.md"]
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert ignored[1] == "*"
+    assert "!text" not in ignored
