@@ -42,7 +42,7 @@ def evaluate(model: Decoder, rows: Rows, config: TrainConfig, group: Group) -> E
     they are added in one order.
     """
     num_rows = min(len(rows), config.eval.max_rows or len(rows))
-    size = config.batch.micro
+    size = config.eval.micro or config.batch.micro
     sums = torch.zeros(num_rows, dtype=torch.float64, device=group.device)
     model.eval()
     for number in share_of_rank(-(-num_rows // size), group):

@@ -116,7 +116,8 @@ def train_step(
             scaler.scale(micro_sum * scale).backward()
         loss_sum += micro_sum.detach()
     scaler.unscale_(optimizer)
-    grad_norm = nn.utils.clip_grad_norm_(module.parameters(), config.optim.clip_norm, foreach=True)
+    weights = [weight for parameters in optimizer.param_groups for weight in parameters["params"]]
+    grad_norm = nn.utils.clip_grad_norm_(weights, config.optim.clip_norm, foreach=True)
 
     report = torch.stack(
         (loss_sum, loss_sum.new_tensor(float(stop_requested)), loss_sum.new_tensor(seconds if group.is_main else 0.0))

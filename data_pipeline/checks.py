@@ -1,0 +1,58 @@
+"""What must hold before the next stage is worth its time; each refusal says what was found and what to change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from data_pipeline.config import PrepareConfig
+from data_pipeline.documents import Reason
+from data_pipeline.errors import SourceError
+from data_pipeline.partitions import Partition
+from data_pipeline.report import collect_rejects
+from data_pipeline.sources.inputs import InputFile
+from data_pipeline.split import SPLITS
+from data_pipeline.stages import ReadResult
+
+__all__ = ["check_positions_exist", "check_rejected", "check_split"]
+
+
+def check_positions_exist(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
+    """A split by position needs files with positions: plain text, uncompressed."""
+    for file in inputs:
+        if config.split.by == "tail" and (file.format != "text" or file.compression != "none"):
+            raise SourceError(f"{file.location}: split.by = tail needs plain uncompressed text files; set split.by to content")
+
+
+def check_rejected(partitions: Sequence[Partition], read: Sequence[ReadResult], config: PrepareConfig) -> None:
+    """Refuses input of which more is malformed than the reject budget allows."""
+    documents = sum(result.documents for result in read)
+    malformed: Counter[Reason] = Counter()
+    for result in read:
+        malformed.update({Reason(reason): count for reason, count in result.rejected.items() if Reason(reason).malformed})
+    if malformed.total() <= config.limits.max_rejected_fraction * documents:
+        return
+    first = next(sample for sample in collect_rejects(partitions, read) if Reason(sample["reason"]).malformed)
+    [(commonest, count)] = malformed.most_common(1)
+    where = f"{first['path']}:{first['line']}" if first["line"] else first["path"]
+    raise SourceError(
+        f"source {first['source']}, {where}: {first['reason']}: {first['detail']}; the first of {malformed.total()} malformed "
+        f"among {documents} documents (most often {commonest}, {count}), and limits.max_rejected_fraction = "
+        f"{config.limits.max_rejected_fraction}; mend the input or raise that limit"
+    )
+
+
+def check_split(read: Sequence[ReadResult], config: PrepareConfig) -> None:
+    """Refuses input that leaves nothing to train on or too little to validate with."""
+    train_documents, val_documents = (sum(result.kept[split] for result in read) for split in SPLITS)
+    if not train_documents:
+        raise SourceError(
+            f"no document is left to train on, of {sum(result.documents for result in read)} that were read "
+            f"({val_documents} are held out); add text, or lower clean.min_chars"
+        )
+    if val_documents < config.split.min_val_documents:
+        raise SourceError(
+            f"{val_documents} validation documents among {train_documents + val_documents}, but split.min_val_documents = "
+            f"{config.split.min_val_documents}; add text, raise split.val_fraction, set text.documents to chunks or paragraphs, "
+            "or lower split.min_val_documents"
+        )

@@ -1,0 +1,127 @@
+"""Runs tasks in this process or in a pool of worker processes, and hands the results back in the order of the tasks."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from types import FrameType
+from typing import Protocol, TypeVar
+
+from data_pipeline.errors import StoppedBySignal, WorkerError
+
+__all__ = ["Engine", "available_cores", "open_engine", "stop_on_signals"]
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+_TASKS_AHEAD = 2  # for each worker: enough that none waits, few enough that finished results do not pile up
+_OUT_OF_MEMORY = (
+    "finished work is kept: run the same command again with fewer --workers, "
+    "or smaller --partition_bytes or --packing.window_tokens"
+)
+
+
+class Engine(Protocol):
+    """Where the work is done. The results are the same wherever that is."""
+
+    def map(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
+        """The results of `function` for every task, in the order of the tasks."""
+
+
+class _Inline:
+    def map(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
+        try:
+            yield from map(function, tasks)
+        except MemoryError:
+            raise WorkerError(f"memory ran out; {_OUT_OF_MEMORY}") from None
+
+
+class _Pool:
+    def __init__(self, executor: ProcessPoolExecutor, num_workers: int) -> None:
+        self._executor = executor
+        self._ahead = num_workers * _TASKS_AHEAD
+
+    def map(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
+        running: deque[Future[Result]] = deque()
+        try:
+            for task in tasks:
+                running.append(self._executor.submit(function, task))
+                if len(running) >= self._ahead:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        except BrokenProcessPool:
+            raise WorkerError(f"a worker process was killed, most likely for lack of memory; {_OUT_OF_MEMORY}") from None
+        except MemoryError:
+            raise WorkerError(f"memory ran out in a worker process; {_OUT_OF_MEMORY}") from None
+
+
+def available_cores() -> int:
+    """Cores that this process may use, which in a container or a job can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def open_engine(num_workers: int) -> Iterator[Engine]:
+    """An engine of `num_workers` processes; one worker is this process itself.
+
+    Raises:
+        WorkerError: while results are taken, when a worker dies.
+    """
+    if num_workers == 1:
+        yield _Inline()
+        return
+    # Workers are forked from a fresh server: this process has threads, and a fork of those can hang.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["data_pipeline.stages"])
+    executor = ProcessPoolExecutor(num_workers, context, initializer=_begin_worker)
+    try:
+        yield _Pool(executor, num_workers)
+    except BaseException:
+        # Nothing half-done is worth waiting for: results count only once they have their final name.
+        for process in list((executor._processes or {}).values()):
+            process.terminate()
+        executor.shutdown(wait=True, cancel_futures=True)
+        raise
+    executor.shutdown()
+
+
+def _begin_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Ends this process when its parent is gone, killed without a chance to say so."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[None]:
+    """Within it, SIGTERM and SIGHUP raise StoppedBySignal in the main thread, and Ctrl-C a KeyboardInterrupt that says as much."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        error = KeyboardInterrupt if number == signal.SIGINT else StoppedBySignal
+        raise error(f"{signal.Signals(number).name} received; finished work is kept: run the same command again to go on")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

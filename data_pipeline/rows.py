@@ -1,0 +1,124 @@
+"""Builds the rows of shards out of tokenised documents.
+
+Shape suffixes: D documents of a window, T all their tokens one after the other; R, L and S as in `shards`.
+"""
+
+# ruff: noqa: N815 - names of arrays carry their shape
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.packing import Packing
+from data_pipeline.shards import ShardContent, Tokens
+
+__all__ = ["Window", "cut_into_shards", "cut_into_windows", "fill_rows"]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Tokenised documents that are packed together."""
+
+    ids_D: NDArray[np.uint64]
+    lengths_D: NDArray[np.int64]
+    tokens_T: Tokens
+
+    @staticmethod
+    def join(parts: list[Window]) -> Window:
+        """One window after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        return Window(
+            np.concatenate([part.ids_D for part in parts]),
+            np.concatenate([part.lengths_D for part in parts]),
+            np.concatenate([part.tokens_T for part in parts]),
+        )
+
+    def split(self, num_documents: int) -> tuple[Window, Window]:
+        """The first documents, and the others."""
+        num_tokens = int(self.lengths_D[:num_documents].sum())
+        first = Window(self.ids_D[:num_documents], self.lengths_D[:num_documents], self.tokens_T[:num_tokens])
+        return first, Window(self.ids_D[num_documents:], self.lengths_D[num_documents:], self.tokens_T[num_tokens:])
+
+
+def cut_into_windows(batches: Iterable[Window], window_tokens: int) -> Iterator[Window]:
+    """The documents of all batches, regrouped so that each window but the last has just reached `window_tokens`."""
+    pending: list[Window] = []
+    pending_tokens = 0
+    for batch in batches:
+        rest = batch
+        while pending_tokens + len(rest.tokens_T) >= window_tokens:
+            ends_D = np.cumsum(rest.lengths_D)
+            first, rest = rest.split(int(np.searchsorted(ends_D, window_tokens - pending_tokens)) + 1)
+            yield Window.join([*pending, first])
+            pending, pending_tokens = [], 0
+        if len(rest.ids_D):
+            pending.append(rest)
+            pending_tokens += len(rest.tokens_T)
+    if pending:
+        yield Window.join(pending)
+
+
+def fill_rows(window: Window, packing: Packing, row_length: int, pad_id: int) -> ShardContent:
+    """The rows that a packing of the window describes."""
+    firsts_D = np.cumsum(window.lengths_D) - window.lengths_D
+    begins = firsts_D[packing.documents] + packing.starts
+    pieces = [window.tokens_T[begin:end] for begin, end in zip(begins.tolist(), (begins + packing.lengths).tolist(), strict=True)]
+    filled_R = np.bincount(packing.rows, packing.lengths, packing.num_rows).astype(np.int64)
+    tokens_RL = np.full((packing.num_rows, row_length), pad_id, window.tokens_T.dtype)
+    # Pieces stand in the order of their places, so all of them fill the unpadded places one after the other.
+    tokens_RL[np.arange(row_length) < filled_R[:, None]] = np.concatenate(pieces)
+    return ShardContent(
+        tokens_RL,
+        packing.lengths.astype(np.uint32),
+        window.ids_D[packing.documents],
+        np.bincount(packing.rows, minlength=packing.num_rows),
+    )
+
+
+def cut_into_shards(contents: Iterable[ShardContent], rows_per_shard: int) -> Iterator[ShardContent]:
+    """All rows in order, regrouped so that each shard but the last has `rows_per_shard`."""
+    pending: list[ShardContent] = []
+    pending_rows = 0
+    for content in contents:
+        rest = content
+        while pending_rows + len(rest.tokens_RL) >= rows_per_shard:
+            first, rest = _split_rows(rest, rows_per_shard - pending_rows)
+            yield _join_rows([*pending, first])
+            pending, pending_rows = [], 0
+        if len(rest.tokens_RL):
+            pending.append(rest)
+            pending_rows += len(rest.tokens_RL)
+    if pending:
+        yield _join_rows(pending)
+
+
+def _split_rows(content: ShardContent, num_rows: int) -> tuple[ShardContent, ShardContent]:
+    num_segments = int(content.num_segments_R[:num_rows].sum())
+    return (
+        ShardContent(
+            content.tokens_RL[:num_rows],
+            content.segments_S[:num_segments],
+            content.documents_S[:num_segments],
+            content.num_segments_R[:num_rows],
+        ),
+        ShardContent(
+            content.tokens_RL[num_rows:],
+            content.segments_S[num_segments:],
+            content.documents_S[num_segments:],
+            content.num_segments_R[num_rows:],
+        ),
+    )
+
+
+def _join_rows(parts: list[ShardContent]) -> ShardContent:
+    return ShardContent(
+        np.concatenate([part.tokens_RL for part in parts]),
+        np.concatenate([part.segments_S for part in parts]),
+        np.concatenate([part.documents_S for part in parts]),
+        np.concatenate([part.num_segments_R for part in parts]),
+    )

@@ -1,0 +1,60 @@
+"""The built-in corpus: the text of the interpreter's own standard library. Real code and prose, with no download.
+
+`stdlib-code` is its source files, `stdlib-manual` the topics of the language reference that `help()` prints.
+"""
+
+from __future__ import annotations
+
+import ast
+import sysconfig
+from pathlib import Path
+
+__all__ = ["code_files", "manual_file", "parse_topics", "standard_library"]
+
+_LEFT_OUT = frozenset(
+    # Tests and bundled programs are repetitive; site-packages is not the standard library and differs between machines.
+    (
+        "test",
+        "tests",
+        "idlelib",
+        "lib2to3",
+        "site-packages",
+        "dist-packages",
+        "turtledemo",
+        "__pycache__",
+        "ensurepip",
+        "pydoc_data",
+    )
+)
+
+
+def standard_library() -> Path:
+    """The folder of the interpreter's standard library."""
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def code_files(library: Path) -> list[Path]:
+    """Its source files, without tests, bundled programs, installed packages, and files generated for one machine."""
+    return [
+        path
+        for path in library.rglob("*.py")
+        if _LEFT_OUT.isdisjoint(path.relative_to(library).parts) and not path.name.startswith("_sysconfigdata")
+    ]
+
+
+def manual_file(library: Path) -> Path:
+    """The file that holds the topics of the language reference."""
+    return library / "pydoc_data" / "topics.py"
+
+
+def parse_topics(code: str) -> list[tuple[int, str]]:
+    """Line number and text of every topic in `topics.py`, whose dict literal is parsed and never run.
+
+    Raises:
+        ValueError: the file has another shape than every Python release so far.
+    """
+    for statement in ast.parse(code).body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
+            texts = [ast.literal_eval(value) for value in statement.value.values]
+            return [(value.lineno, text) for value, text in zip(statement.value.values, texts, strict=True)]
+    raise ValueError("no dict literal is assigned in it")

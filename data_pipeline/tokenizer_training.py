@@ -1,0 +1,102 @@
+"""Builds the tokenizer that the settings ask for from a sample of the training text; the same sample gives the same tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+import sentencepiece
+
+from data_pipeline.config import TokenizerSettings
+from data_pipeline.errors import ConfigError
+from data_pipeline.tokenizer import (
+    BOS_ID,
+    EOS_ID,
+    PAD_ID,
+    UNK_ID,
+    ByteTokenizer,
+    CharacterTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+)
+
+__all__ = ["alphabet_of", "sample_pieces", "train_tokenizer"]
+
+_PIECE_CHARS = 4096
+_UNKNOWN_MARK = "\u2585"  # SentencePiece uses this character itself, and drops every training sentence that holds it
+
+
+def sample_pieces(texts: Iterable[str], fraction: float) -> Iterator[str]:
+    """About `fraction` of the texts in pieces of up to 4096 characters, each chosen by its own digest alone."""
+    threshold = round(min(fraction, 1.0) * 2**64)
+    for text in texts:
+        for start in range(0, len(text), _PIECE_CHARS):
+            piece = text[start : start + _PIECE_CHARS]
+            if int.from_bytes(hashlib.blake2b(piece.encode(), digest_size=8).digest(), "big") < threshold:
+                yield piece
+
+
+def alphabet_of(texts: Iterable[str]) -> str:
+    """Every character that occurs, sorted by code point."""
+    return "".join(sorted(set().union(*texts)))
+
+
+def train_tokenizer(sample: Sequence[str], settings: TokenizerSettings) -> Tokenizer:
+    """The tokenizer of `settings.kind`: trained on the sample (bpe, unigram), of its characters (char), or as it always is (byte).
+
+    Raises:
+        ConfigError: the sample cannot fill the vocabulary, or has more characters than it can hold.
+    """
+    if settings.kind == "byte":
+        return ByteTokenizer()
+    if settings.kind == "char":
+        return CharacterTokenizer(alphabet_of(sample))
+    return SentencePieceTokenizer(_train_sentencepiece(sample, settings), settings.kind)
+
+
+def _train_sentencepiece(sample: Sequence[str], settings: TokenizerSettings) -> bytes:
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=(part for piece in sample for part in piece.split(_UNKNOWN_MARK) if part),
+            model_writer=model,
+            model_type=settings.kind,
+            vocab_size=settings.vocab_size,
+            hard_vocab_limit=True,
+            num_threads=settings.train_threads,
+            pad_id=PAD_ID,
+            unk_id=UNK_ID,
+            bos_id=BOS_ID,
+            eos_id=EOS_ID,
+            # What follows makes every text come back exactly: nothing is normalised, and rare characters are spelt in bytes.
+            byte_fallback=True,
+            character_coverage=settings.character_coverage,
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            allow_whitespace_only_pieces=True,
+            split_digits=True,
+            max_sentence_length=8 * _PIECE_CHARS,
+            input_sentence_size=0,
+            shuffle_input_sentence=False,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise _explain(str(error), settings) from None
+    return model.getvalue()
+
+
+def _explain(message: str, settings: TokenizerSettings) -> ConfigError:
+    asked = f"tokenizer.vocab_size = {settings.vocab_size}"
+    if match := re.search(r"Vocabulary size too high .*? value <= (\d+)", message):
+        return ConfigError(f"{asked}: the training text allows {match[1]} at most; set {match[1]} or less, or add text")
+    if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        return ConfigError(
+            f"{asked}: the training text needs {match[1]} for its characters alone; set more than that, "
+            "or lower tokenizer.character_coverage"
+        )
+    if "sentences_.empty" in message:
+        return ConfigError(f"{asked}: there is no training text to train a tokenizer on; add text, or set tokenizer.kind to byte")
+    return ConfigError(f"{asked}, tokenizer.kind = {settings.kind}: SentencePiece cannot train on this text: {message.strip()}")

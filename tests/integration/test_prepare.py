@@ -1,0 +1,485 @@
+"""`prepare` from text to shards: the same bytes whatever happens on the way, and errors that a person can act on."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+
+from data_pipeline import prepare as prepare_module
+from data_pipeline.config import PrepareConfig
+from data_pipeline.errors import StorageError
+from data_pipeline.files import digest_file
+from data_pipeline.inspection import verify
+from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.prepare import prepare
+from data_pipeline.publish import exclusive
+from data_pipeline.shards import Rows
+from data_pipeline.tokenizer import load_tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = {
+    "row_length": 64,
+    "partition_bytes": 4096,
+    "tokenizer": {"kind": "bpe", "vocab_size": 400},
+    "packing": {"window_tokens": 2048, "shard_bytes": 8192},
+}
+SMALL_ARGUMENTS = (
+    *("--row_length", "64", "--partition_bytes", "4096", "--tokenizer.vocab_size", "400"),
+    *("--packing.window_tokens", "2048", "--packing.shard_bytes", "8192"),
+)
+
+
+def sentences(seed: int, count: int) -> list[str]:
+    """Documents of made-up words: most short, some of many sentences, all different."""
+    generator = random.Random(seed)
+    syllables = [a + b for a in "bdfgklmnprst" for b in ("a", "e", "io", "un", "or", "é")]
+    words = ["".join(generator.choices(syllables, k=generator.randint(1, 3))) for _ in range(400)]
+    lengths = [int(generator.lognormvariate(3, 1)) + 6 for _ in range(count)]
+    return [f"{number} {' '.join(generator.choices(words, k=length))}." for number, length in enumerate(lengths)]
+
+
+def json_lines(texts: list[str]) -> bytes:
+    return b"".join(json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n" for text in texts)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two sources with every format, and one broken line."""
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "web").mkdir()
+    (folder / "books" / "old").mkdir(parents=True)
+    (folder / "web" / "a.jsonl").write_bytes(json_lines(sentences(1, 300)) + b'{"text": broken}\n')
+    (folder / "web" / "b.jsonl.gz").write_bytes(gzip.compress(json_lines(sentences(2, 100))))
+    (folder / "web" / "c.ndjson.zst").write_bytes(zstandard.compress(json_lines(sentences(3, 100))))
+    for number, text in enumerate(sentences(4, 30)):
+        (folder / "books" / "old" / f"{number}.txt").write_text(text)
+    (folder / "books" / "long.md").write_text("\n".join(sentences(5, 200)))
+    return folder
+
+
+def config_of(corpus: Path, output: Path, **settings: Any) -> PrepareConfig:
+    return PrepareConfig(sources=(str(corpus / "web"), str(corpus / "books")), output=output, **{**SMALL, "workers": 1, **settings})
+
+
+def content_of(folder: Path) -> dict[str, str]:
+    """The digest of every file that a manifest answers for, and the manifest's own."""
+    names = ("manifest.json", "report.json", "tokenizer", "train", "val")
+    return {
+        str(path.relative_to(folder)): digest_file(path)
+        for name in names
+        for path in ([folder / name] if (folder / name).is_file() else sorted((folder / name).iterdir()))
+    }
+
+
+@pytest.fixture(scope="module")
+def prepared(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("prepared")
+    prepare(config_of(corpus, output))
+    return output
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "data_pipeline", *map(str, arguments)]
+
+
+def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_two_workers_and_one_write_the_same_bytes(corpus: Path, prepared: Path, tmp_path: Path) -> None:
+    prepare(config_of(corpus, tmp_path, workers=2))
+    assert content_of(tmp_path) == content_of(prepared)
+
+
+def test_another_folder_and_other_times_give_the_same_bytes(corpus: Path, prepared: Path, tmp_path: Path) -> None:
+    shutil.copytree(corpus, tmp_path / "elsewhere", copy_function=shutil.copyfile)
+    prepare(config_of(tmp_path / "elsewhere", tmp_path / "out"))
+    assert content_of(tmp_path / "out") == content_of(prepared)
+    assert str(corpus.parent) not in (prepared / "manifest.json").read_text()
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "char", "byte"])
+@pytest.mark.parametrize("method", ["best-fit", "greedy"])
+def test_the_text_can_be_read_back_from_the_rows(corpus: Path, tmp_path: Path, kind: str, method: str) -> None:
+    settings = {"tokenizer": {"kind": kind, "vocab_size": 400}, "packing": {"method": method}, "row_length": 1 << 18}
+    manifest = prepare(config_of(corpus, tmp_path, **settings))
+    tokenizer = load_tokenizer(tmp_path / "tokenizer")
+    texts = []
+    for split in ("train", "val"):
+        rows = Rows(tmp_path, manifest, split)
+        batch = rows.read(np.arange(len(rows)))
+        for tokens, segments in zip(batch.tokens_BL, batch.segments_BL, strict=True):
+            for number in range(segments.max() + 1):
+                document = tokens[segments == number].tolist()
+                assert (document[0], document[-1]) == (tokenizer.bos_id, tokenizer.eos_id)
+                texts.append(tokenizer.decode(document))
+    written = ["\n".join(sentences(5, 200)), *sentences(1, 300), *sentences(2, 100), *sentences(3, 100), *sentences(4, 30)]
+    assert sorted(texts) == sorted(text for text in written if len(text) >= 20)
+
+
+def test_the_counts_add_up(prepared: Path) -> None:
+    manifest = verify(prepared)
+    documents, totals = manifest.totals["documents"], manifest.totals
+    assert documents["read"] == 300 + 1 + 100 + 100 + 30 + 1
+    assert documents["read"] == documents["train"] + documents["val"] + documents["rejected"]
+    assert totals["rejected"]["read"] == {"not-json": 1}
+    for split in ("train", "val"):
+        rows, counts = Rows(prepared, manifest, split), totals["rows"][split]
+        everything = rows.read(np.arange(len(rows)))
+        inside = everything.segments_BL >= 0
+        follows = (everything.segments_BL[:, 1:] == everything.segments_BL[:, :-1]) & inside[:, 1:]
+        assert (len(rows), int(inside.sum()), int(follows.sum())) == (counts["rows"], counts["tokens"], counts["targets"])
+        assert counts["padding"] == int((~inside).sum())
+    assert sum(totals["rows"][split]["targets"] for split in ("train", "val")) == totals["tokens"]["total"] - documents["kept"]
+
+
+def test_training_and_validation_share_no_document(prepared: Path) -> None:
+    manifest = read_manifest(prepared)
+    sides = [Rows(prepared, manifest, split) for split in ("train", "val")]
+    train, val = ({identity for index in range(len(rows)) for identity in rows.document_ids(index).tolist()} for rows in sides)
+    assert len(train) == manifest.totals["documents"]["train"]
+    assert len(val) == manifest.totals["documents"]["val"]
+    assert not train & val
+
+
+def test_a_second_run_finds_everything_done(prepared: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {path: path.stat().st_mtime_ns for path in prepared.rglob("*") if path.is_file() and path.name != "inputs.json"}
+    monkeypatch.setattr(prepare_module, "open_engine", forbidden)
+    prepare(config_of(corpus, prepared))
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def forbidden(*_: object) -> None:
+    raise AssertionError("this work was already done")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda corpus, output: (corpus / "web" / "a.jsonl").write_bytes(json_lines(sentences(9, 300))),
+        lambda corpus, output: (output / "manifest.json").unlink(),
+        lambda corpus, output: next((output / "train").iterdir()).unlink(),
+        lambda corpus, output: (output / "report.json").unlink(),
+    ],
+    ids=["input", "manifest", "shard", "report"],
+)
+def test_what_is_missing_or_changed_is_prepared_again(corpus: Path, tmp_path: Path, change: Callable[[Path, Path], object]) -> None:
+    shutil.copytree(corpus, tmp_path / "corpus")
+    first = prepare(config_of(tmp_path / "corpus", tmp_path / "out"))
+    change(tmp_path / "corpus", tmp_path / "out")
+    second = prepare(config_of(tmp_path / "corpus", tmp_path / "out"))
+    assert verify(tmp_path / "out") == second
+    assert (first == second) == (first.inputs == second.inputs)
+
+
+def test_new_settings_replace_the_old_data_and_leave_nothing_of_it(corpus: Path, tmp_path: Path) -> None:
+    old = prepare(config_of(corpus, tmp_path, keep_rejects=True))
+    rows = Rows(tmp_path, old, "train")
+    reading = rows.read(np.arange(3)).tokens_BL
+    new = prepare(config_of(corpus, tmp_path, row_length=32, tokenizer={"kind": "byte"}))
+    assert verify(tmp_path) == new
+    listed = {shard.path for shard in new.shards} | set(new.files) | {"manifest.json", "inputs.json", ".prepare.lock"}
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == listed
+    assert (rows.read(np.arange(3)).tokens_BL == reading).all(), "what a trainer has open stays what it was"
+
+
+def test_rejected_documents_can_be_kept_with_their_place_in_the_whole_file(corpus: Path, prepared: Path, tmp_path: Path) -> None:
+    manifest = prepare(config_of(corpus, tmp_path, keep_rejects=True))
+    rejects = [json.loads(line) for line in (tmp_path / "rejects.jsonl").read_text().splitlines()]
+    broken = next(reject for reject in rejects if reject["reason"] == "not-json")
+    assert (broken["source"], broken["path"], broken["line"]) == ("web", "a.jsonl", 301)
+    assert manifest == read_manifest(prepared)
+
+
+def test_finished_work_is_not_done_again(corpus: Path, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_module, "pack_group", forbidden)
+        with pytest.raises(AssertionError):
+            prepare(config_of(corpus, tmp_path))
+    for stage in ("read_partition", "sample_partition", "train", "tokenize_partition"):
+        monkeypatch.setattr(prepare_module, stage, forbidden)
+    prepare(config_of(corpus, tmp_path))
+    assert content_of(tmp_path) == content_of(prepared)
+    assert not (tmp_path / ".work").exists()
+
+
+@pytest.mark.parametrize("name", ["_swap", "write_atomic", "sync_directory", "clear_work"])
+def test_a_crash_while_publishing_leaves_old_data_or_none_and_the_next_run_completes_it(
+    corpus: Path, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    old = prepare(config_of(corpus, tmp_path, split={"seed": 1}))
+    with monkeypatch.context() as patch:
+        patch.setattr(f"data_pipeline.publish.{name}", forbidden)
+        with pytest.raises(AssertionError):
+            prepare(config_of(corpus, tmp_path))
+    if (tmp_path / "manifest.json").exists():
+        assert verify(tmp_path) in (old, read_manifest(prepared))
+    for stage in ("read_partition", "tokenize_partition", "pack_group"):
+        monkeypatch.setattr(prepare_module, stage, forbidden)
+    prepare(config_of(corpus, tmp_path))
+    assert content_of(tmp_path) == content_of(prepared)
+    assert not (tmp_path / ".work").exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_at_random_times_it_ends_with_the_same_bytes(corpus: Path, prepared: Path, tmp_path: Path, workers: int) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    delays = random.Random(seed)
+    arguments = (
+        "prepare",
+        "--sources",
+        corpus / "web",
+        corpus / "books",
+        "--output",
+        tmp_path,
+        "--workers",
+        str(workers),
+        *SMALL_ARGUMENTS,
+    )
+    begin = time.monotonic()
+    assert run(*arguments).returncode == 0
+    whole_run_s = time.monotonic() - begin
+    num_kills = 0
+    for _ in range(12):
+        if (tmp_path / "manifest.json").exists():  # it came to its end before it could be killed: once more from nothing
+            shutil.rmtree(tmp_path)
+            tmp_path.mkdir()
+        process = subprocess.Popen(command(*arguments), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(delays.uniform(0.3, 0.9) * whole_run_s)
+        num_kills += process.poll() is None
+        process.kill()
+        process.wait()
+        if num_kills == 5:
+            break
+    assert num_kills > 0
+    assert run(*arguments).returncode == 0
+    assert content_of(tmp_path) == content_of(prepared)
+    assert not (tmp_path / ".work").exists()
+
+
+def children_of(pid: int) -> set[int]:
+    """All descendants of a process."""
+    parents = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(status.parent.name)] = int(fields[1])
+    found, frontier = set(), {pid}
+    while frontier:
+        frontier = {child for child, parent in parents.items() if parent in frontier}
+        found |= frontier
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def long_job(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """Starts a preparation that takes some seconds, and returns once it works."""
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.jsonl").write_bytes(json_lines(sentences(1, 3000)) * 10)
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> subprocess.Popen[str]:
+        arguments = ("prepare", "--sources", tmp_path / "text", "--output", tmp_path / "out", "--workers", "2", *SMALL_ARGUMENTS)
+        process = subprocess.Popen(command(*arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        deadline = time.monotonic() + 60
+        while not list((tmp_path / "out").glob(".work/*/text/*.json")):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_workers_end_with_a_killed_parent(long_job: Callable[[], subprocess.Popen[str]]) -> None:
+    process = long_job()
+    workers = children_of(process.pid)
+    assert len(workers) >= 2
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 10
+    while any(map(is_running, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in workers if is_running(pid)]
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_ends_it_cleanly_and_the_next_run_goes_on(
+    long_job: Callable[[], subprocess.Popen[str]], tmp_path: Path, number: signal.Signals, exit_code: int
+) -> None:
+    process = long_job()
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == exit_code
+    assert f"{number.name} received; finished work is kept: run the same command again to go on" in stderr.splitlines()[-1]
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    done = len(list((tmp_path / "out").glob(".work/*/text/*.json")))
+    assert done > 0
+    long_job()
+    assert len(list((tmp_path / "out").glob(".work/*/text/*.json"))) >= done
+
+
+def test_a_second_preparation_of_one_folder_is_refused(corpus: Path, tmp_path: Path) -> None:
+    with exclusive(tmp_path), pytest.raises(StorageError, match="another `prepare` is writing to it"):
+        prepare(config_of(corpus, tmp_path))
+
+
+def manifest_of(folder: Path) -> Manifest:
+    return read_manifest(folder)
+
+
+def test_the_commands_print_what_programs_rely_on(corpus: Path, prepared: Path, tmp_path: Path) -> None:
+    digest = manifest_of(prepared).root_digest
+    arguments = ("prepare", "--sources", corpus / "web", corpus / "books", "--output", tmp_path, *SMALL_ARGUMENTS)
+    for _ in ("prepared", "already there"):
+        done = run(*arguments, "--workers", "2")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == f"root digest {digest}"
+    assert "nothing to do" in done.stderr
+    assert run("verify", tmp_path).stdout.splitlines()[-1] == f"root digest {digest}"
+    assert json.loads(run("inspect", tmp_path, "--json").stdout)["root_digest"] == digest
+    assert f"root digest  {digest}" in run("inspect", tmp_path).stdout
+    assert "PREP_TOKENIZER__VOCAB_SIZE" in run("schema", "--env").stdout.split()
+    assert json.loads(run("schema").stdout)["properties"]["row_length"]["minimum"] == 8
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("prepare", "--help"), ("verify", "--help"), ("inspect", "--help"), ()])
+def test_help_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
+    code = (
+        "import sys; from data_pipeline.__main__ import main\n"
+        f"try: main({list(arguments)!r})\n"
+        "except SystemExit: pass\n"
+        "heavy = {'pyarrow', 'sentencepiece', 'numpy', 'torch'} & set(sys.modules); assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "usage:" in done.stdout
+
+
+def folder_with(tmp_path: Path, **files: bytes) -> Path:
+    (tmp_path / "text").mkdir()
+    for name, data in files.items():
+        (tmp_path / "text" / name.replace("__", ".")).write_bytes(data)
+    return tmp_path / "text"
+
+
+GOOD_LINES = json_lines(sentences(1, 60))
+
+BAD_INPUT: dict[str, tuple[dict[str, bytes], tuple[str, ...], int, str]] = {
+    "empty folder": ({}, (), 3, "no file with text in it; what is understood: .txt"),
+    "only unknown files": ({"a__bin": b"x"}, (), 3, "no file with text in it (.bin); what is understood: .txt"),
+    "broken lines over budget": (
+        {"a__jsonl": GOOD_LINES + b'{"text": "cut\n' * 10},
+        (),
+        3,
+        "source text, a.jsonl:61: not-json: ",
+    ),
+    "all lines without the field": (
+        {"a__jsonl": b'{"body": "words"}\n'},
+        (),
+        3,
+        "a.jsonl:1: no-text-field: no field 'text'; there are 'body'",
+    ),
+    "unknown setting": ({"a__jsonl": GOOD_LINES}, ("--tokenizer.vocab", "400"), 2, "did you mean --tokenizer.vocab_size?"),
+    "value out of range": (
+        {"a__jsonl": GOOD_LINES},
+        ("--row_length", "2"),
+        2,
+        "row_length = '2': input should be greater than or equal to 8",
+    ),
+    "vocabulary too large": (
+        {"a__jsonl": GOOD_LINES},
+        ("--tokenizer.vocab_size", "50000", "--split.min_val_documents", "1"),
+        2,
+        "tokenizer.vocab_size = 50000: the training text allows ",
+    ),
+    "too few validation documents": (
+        {"a__txt": b"one file of text " * 9, "b__txt": b"another file of text " * 9},
+        (),
+        3,
+        "but split.min_val_documents = 4; add text, raise split.val_fraction, set text.documents to chunks",
+    ),
+    "nothing long enough": ({"a__txt": b"short"}, (), 3, "no document is left to train on, of 1 that were read"),
+    "position in a compressed file": (
+        {"a__txt__gz": gzip.compress(b"text")},
+        ("--split.by", "tail", "--text.documents", "chunks"),
+        3,
+        "split.by = tail needs plain uncompressed text files; set split.by to content",
+    ),
+    "unknown recipe": ({"a__jsonl": GOOD_LINES}, ("--recipe", "dmeo"), 2, "the recipes are demo, "),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input_is_one_line_that_names_place_and_remedy(name: str, tmp_path: Path) -> None:
+    files, arguments, exit_code, message = BAD_INPUT[name]
+    done = run("prepare", "--sources", folder_with(tmp_path, **files), "--output", tmp_path / "out", "--workers", "1", *arguments)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == exit_code, done.stderr
+    assert len(errors) == 1
+    assert done.stderr.splitlines()[-1] == errors[0]
+    assert message in errors[0]
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_folder_and_an_unknown_variable_are_refused(tmp_path: Path) -> None:
+    missing = run("prepare", "--sources", tmp_path / "nowhere", "--output", tmp_path / "out")
+    assert (missing.returncode, missing.stderr.count("\n")) == (3, 1)
+    assert "nowhere: no such file or folder; check the path" in missing.stderr
+    unknown = run("prepare", "--sources", tmp_path, "--output", tmp_path / "out", PREP_ROWLENGTH="64")
+    assert (unknown.returncode, unknown.stderr.count("\n")) == (2, 1)
+    assert "PREP_ROWLENGTH is no setting; did you mean PREP_ROW_LENGTH?" in unknown.stderr
+
+
+def test_a_changed_byte_in_any_file_is_found_by_verify(prepared: Path, tmp_path: Path) -> None:
+    manifest = read_manifest(prepared)
+    for name in [*(shard.path for shard in manifest.shards[:2]), *manifest.files, "manifest.json"]:
+        folder = tmp_path / name.replace("/", "-")
+        shutil.copytree(prepared, folder)
+        data = bytearray((folder / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (folder / name).write_bytes(data)
+        done = run("verify", folder)
+        assert (done.returncode, done.stderr.count("\n")) == (3, 1)
+        assert f"{folder / name}: " in done.stderr
+        assert "run `prepare` again" in done.stderr
+
+
+def test_an_output_that_is_a_file_is_refused(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run("prepare", "--sources", corpus / "web", "--output", tmp_path / "file")
+    assert (done.returncode, done.stderr.count("\n")) == (74, 1)

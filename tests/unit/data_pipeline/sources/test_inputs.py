@@ -1,0 +1,149 @@
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_pipeline.config import PrepareConfig
+from data_pipeline.errors import SourceError
+from data_pipeline.files import digest_bytes
+from data_pipeline.sources import inputs as inputs_module
+from data_pipeline.sources.builtin import parse_topics
+from data_pipeline.sources.inputs import InputFile, find_inputs, remember_digests
+
+
+def write(folder: Path, *names: str, text: str = "some text") -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def find(*sources: Path | str, known: Path = Path("/nowhere"), **settings: Any) -> tuple[InputFile, ...]:
+    return find_inputs(PrepareConfig(sources=tuple(map(str, sources)), **settings), known)
+
+
+def test_a_folder_gives_its_text_files_in_the_order_of_their_paths(tmp_path: Path) -> None:
+    write(tmp_path / "books", "b.txt", "a/z.md", "a/c.jsonl.gz", "B.RST", "d.ndjson.zst")
+    assert [(file.source, file.path, file.format, file.compression) for file in find(tmp_path / "books")] == [
+        ("books", "B.RST", "text", "none"),
+        ("books", "a/c.jsonl.gz", "jsonl", "gz"),
+        ("books", "a/z.md", "text", "none"),
+        ("books", "b.txt", "text", "none"),
+        ("books", "d.ndjson.zst", "jsonl", "zst"),
+    ]
+
+
+def test_an_input_is_identified_by_name_and_content_and_not_by_place_or_time(tmp_path: Path) -> None:
+    here, there = write(tmp_path / "here" / "books", "a.txt"), write(tmp_path / "there" / "books", "a.txt")
+    os.utime(there / "a.txt", (0, 0))
+    [one], [other] = find(here), find(there)
+    assert one.identity == other.identity
+    assert one.identity == {"source": "books", "path": "a.txt", "bytes": 9, "sha256": digest_bytes(b"some text")}
+
+
+def test_a_file_and_a_pattern_are_sources_too(tmp_path: Path) -> None:
+    write(tmp_path, "one.txt", "more/two.txt", "more/three.jsonl", "more/four.bin")
+    assert [(file.source, file.path) for file in find(tmp_path / "one.txt", tmp_path / "more" / "*.*")] == [
+        ("one", "one.txt"),
+        ("more", "three.jsonl"),
+        ("more", "two.txt"),
+    ]
+
+
+def test_sources_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for parent in ("a", "b"):
+        write(tmp_path / parent / "Big Books", "x.txt")
+    assert [file.source for file in find(tmp_path / "a" / "Big Books", tmp_path / "b" / "Big Books")] == [
+        "big-books",
+        "big-books-2",
+    ]
+
+
+def test_unknown_files_are_counted_in_one_line_and_hidden_ones_are_not_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, "a.txt", "b.bin", "c.tar.xz", ".hidden.txt", ".git/d.txt", "README.md")
+    with caplog.at_level(logging.WARNING):
+        assert [file.path for file in find(tmp_path)] == ["a.txt"]
+    [line] = caplog.messages
+    assert line.endswith("2 of 3 files ignored (.bin, .tar.xz)")
+
+
+@pytest.mark.parametrize("names", [(), ("README.md",), (".hidden.txt",), ("a.bin",)])
+def test_a_folder_without_text_is_refused_with_what_would_be_text(tmp_path: Path, names: tuple[str, ...]) -> None:
+    write(tmp_path, *names)
+    with pytest.raises(SourceError, match=r"no file with text in it.*what is understood: \.txt, .*\.jsonl.*\.gz or \.zst"):
+        find(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["missing", "missing/*.txt"])
+def test_a_missing_source_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SourceError, match=r"no such file or folder|no file matches"):
+        find(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["missing", "empty", "empty/*.txt"])
+def test_the_built_in_corpus_can_stand_in_for_missing_text(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path / "empty", "README.md")
+    found = find(tmp_path / name, if_empty="builtin")
+    assert {file.source for file in found} == {"stdlib-code", "stdlib-manual"}
+    assert "the built-in corpus (Python's standard library) is used instead" in caplog.text
+
+
+def test_the_built_in_corpus_stands_in_for_nothing_where_there_is_text(tmp_path: Path) -> None:
+    assert [file.source for file in find(write(tmp_path / "books", "a.txt"), if_empty="builtin")] == ["books"]
+
+
+def test_the_built_in_corpus_is_the_standard_library_without_tests_and_installed_packages() -> None:
+    paths = {file.path for file in find("builtin")}
+    assert {"argparse.py", "json/decoder.py", "pydoc_data/topics.py"} <= paths
+    assert not [path for path in paths if {"test", "tests", "site-packages", "idlelib"} & set(path.split("/"))]
+
+
+def test_the_topics_of_the_manual_are_parsed_and_never_run() -> None:
+    code = 'import os\ntopics = {"a": "text " "of a",\n "b": r"""\\text of b"""}\nraise SystemExit'
+    assert parse_topics(code) == [(2, "text of a"), (3, "\\text of b")]
+    with pytest.raises(ValueError, match="no dict literal"):
+        parse_topics("topics = dict(a=1)")
+    with pytest.raises(ValueError, match="malformed node"):
+        parse_topics('topics = {"a": open("/etc/passwd").read()}')
+
+
+def test_input_can_be_limited_by_bytes_in_name_order(tmp_path: Path) -> None:
+    write(tmp_path, "a.txt", "b.txt", "c.txt")
+    assert [file.path for file in find(tmp_path, limits={"max_bytes_per_source": 10})] == ["a.txt", "b.txt"]
+
+
+def test_an_unchanged_file_is_not_read_again_and_a_touched_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = tmp_path / "inputs.json"
+    folder = write(tmp_path / "books", "a.txt", "b.txt")
+    remember_digests(find(folder), known)
+    read: list[str] = []
+
+    def digest(path: Path) -> str:
+        read.append(path.name)
+        return digest_bytes(path.read_bytes())
+
+    monkeypatch.setattr(inputs_module, "digest_file", digest)
+    find(folder, known=known)
+    assert read == []
+    (folder / "b.txt").write_text("same size")
+    os.utime(folder / "b.txt", ns=(1, 1))
+    [_, changed] = find(folder, known=known)
+    assert read == ["b.txt"]
+    assert changed.sha256 == digest_bytes(b"same size")
+
+
+def test_a_damaged_list_of_digests_costs_only_time(tmp_path: Path) -> None:
+    folder = write(tmp_path / "books", "a.txt")
+    for content in ("[]", "{", "\0"):
+        (tmp_path / "inputs.json").write_text(content)
+        assert find(folder, known=tmp_path / "inputs.json") == find(folder)
+
+
+def test_empty_files_hold_no_document(tmp_path: Path) -> None:
+    write(tmp_path, "a.txt")
+    (tmp_path / "b.txt").touch()
+    assert [file.path for file in find(tmp_path)] == ["a.txt"]

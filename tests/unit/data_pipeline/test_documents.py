@@ -1,0 +1,24 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipeline.documents import Reason, document_id, ordinal_of, partition_of
+
+words = st.integers(0, 2**32 - 1)
+
+
+@given(words, words)
+def test_an_id_leads_back_to_partition_and_ordinal(partition: int, ordinal: int) -> None:
+    identity = document_id(partition, ordinal)
+    assert (partition_of(identity), ordinal_of(identity)) == (partition, ordinal)
+    assert 0 <= identity < 2**64
+
+
+@pytest.mark.parametrize(("partition", "ordinal"), [(2**32, 0), (0, 2**32), (-1, 0), (0, -1)])
+def test_a_number_that_does_not_fit_is_refused(partition: int, ordinal: int) -> None:
+    with pytest.raises(OverflowError, match="32 bits"):
+        document_id(partition, ordinal)
+
+
+def test_length_is_no_fault_of_the_input() -> None:
+    assert {reason for reason in Reason if not reason.malformed} == {Reason.EMPTY, Reason.TOO_SHORT, Reason.TOO_LONG}

@@ -1,0 +1,76 @@
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from data_pipeline.engine import open_engine, stop_on_signals
+from data_pipeline.errors import SourceError, StoppedBySignal, WorkerError
+
+
+def slow_first(number: int) -> int:
+    time.sleep(0.2 if number == 0 else 0)
+    return number
+
+
+def fail_at_three(number: int) -> int:
+    if number == 3:
+        raise SourceError("number three is bad")
+    return number
+
+
+def die_at_three(number: int) -> int:
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_results_come_in_the_order_of_the_tasks(num_workers: int) -> None:
+    with open_engine(num_workers) as engine:
+        assert list(engine.map(slow_first, range(20))) == list(range(20))
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_an_error_of_a_task_is_raised_where_its_result_is_taken(num_workers: int) -> None:
+    with open_engine(num_workers) as engine:
+        results = engine.map(fail_at_three, range(6))
+        assert [next(results) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(SourceError, match="number three is bad"):
+            next(results)
+
+
+def test_a_killed_worker_is_an_error_with_a_remedy() -> None:
+    with open_engine(2) as engine, pytest.raises(WorkerError, match=r"lack of memory; .* fewer --workers"):
+        list(engine.map(die_at_three, range(6)))
+
+
+def run_out_of_memory(_: int) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_lack_of_memory_is_an_error_with_a_remedy(num_workers: int) -> None:
+    with open_engine(num_workers) as engine, pytest.raises(WorkerError, match=r"memory ran out.* fewer --workers"):
+        list(engine.map(run_out_of_memory, range(3)))
+
+
+def test_tasks_are_taken_only_as_far_ahead_as_workers_need() -> None:
+    taken: list[int] = []
+
+    def tasks() -> Iterator[int]:
+        for number in range(100):
+            taken.append(number)
+            yield number
+
+    with open_engine(2) as engine:
+        next(engine.map(slow_first, tasks()))
+        assert taken == [0, 1, 2, 3]
+
+
+def test_sigterm_becomes_an_error_that_says_how_to_go_on_and_the_old_handler_returns() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(StoppedBySignal, match=r"SIGTERM received; .* run the same command again"), stop_on_signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,54 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipeline.errors import PreparedDataError
+from data_pipeline.manifest import MANIFEST, Manifest, ShardEntry, read_manifest
+
+SHARD = ShardEntry("train/a-00000.arrow", "train", "a", 3, 30, 27, 1000, "sha256:00")
+SEALED, DATA = Manifest(
+    "sha256:11", 10, 260, "uint16", "byte", "sha256:22", ("a",), (SHARD,), {"report.json": "sha256:33"}, ({"x": 1},), (), {}, {}
+).sealed()
+
+
+def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_bytes(DATA)
+    assert read_manifest(tmp_path) == SEALED
+    assert json.loads(DATA)["root_digest"] == SEALED.root_digest
+
+
+@given(at=st.integers(0, len(DATA) - 1), bit=st.integers(0, 7))
+def test_any_changed_bit_is_found(at: int, bit: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("flip")
+    data = bytearray(DATA)
+    data[at] ^= 1 << bit
+    (folder / MANIFEST).write_bytes(data)
+    try:
+        manifest = read_manifest(folder)
+    except PreparedDataError:
+        return
+    assert manifest == SEALED, "a change that alters nothing but white space may pass"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "damaged, not valid JSON"),
+        ("[]", "format 'list', but this version reads 'packed-rows/1'"),
+        ('{"format": "packed-rows/9"}', "format 'packed-rows/9', but this version reads"),
+        ('{"format": "packed-rows/1"}', "it was changed after it was written"),
+    ],
+)
+def test_what_is_no_manifest_is_refused_by_name(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / MANIFEST).write_text(content)
+    with pytest.raises(PreparedDataError, match=rf"manifest\.json: .*{message}"):
+        read_manifest(tmp_path)
+
+
+def test_a_folder_without_a_manifest_is_refused_with_the_command_that_makes_one(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(PreparedDataError, match=r"holds no finished prepared data; run `python -m data_pipeline prepare"):
+            read_manifest(folder)

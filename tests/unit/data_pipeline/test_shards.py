@@ -1,0 +1,170 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipeline.errors import PreparedDataError
+from data_pipeline.files import digest_file
+from data_pipeline.manifest import Manifest, ShardEntry
+from data_pipeline.shards import Rows, ShardContent, token_type, write_shard
+
+LENGTH = 12
+
+
+def content_of(rows: list[list[int]], first_token: int = 1) -> ShardContent:
+    """Rows given by the lengths of their segments; tokens and document ids count up."""
+    segments = [length for row in rows for length in row]
+    tokens = np.zeros((len(rows), LENGTH), np.uint16)
+    token = first_token
+    for number, row in enumerate(rows):
+        tokens[number, : sum(row)] = np.arange(token, token + sum(row))
+        token += sum(row)
+    return ShardContent(
+        tokens,
+        np.array(segments, np.uint32),
+        np.arange(first_token, first_token + len(segments), dtype=np.uint64),
+        np.array([len(row) for row in rows]),
+    )
+
+
+def write(folder: Path, *shards: tuple[str, str, list[list[int]]]) -> tuple[Manifest, list[ShardContent]]:
+    """Prepared data of (split, source, rows)."""
+    entries, contents = [], []
+    for number, (split, source, rows) in enumerate(shards):
+        path = folder / split / f"{source}-{number:05d}.arrow"
+        path.parent.mkdir(exist_ok=True)
+        content = content_of(rows, 1 + 100 * number)
+        write_shard(path, content)
+        entries.append(
+            ShardEntry(
+                f"{split}/{path.name}",
+                split,
+                source,
+                len(rows),
+                content.num_tokens,
+                content.num_targets,
+                path.stat().st_size,
+                digest_file(path),
+            )
+        )
+        contents.append(content)
+    names = tuple(dict.fromkeys(source for _, source, _ in shards))
+    manifest = Manifest("", LENGTH, 1000, "uint16", "byte", "", names, tuple(entries), {}, (), (), {}, {})
+    return manifest, contents
+
+
+def segments_of(row: list[int]) -> list[int]:
+    numbers = [number for number, length in enumerate(row) for _ in range(length)]
+    return numbers + [-1] * (LENGTH - len(numbers))
+
+
+segment_lengths = st.lists(st.integers(1, 6), min_size=1, max_size=6).filter(lambda row: sum(row) <= LENGTH)
+shard_rows = st.lists(segment_lengths, min_size=1, max_size=6)
+
+
+@given(shards=st.lists(shard_rows, min_size=1, max_size=4), data=st.data())
+def test_rows_come_back_in_the_order_asked_for(
+    shards: list[list[list[int]]], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("shards")
+    manifest, contents = write(folder, *(("train", f"s{n % 2}", rows) for n, rows in enumerate(shards)))
+    rows = Rows(folder, manifest, "train")
+    tokens = np.concatenate([content.tokens_RL for content in contents])
+    lengths = [row for shard in shards for row in shard]
+    sources = [number % 2 for number, shard in enumerate(shards) for _ in shard]
+    documents = np.split(np.concatenate([c.documents_S for c in contents]), np.cumsum([len(row) for row in lengths]))
+    assert len(rows) == len(lengths)
+    asked = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10))
+    indices = np.array(asked, np.int64)
+    batch = rows.read(indices)
+    assert batch.tokens_BL.tolist() == tokens[indices].tolist()
+    assert batch.segments_BL.tolist() == [segments_of(lengths[index]) for index in asked]
+    assert rows.num_targets(indices).tolist() == [sum(length - 1 for length in lengths[index]) for index in asked]
+    assert rows.source_ids(indices).tolist() == [sources[index] for index in asked]
+    assert all(rows.document_ids(index).tolist() == documents[index].tolist() for index in asked)
+
+
+def test_a_split_without_shards_has_no_rows(tmp_path: Path) -> None:
+    manifest, _ = write(tmp_path, ("train", "a", [[3]]))
+    rows = Rows(tmp_path, manifest, "val")
+    assert len(rows) == 0
+    assert rows.read(np.array([], np.int64)).tokens_BL.shape == (0, LENGTH)
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+def test_a_row_that_is_not_there_is_refused(tmp_path: Path, index: int) -> None:
+    manifest, _ = write(tmp_path, ("train", "a", [[3], [4]]))
+    with pytest.raises(IndexError, match="asked of 2"):
+        Rows(tmp_path, manifest, "train").read(np.array([index]))
+
+
+def test_writing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_shard(tmp_path / name, content_of([[3, 4], [12], [1]]))
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@given(at=st.integers(0, 10**9), bit=st.integers(0, 7))
+def test_any_changed_bit_of_a_shard_is_found_at_first_use(at: int, bit: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("flip")
+    manifest, _ = write(folder, ("train", "a", [[3, 4], [12]]))
+    path = folder / manifest.shards[0].path
+    data = bytearray(path.read_bytes())
+    data[at % len(data)] ^= 1 << bit
+    path.write_bytes(data)
+    with pytest.raises(PreparedDataError, match=r"a-00000\.arrow: sha256:.* run `prepare` again"):
+        Rows(folder, manifest, "train").read(np.array([0]))
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("keep", [0, 1, -1])
+def test_a_shard_cut_short_is_refused_and_never_mapped(tmp_path: Path, keep: int, verify: bool) -> None:
+    manifest, _ = write(tmp_path, ("train", "a", [[3, 4], [12]]))
+    path = tmp_path / manifest.shards[0].path
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(PreparedDataError, match=r"bytes, but the manifest says .* the shard is damaged"):
+        Rows(tmp_path, manifest, "train", verify=verify).num_targets(np.array([0]))
+
+
+def test_a_shard_that_is_gone_is_named(tmp_path: Path) -> None:
+    manifest, _ = write(tmp_path, ("train", "a", [[3]]))
+    (tmp_path / manifest.shards[0].path).unlink()
+    with pytest.raises(PreparedDataError, match=r"a-00000\.arrow: this shard is missing"):
+        Rows(tmp_path, manifest, "train").read(np.array([0]))
+
+
+def test_a_file_of_the_right_size_that_is_no_shard_is_refused_without_its_digest_too(tmp_path: Path) -> None:
+    manifest, _ = write(tmp_path, ("train", "a", [[3]]))
+    path = tmp_path / manifest.shards[0].path
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(PreparedDataError, match="not a shard that can be read"):
+        Rows(tmp_path, manifest, "train", verify=False).read(np.array([0]))
+
+
+def test_a_shard_that_contradicts_the_manifest_is_refused(tmp_path: Path) -> None:
+    manifest, _ = write(tmp_path, ("train", "a", [[3]]))
+    wrong = replace(manifest, shards=(replace(manifest.shards[0], rows=2),))
+    with pytest.raises(PreparedDataError, match="not a shard that can be read"):
+        Rows(tmp_path, wrong, "train").read(np.array([1]))
+
+
+def test_only_shards_that_are_asked_for_are_opened(tmp_path: Path) -> None:
+    manifest, _ = write(tmp_path, ("train", "a", [[3]]), ("train", "a", [[4]]))
+    (tmp_path / manifest.shards[1].path).unlink()
+    assert Rows(tmp_path, manifest, "train").num_targets(np.array([0])).tolist() == [2]
+
+
+def test_rows_that_are_open_outlive_the_files_they_came_from(tmp_path: Path) -> None:
+    manifest, [content] = write(tmp_path, ("train", "a", [[3, 4], [12]]))
+    rows = Rows(tmp_path, manifest, "train")
+    rows.num_targets(np.array([0]))
+    (tmp_path / manifest.shards[0].path).unlink()
+    assert rows.read(np.array([1, 0])).tokens_BL.tolist() == content.tokens_RL[::-1].tolist()
+
+
+@pytest.mark.parametrize(("vocab_size", "name"), [(65_536, "uint16"), (65_537, "uint32")])
+def test_ids_take_two_bytes_where_they_fit(vocab_size: int, name: str) -> None:
+    assert token_type(vocab_size).name == name
