@@ -29,7 +29,8 @@ ENV LANG=C.UTF-8 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/app \
     PATH=/app/entrypoints:/opt/venv/bin:$PATH
 
 # g++ and Python's headers: torch.compile builds C++ on CPU and a launcher for each Triton kernel on GPU, and the runtime base has gcc
-# alone. Ubuntu's image already has a user 1000. The home is open to all, because it is a tmpfs in the services: runc gives a tmpfs the mode of the folder that it covers, and RUN_UID may be anyone.
+# alone. Ubuntu's image already has a user 1000. The home is open to all because it is a tmpfs in the services: runc gives a tmpfs the
+# mode of the folder that it covers, and RUN_UID may be anyone.
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends g++ python3-dev \
  && apt-get clean && rm -rf /var/lib/apt/lists/* \

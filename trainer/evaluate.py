@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +36,9 @@ class Evaluation:
 
 
 @torch.no_grad()
-def evaluate(model: Decoder, rows: Rows, config: TrainConfig, group: Group) -> Evaluation:
+def evaluate(
+    model: Decoder, rows: Rows, config: TrainConfig, group: Group, after_batch: Callable[[], None] = lambda: None
+) -> Evaluation:
     """The mean loss over the validation rows, weighted by targets.
 
     Each rank computes a run of the batches and fills in the sums of its rows; every sum is then present on every rank and
@@ -51,6 +54,7 @@ def evaluate(model: Decoder, rows: Rows, config: TrainConfig, group: Group) -> E
         with autocast(config, group.device):
             logits_BLV = model(batch.tokens, batch.segments, batch.positions)
         sums[number * size : number * size + len(here)] = cross_entropy_rows(logits_BLV, batch.targets)
+        after_batch()
     model.train()
     num_targets = int(rows.num_targets(np.arange(num_rows)).sum())
     total = math.fsum(group.sum(sums).tolist())

@@ -79,7 +79,7 @@ class Session:
 
     def evaluate(self, progress: Progress) -> Progress:
         """Measures the validation loss and writes a sample."""
-        evaluation = evaluate(self.model, self.val_rows, self.config, self.group)
+        evaluation = evaluate(self.model, self.val_rows, self.config, self.group, self.beat)
         self.monitor.evaluation(progress.step, evaluation)
         if self.group.is_main and self.config.eval.sample_tokens:
             self.monitor.sample(progress.step, self._sample(progress.step))

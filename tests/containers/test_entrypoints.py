@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,26 @@ def environment(stand_in: Path, **variables: str) -> dict[str, str]:
 
 def run(stand_in: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment(stand_in, **variables), capture_output=True, text=True, timeout=60, check=False)
+
+
+@contextlib.contextmanager
+def started_train(variables: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """The entrypoint of `train`, running; killed at the end if it still is.
+
+    A shell gives its background jobs an ignored SIGINT, which children inherit and bash cannot trap; here it is as a terminal leaves it.
+    """
+    process = subprocess.Popen(
+        [TRAIN],
+        env=variables,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def variables_of(stand_in: Path, **variables: str) -> dict[str, str]:
@@ -129,7 +151,7 @@ def test_a_signal_reaches_torchrun_once_and_its_save_is_waited_for(stand_in: Pat
     log = tmp_path / "log"
     saving = f"trap 'echo got >>{log}; sleep 1; echo saved >>{log}; echo 75 >$TRAINER_EXIT_FILE; exit 1' TERM; echo up >>{log}; "
     variables = environment(stand_in, STAND_IN_DOES=saving + "while :; do sleep 0.1; done")
-    with subprocess.Popen([TRAIN], env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with started_train(variables) as process:
         deadline = time.monotonic() + 30
         while not log.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -143,7 +165,7 @@ def test_a_signal_reaches_torchrun_once_and_its_save_is_waited_for(stand_in: Pat
 def test_torchrun_does_not_outlive_a_killed_entrypoint(stand_in: Path, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     variables = environment(stand_in, STAND_IN_DOES=f"echo $$ >{pid_file}; while :; do sleep 0.1; done")
-    with subprocess.Popen([TRAIN], env=variables, stdout=subprocess.DEVNULL) as process:
+    with started_train(variables) as process:
         deadline = time.monotonic() + 30
         while not (pid_file.exists() and pid_file.read_text().strip()) and time.monotonic() < deadline:
             time.sleep(0.05)
