@@ -52,14 +52,13 @@ def run(stand_in: Path, *command: str, **variables: str) -> subprocess.Completed
 def started_train(variables: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """The entrypoint of `train`, running; killed at the end if it still is.
 
-    A shell gives its background jobs an ignored SIGINT, which children inherit and bash cannot trap; here it is as a terminal leaves it.
+    A shell gives its background jobs an ignored SIGINT, which children inherit and bash cannot trap; `env` gives it back.
     """
     process = subprocess.Popen(
-        [TRAIN],
+        ["env", "--default-signal=INT", TRAIN],
         env=variables,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         yield process
