@@ -137,7 +137,7 @@ class EvalConfig(Section):
     """Validation and text samples."""
 
     every_steps: int = Field(250, ge=1, description="steps between evaluations; the first and last step are always evaluated")
-    max_rows: int | None = Field(None, ge=1, description="validation rows to use, from the start; none: all")
+    max_rows: int | None = Field(None, ge=1, description="validation rows to use, spread evenly over all; none: all")
     micro: int | None = Field(None, ge=1, le=65536, description="rows in one forward pass of one rank; none: batch.micro")
     prompt: str = Field("", description="text that the sample at each evaluation continues")
     sample_tokens: int = Field(64, ge=0, le=4096, description="length of that sample; 0: no sample")

@@ -45,17 +45,18 @@ def evaluate(
     they are added in one order.
     """
     num_rows = min(len(rows), config.eval.max_rows or len(rows))
+    chosen = np.arange(num_rows) * len(rows) // num_rows  # spread evenly: neighbours come from the same documents
     size = config.eval.micro or config.batch.micro
     sums = torch.zeros(num_rows, dtype=torch.float64, device=group.device)
     model.eval()
     for number in share_of_rank(-(-num_rows // size), group):
-        here = np.arange(number * size, min(num_rows, (number + 1) * size))
+        here = chosen[number * size : (number + 1) * size]
         batch = micro_batch(rows.read(here)).to(group.device)
         with autocast(config, group.device):
             logits_BLV = model(batch.tokens, batch.segments, batch.positions)
         sums[number * size : number * size + len(here)] = cross_entropy_rows(logits_BLV, batch.targets)
         after_batch()
     model.train()
-    num_targets = int(rows.num_targets(np.arange(num_rows)).sum())
+    num_targets = int(rows.num_targets(chosen).sum())
     total = math.fsum(group.sum(sums).tolist())
     return Evaluation(total / max(1, num_targets), num_rows, num_targets)
