@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 from data_pipeline.errors import StoppedBySignal
 from trainer.config import TrainConfig
 from trainer.determinism import seed_step
 from trainer.loader import prefetched_batches
-from trainer.metrics import StepMetrics
 from trainer.optim import set_learning_rate
 from trainer.record import complete_record
 from trainer.schedule import learning_rate_factor
@@ -56,28 +54,23 @@ def train_until_done(session: Session) -> tuple[Progress, bool]:
 
             started = time.monotonic()
             batch = next(batches)
-            waited = time.monotonic() - started
+            waited_s = time.monotonic() - started
             rate = config.optim.lr * learning_rate_factor(config.schedule, plan.decay_steps, progress.step)
             set_learning_rate(session.optimizer, rate)
             seed_step(config.seed, progress.step, group.rank)
             result = train_step(
-                *(session.module, session.optimizer, session.scaler, batch, config, group),
+                session.module,
+                session.optimizer,
+                session.scaler,
+                batch,
+                config,
+                group,
                 stop_requested=session.stop.signal_name is not None,
                 seconds=progress.seconds + time.monotonic() - started,
             )
+            progress = progress.after_step(rows=len(batch.rows), targets=batch.num_targets, seconds=result.seconds)
+            session.report(progress, result, rate, batch.num_targets / (time.monotonic() - started), waited_s)
             stopped = result.stop_votes > 0
-            progress = replace(
-                progress,
-                step=progress.step + 1,
-                rows=progress.rows + len(batch.rows),
-                targets=progress.targets + batch.num_targets,
-                seconds=result.seconds,
-            )
-            speed = batch.num_targets / (time.monotonic() - started)
-            session.monitor.train(
-                StepMetrics(progress.step, plan.last_step, result.loss, result.grad_norm, rate, progress.targets, speed, waited)
-            )
-            session.beat()
     if stopped and not session.is_saved(progress):
         progress = session.save(progress)
     return progress, stopped

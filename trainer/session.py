@@ -22,13 +22,13 @@ from trainer.determinism import configure_determinism
 from trainer.distributed import Group, joined_group
 from trainer.evaluate import evaluate
 from trainer.generate import Sampling, generate
-from trainer.metrics import JsonLinesSink, Monitor, Sink, TensorBoardSink, TerminalSink
+from trainer.metrics import JsonLinesSink, Monitor, Sink, StepMetrics, TensorBoardSink, TerminalSink
 from trainer.model import Decoder, build_model, parameters_by_name
 from trainer.optim import build_optimizer, optimizer_tensors, restore_optimizer
 from trainer.record import check_identity, identity_of, locked_run, open_record
 from trainer.signals import StopRequest, stop_request
 from trainer.state import Progress
-from trainer.step import make_scaler, wrap_for_training
+from trainer.step import StepResult, make_scaler, wrap_for_training
 
 __all__ = ["Plan", "Session", "opened_session", "plan_run", "weights_digest"]
 
@@ -95,6 +95,24 @@ class Session:
         """True where the newest checkpoint is of this step; the same answer on every rank."""
         return self.group.on_main(lambda: self.checkpoints.steps()[-1:] == [progress.step])
 
+    def report(
+        self, progress: Progress, result: StepResult, learning_rate: float, tokens_per_s: float, loader_wait_s: float
+    ) -> None:
+        """Hands the numbers of a step to the sinks, and shows that this rank is alive."""
+        self.monitor.train(
+            StepMetrics(
+                step=progress.step,
+                last_step=self.plan.last_step,
+                loss=result.loss,
+                grad_norm=result.grad_norm,
+                learning_rate=learning_rate,
+                targets=progress.targets,
+                tokens_per_s=tokens_per_s,
+                loader_wait_s=loader_wait_s,
+            )
+        )
+        self.beat()
+
     def beat(self) -> None:
         """Tells the container's health check that this rank is alive."""
         (self.config.run / "heartbeat" / f"rank-{self.group.rank}").touch()
@@ -152,20 +170,37 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
         optimizer = build_optimizer(model, config.optim)
         scaler = make_scaler(config, group.device)
         resumed = Progress() if newest is None else _restore(checkpoints.load(newest), model, optimizer, scaler)
-        num_weights = sum(parameter.numel() for parameter in parameters_by_name(model).values())
-        _log.info(
-            "%s  %.2fM weights, vocabulary %d, %d training and %d validation rows of %d tokens, %d rank(s) on %s, %s",
-            f"resuming {config.run} at step {resumed.step}" if newest is not None else f"training in {config.run}",
-            *(num_weights / 1e6, manifest.vocab_size, len(train_rows), len(val_rows), manifest.row_length),
-            *(group.world_size, group.device.type, config.precision),
-        )
         monitor = Monitor(_sinks(config, plan, newest) if group.is_main else ())
         stack.callback(monitor.close)
-        tokenizer = load_tokenizer(config.data / "tokenizer")
-        yield Session(
-            *(config, group, plan, train_rows, val_rows, tokenizer, model, module, optimizer, scaler),
-            *(checkpoints, monitor, stop, resumed),
+        session = Session(
+            config=config,
+            group=group,
+            plan=plan,
+            train_rows=train_rows,
+            val_rows=val_rows,
+            tokenizer=load_tokenizer(config.data / "tokenizer"),
+            model=model,
+            module=module,
+            optimizer=optimizer,
+            scaler=scaler,
+            checkpoints=checkpoints,
+            monitor=monitor,
+            stop=stop,
+            resumed=resumed,
         )
+        _log.info("%s", _describe(session, manifest, continued=newest is not None))
+        yield session
+
+
+def _describe(session: Session, manifest: Manifest, *, continued: bool) -> str:
+    config, group = session.config, session.group
+    num_weights = sum(parameter.numel() for parameter in parameters_by_name(session.model).values())
+    return (
+        f"{f'resuming {config.run} at step {session.resumed.step}' if continued else f'training in {config.run}'}  "
+        f"{num_weights / 1e6:.2f}M weights, vocabulary {manifest.vocab_size}, {len(session.train_rows)} training and "
+        f"{len(session.val_rows)} validation rows of {manifest.row_length} tokens, "
+        f"{group.world_size} rank{'s' * (group.world_size > 1)} on {group.device.type}, {config.precision}"
+    )
 
 
 def plan_run(config: TrainConfig, manifest: Manifest, num_rows: int) -> Plan:

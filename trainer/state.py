@@ -29,6 +29,10 @@ class Progress:
     best_val_loss: float | None = None
     """That loss, in nats per target."""
 
+    def after_step(self, *, rows: int, targets: int, seconds: float) -> Progress:
+        """The counters once a step has used `rows` rows with `targets` targets, `seconds` into the training time."""
+        return replace(self, step=self.step + 1, rows=self.rows + rows, targets=self.targets + targets, seconds=seconds)
+
     def after_evaluation(self, val_loss: float) -> Progress:
         """The counters once this step has been evaluated."""
         better = self.best_val_loss is None or val_loss < self.best_val_loss

@@ -335,3 +335,18 @@ def test_an_error_of_rank_0_is_told_once_and_ends_every_rank_with_its_code(data:
     log = run.with_suffix(".log").read_text()
     assert log.count("error: ") == 1
     assert "checkpoints" in log
+
+
+def test_three_ranks_resume_exactly(data: Path, tmp_path: Path) -> None:
+    """With three ranks the order of addition matters; without the pass over an empty batch in `wrap_for_training` this fails at step 15."""
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    changes = {
+        "batch": {"global_rows": 12},
+        "model": {"width": 64},
+        "schedule": {"decay_steps": 24},
+        "checkpoint": {"every_steps": 100},
+    }
+    assert start_ranks(tiny_config(data, whole, limits={"steps": 24}, **changes), 3).wait(timeout=240) == 0
+    for steps in (12, 24):
+        assert start_ranks(tiny_config(data, resumed, limits={"steps": steps}, **changes), 3).wait(timeout=240) == 0
+    assert losses(resumed) == losses(whole)
