@@ -338,7 +338,7 @@ def test_an_error_of_rank_0_is_told_once_and_ends_every_rank_with_its_code(data:
 
 
 def test_three_ranks_resume_exactly(data: Path, tmp_path: Path) -> None:
-    """With three ranks the order of addition matters; without the pass over an empty batch in `wrap_for_training` this fails at step 15."""
+    """Here the order of addition matters: without the pass over an empty batch in `wrap_for_training`, step 15 differs."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     changes = {
         "batch": {"global_rows": 12},
