@@ -11,7 +11,7 @@ from pathlib import Path
 
 from data_pipeline.config import PrepareConfig
 from data_pipeline.errors import ConfigError, run_command
-from data_pipeline.settings import environment_names, help_parser, load_settings
+from data_pipeline.settings import help_parser, load_settings, schema_text
 
 PROGRAM = "python -m data_pipeline"
 USAGE = f"""usage: {PROGRAM} COMMAND …
@@ -70,12 +70,7 @@ def _inspect(arguments: Sequence[str]) -> None:
 
 
 def _schema(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog=f"{PROGRAM} schema", description="Prints the JSON Schema of the settings, for editors.")
-    parser.add_argument("--env", action="store_true", help="print the names of the environment variables instead, one a line")
-    if parser.parse_args(arguments).env:
-        print("\n".join(environment_names(PrepareConfig)))
-    else:
-        print(json.dumps(PrepareConfig.model_json_schema(), indent=2))
+    print(schema_text(PrepareConfig, PROGRAM, arguments))
 
 
 def _folder_parser(command: str, description: str) -> argparse.ArgumentParser:

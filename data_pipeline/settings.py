@@ -30,6 +30,7 @@ __all__ = [
     "environment_names",
     "help_parser",
     "load_settings",
+    "schema_text",
     "setting_names",
     "to_toml",
 ]
@@ -114,6 +115,15 @@ def help_parser(model: type[Settings], program: str, description: str) -> argpar
             help=_help_text(field),
         )
     return parser
+
+
+def schema_text(model: type[Settings], program: str, arguments: Sequence[str]) -> str:
+    """What a `schema` command prints: the JSON Schema of the settings, or with `--env` their environment variables, one a line."""
+    parser = argparse.ArgumentParser(prog=f"{program} schema", description="Prints the JSON Schema of the settings, for editors.")
+    parser.add_argument("--env", action="store_true", help="print the names of the environment variables instead, one a line")
+    if parser.parse_args(arguments).env:
+        return "\n".join(environment_names(model))
+    return json.dumps(model.model_json_schema(), indent=2)
 
 
 def to_toml(table: str, values: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_pipeline.errors import ConfigError, ExitCode, run_command
-from data_pipeline.settings import environment_names, help_parser, load_settings
+from data_pipeline.settings import help_parser, load_settings, schema_text
 from trainer.config import TrainConfig
 
 _COMMANDS = {
@@ -84,14 +84,7 @@ def _generate(arguments: Sequence[str]) -> None:
 
 
 def _schema(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m trainer schema", description=_COMMANDS["schema"])
-    parser.add_argument("--env", action="store_true", help="print the environment variables, one a line")
-    if parser.parse_args(arguments).env:
-        print("\n".join(environment_names(TrainConfig)))
-    else:
-        import json
-
-        print(json.dumps(TrainConfig.model_json_schema(), indent=2))
+    print(schema_text(TrainConfig, "python -m trainer", arguments))
 
 
 def _run_parser(command: str, description: str) -> argparse.ArgumentParser:
