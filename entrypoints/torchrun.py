@@ -13,7 +13,9 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import get_args_parser, run
 
-EXPLAINED_BY_THE_RANK = {2, 3, 4, 5, 74, 75}  # the trainer's documented exit codes
+from data_pipeline.errors import ExitCode
+
+EXPLAINED_BY_THE_RANK = set(ExitCode) - {ExitCode.DONE, ExitCode.CRASHED}
 # What torchrun logs about a rank that ended and about a signal that it passes on: said better by the report and the entrypoint.
 SAID_ELSEWHERE = ("failed (exitcode", "Sending process", "Received ")
 

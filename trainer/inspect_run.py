@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +17,9 @@ from trainer.determinism import configure_determinism
 from trainer.distributed import joined_group
 from trainer.evaluate import evaluate
 from trainer.generate import Sampling, generate
-from trainer.model import Decoder, parameters_by_name
+from trainer.model import Decoder, load_weights
 
 __all__ = ["evaluate_run", "generate_from_run", "load_checkpoint", "load_config"]
-
-_log = logging.getLogger(__name__)
 
 
 def load_config(run: Path) -> TrainConfig:
@@ -63,8 +60,7 @@ def load_model(run: Path, config: TrainConfig, which: str) -> tuple[Decoder, int
     checkpoint = load_checkpoint(run, which)
     tokenizer = load_tokenizer(run / "tokenizer")
     model = Decoder(config.model, tokenizer.vocab_size).eval()
-    for name, parameter in parameters_by_name(model).items():
-        parameter.data.copy_(checkpoint.model[name])
+    load_weights(model, checkpoint.model)
     return model, checkpoint.step
 
 

@@ -23,7 +23,7 @@ from trainer.distributed import Group, joined_group
 from trainer.evaluate import evaluate
 from trainer.generate import Sampling, generate
 from trainer.metrics import JsonLinesSink, Monitor, Sink, StepMetrics, TensorBoardSink, TerminalSink
-from trainer.model import Decoder, build_model, parameters_by_name
+from trainer.model import Decoder, build_model, load_weights, parameters_by_name
 from trainer.optim import build_optimizer, optimizer_tensors, restore_optimizer
 from trainer.record import check_identity, identity_of, locked_run, open_record
 from trainer.signals import StopRequest, stop_request
@@ -218,9 +218,8 @@ def plan_run(config: TrainConfig, manifest: Manifest, num_rows: int) -> Plan:
     decay_steps = config.schedule.decay_steps or min(certain + estimated)
     if config.schedule.kind != "constant" and config.schedule.warmup_steps >= decay_steps:
         raise ConfigError(
-            f"schedule.warmup_steps = {config.schedule.warmup_steps}, but the learning rate is to reach "
-            f"its floor at step {decay_steps}; "
-            "warm up for fewer steps, train longer, or set schedule.decay_steps"
+            f"schedule.warmup_steps = {config.schedule.warmup_steps}, but the learning rate is to reach its "
+            f"floor at step {decay_steps}; warm up for fewer steps, train longer, or set schedule.decay_steps"
         )
     return Plan(
         steps=limits.steps,
@@ -243,9 +242,8 @@ def weights_digest(model: nn.Module) -> str:
 def _check_fit(config: TrainConfig, manifest: Manifest, train_rows: int, val_rows: int, group: Group) -> None:
     if manifest.row_length > config.model.context:
         raise ConfigError(
-            f"the rows in {config.data} have {manifest.row_length} tokens, but model.context = "
-            f"{config.model.context}; raise model.context, or "
-            f"prepare with --row_length {config.model.context}"
+            f"the rows in {config.data} have {manifest.row_length} tokens, but "
+            f"model.context = {config.model.context}; raise model.context, or prepare with --row_length {config.model.context}"
         )
     for split, num_rows in (("train", train_rows), ("val", val_rows)):
         if num_rows == 0:
@@ -253,18 +251,14 @@ def _check_fit(config: TrainConfig, manifest: Manifest, train_rows: int, val_row
     if config.batch.micro_batches < group.world_size:
         raise ConfigError(
             f"batch.global_rows = {config.batch.global_rows} and batch.micro = {config.batch.micro} make "
-            f"{config.batch.micro_batches} "
-            f"micro-batches, too few for {group.world_size} ranks; use batch.micro = "
-            f"{max(1, config.batch.global_rows // group.world_size)} or "
-            "less, or more rows"
+            f"{config.batch.micro_batches} micro-batches, too few for {group.world_size} ranks; use "
+            f"batch.micro = {max(1, config.batch.global_rows // group.world_size)} or less, or more rows"
         )
 
 
 def _restore(checkpoint: Checkpoint, model: Decoder, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> Progress:
-    with torch.no_grad():
-        for name, parameter in parameters_by_name(model).items():
-            parameter.copy_(checkpoint.model[name])
-    restore_optimizer(model, optimizer, dict(checkpoint.optimizer))
+    load_weights(model, checkpoint.model)
+    restore_optimizer(model, optimizer, checkpoint.optimizer)
     scaler.load_state_dict(checkpoint.state["scaler"])
     return Progress(**checkpoint.state["progress"])
 
