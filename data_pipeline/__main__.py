@@ -1,4 +1,4 @@
-"""`python -m data_pipeline prepare|verify|inspect|schema`: parses, calls one function, and turns errors into exit codes."""
+"""`python -m data_pipeline COMMAND …`: parses, calls one function, and turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_pipeline.config import PrepareConfig
-from data_pipeline.errors import ConfigError, run_command
+from data_pipeline.errors import ConfigError, DataError, run_command
 from data_pipeline.settings import help_parser, load_settings, schema_text
 
 PROGRAM = "python -m data_pipeline"
@@ -20,8 +20,11 @@ Turns text into packed, tokenised rows for training.
 
   prepare --sources PATH [PATH …] --output DIR [--recipe NAME|FILE] [--workers N] [--section.setting VALUE …]
                     prepare text; the last line printed is the root digest (prepare --help lists every setting)
+  repack DIR --output DIR --row_length N
+                    pack the same documents into rows of another length, without tokenizing again
   verify DIR        check every digest; name the first file that is wrong
-  inspect DIR       show what is in prepared data; --json for programs
+  inspect DIR       show what is in prepared data; --json for programs; --document ID for one document
+  leaks DIR         look for training documents that are like validation documents; --against FILE … for benchmarks too
   schema            print the JSON Schema of the settings; --env prints the environment variables
 
 exit codes: 0 done; 2 bad setting; 3 bad data; 71 a worker was killed; 74 a file could not be written; 75 stopped, run it again
@@ -32,7 +35,14 @@ def main(arguments: Sequence[str]) -> None:
     """Runs the command that the arguments name."""
     _log_to_stderr()
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", ())
-    commands = {"prepare": _prepare, "verify": _verify, "inspect": _inspect, "schema": _schema}
+    commands = {
+        "prepare": _prepare,
+        "repack": _repack,
+        "verify": _verify,
+        "inspect": _inspect,
+        "leaks": _leaks,
+        "schema": _schema,
+    }
     if command in ("--help", "-h", "help"):
         print(USAGE, end="")
     elif command in commands:
@@ -49,6 +59,17 @@ def _prepare(arguments: Sequence[str]) -> None:
     print(f"root digest {prepare(config).root_digest}")
 
 
+def _repack(arguments: Sequence[str]) -> None:
+    parser = _folder_parser("repack", "Packs the documents of prepared data into rows of another length.")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder that receives the result")
+    parser.add_argument("--row_length", type=int, required=True, metavar="N", help="tokens in a row, from 8 to 1048576")
+    parser.add_argument("--workers", type=int, metavar="N", help="worker processes; one per core if not given")
+    options = parser.parse_args(arguments)
+    from data_pipeline.repack import repack
+
+    print(f"root digest {repack(options.directory, options.output, options.row_length, options.workers).root_digest}")
+
+
 def _verify(arguments: Sequence[str]) -> None:
     parser = _folder_parser("verify", "Checks every digest of prepared data; names the first file that is wrong.")
     directory = parser.parse_args(arguments).directory
@@ -61,12 +82,41 @@ def _verify(arguments: Sequence[str]) -> None:
 def _inspect(arguments: Sequence[str]) -> None:
     parser = _folder_parser("inspect", "Shows what is in prepared data.")
     parser.add_argument("--json", action="store_true", help="print it for programs")
+    parser.add_argument("--document", type=int, metavar="ID", help="print one document by its id, as in the rows' documents")
     options = parser.parse_args(arguments)
     from data_pipeline.inspection import describe, summarise
     from data_pipeline.manifest import read_manifest
 
+    if options.document is not None:
+        from data_pipeline.published import read_document
+        from data_pipeline.wording import visible
+
+        text = read_document(options.directory, read_manifest(options.directory), options.document).text
+        print(visible(text) if sys.stdout.isatty() else text)
+        return
     summary = summarise(read_manifest(options.directory))
     print(json.dumps(summary, indent=2) if options.json else describe(summary))
+
+
+def _leaks(arguments: Sequence[str]) -> None:
+    parser = _folder_parser("leaks", "Looks for validation documents, and items of benchmarks, in the training text.")
+    parser.add_argument("--against", type=Path, nargs="+", default=[], metavar="FILE", help="benchmark files (.jsonl, .txt)")
+    parser.add_argument("--strict", action="store_true", help="fail when an item of a benchmark is found, too")
+    parser.add_argument("--json", action="store_true", help="print it for programs")
+    options = parser.parse_args(arguments)
+    from data_pipeline.config import DedupSettings
+    from data_pipeline.leaks import check_leaks
+    from data_pipeline.manifest import read_manifest
+    from data_pipeline.published import read_documents
+    from data_pipeline.split import SPLITS
+
+    manifest = read_manifest(options.directory)
+    settings = DedupSettings(**manifest.config["dedup"] | {"benchmarks": ()})
+    train, val = (read_documents(options.directory, manifest, side) for side in SPLITS)
+    report = check_leaks(train, val, settings, options.against)
+    print(json.dumps(report.summary(), indent=2) if options.json else report.describe())
+    if report.leaked or (options.strict and report.contaminated):
+        raise DataError(f"{options.directory}: what it is to be tested with is in the training text; the list above says where")
 
 
 def _schema(arguments: Sequence[str]) -> None:

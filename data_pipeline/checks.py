@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 
 from data_pipeline.config import PrepareConfig
+from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import Reason
 from data_pipeline.errors import SourceError
 from data_pipeline.partitions import Partition
 from data_pipeline.report import collect_rejects
 from data_pipeline.sources.inputs import InputFile
 from data_pipeline.split import SPLITS
-from data_pipeline.stages import ReadResult
+from data_pipeline.stages.reading import ReadResult
+from data_pipeline.stages.splitting import SplitResult
 
-__all__ = ["check_positions_exist", "check_rejected", "check_split"]
+__all__ = ["check_positions_exist", "check_rejected", "check_split", "warn_of_losses"]
+
+logger = logging.getLogger(__name__)
 
 
 def check_positions_exist(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
@@ -42,9 +47,9 @@ def check_rejected(partitions: Sequence[Partition], read: Sequence[ReadResult], 
     )
 
 
-def check_split(read: Sequence[ReadResult], config: PrepareConfig) -> None:
+def check_split(read: Sequence[ReadResult], split: Sequence[SplitResult], config: PrepareConfig) -> None:
     """Refuses input that leaves nothing to train on or too little to validate with."""
-    train_documents, val_documents = (sum(result.kept[split] for result in read) for split in SPLITS)
+    train_documents, val_documents = (sum(result.kept[side] for result in split) for side in SPLITS)
     if not train_documents:
         raise SourceError(
             f"no document is left to train on, of {sum(result.documents for result in read)} that were read "
@@ -55,4 +60,18 @@ def check_split(read: Sequence[ReadResult], config: PrepareConfig) -> None:
             f"{val_documents} validation documents among {train_documents + val_documents}, but split.min_val_documents = "
             f"{config.split.min_val_documents}; add text, raise split.val_fraction, set text.documents to chunks or paragraphs, "
             "or lower split.min_val_documents"
+        )
+
+
+def warn_of_losses(duplicates: Duplicates, config: PrepareConfig) -> None:
+    """Says which sources lose most of their documents as duplicates: that is rarely what was meant."""
+    for source in duplicates.alarms:
+        counts = duplicates.sources[source]
+        logger.warning(
+            "source %s: %d of %d documents are duplicates, more than dedup.alarm_fraction = %s; look at the largest clusters in "
+            "the report, and raise dedup.threshold if they are not alike",
+            source,
+            sum(counts.values()) - counts["kept"],
+            sum(counts.values()),
+            config.dedup.alarm_fraction,
         )

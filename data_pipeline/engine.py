@@ -81,7 +81,7 @@ def open_engine(num_workers: int) -> Iterator[Engine]:
         return
     # Workers are forked from a fresh server: this process has threads, and a fork of those can hang.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["data_pipeline.stages"])
+    context.set_forkserver_preload(["data_pipeline.prepare"])
     executor = ProcessPoolExecutor(num_workers, context, initializer=_begin_worker)
     try:
         yield _Pool(executor, num_workers)

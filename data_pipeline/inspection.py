@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import PreparedDataError
 from data_pipeline.files import digest_file
+from data_pipeline.lengths import truncation_advice
 from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.wording import known, part, share, size, visible
 
 __all__ = ["describe", "summarise", "verify"]
+
+_WORDS = ("split", "source", "kind", "stage", "reason", "language", "length", "packing")
+"""Columns that hold words."""
+_COLUMNS = 100
 
 
 def verify(directory: Path) -> Manifest:
@@ -31,6 +39,8 @@ def verify(directory: Path) -> Manifest:
 
 def summarise(manifest: Manifest) -> dict[str, Any]:
     """What a person or a program wants to know about prepared data, in plain values."""
+    totals = manifest.totals
+    tokens = part(totals, "lengths", "tokens").get("total", 0)
     return {
         "root_digest": manifest.root_digest,
         "row_length": manifest.row_length,
@@ -38,7 +48,7 @@ def summarise(manifest: Manifest) -> dict[str, Any]:
             "kind": manifest.tokenizer_kind,
             "vocab_size": manifest.vocab_size,
             "digest": manifest.tokenizer_digest,
-            "bytes_per_token": round(manifest.totals["documents"]["text_bytes"] / max(manifest.totals["tokens"]["total"], 1), 3),
+            "bytes_per_token": round(part(totals, "documents").get("text_bytes", 0) / max(tokens, 1), 3),
         },
         "shards": [
             {
@@ -51,49 +61,96 @@ def summarise(manifest: Manifest) -> dict[str, Any]:
             for source in manifest.sources
             if (shards := [shard for shard in manifest.shards if (shard.split, shard.source) == (split, source)])
         ],
-        "totals": manifest.totals,
+        "advice": truncation_advice(totals.get("truncation") or [], manifest.row_length),
+        "totals": totals,
     }
 
 
 def describe(summary: dict[str, Any]) -> str:
-    """The summary as a page of text."""
-    documents, totals, tokenizer = summary["totals"]["documents"], summary["totals"], summary["tokenizer"]
-    rejected = [
-        f"{count:,} {reason}"
-        for stage in totals["rejected"].values()
-        for reason, count in sorted(stage.items(), key=lambda i: -i[1])
-    ]
-    lines = [
+    """The summary as a page of text; what the report lacks is left out."""
+    totals, tokenizer = known(summary["totals"]), summary["tokenizer"]
+    head = [
         f"root digest  {summary['root_digest']}",
         f"tokenizer    {tokenizer['kind']}, {tokenizer['vocab_size']:,} tokens, {tokenizer['bytes_per_token']} bytes a token",
-        f"documents    {documents['read']:,} read = {documents['train']:,} train + {documents['val']:,} val"
-        f" + {documents['rejected']:,} rejected" + (f" ({', '.join(rejected)})" if rejected else ""),
-        *(
-            f"{name:<12} "
-            + ", ".join(f"{key} {totals[name][key]:,}" for key in ("mean", "p50", "p90", "p95", "p99", "max"))
-            + " a document"
-            for name in ("characters", "tokens")
-        ),
-        "",
+        f"rows         {summary['row_length']:,} tokens long",
+        *_documents(part(totals, "documents")),
+        *_duplicates(part(totals, "duplicates")),
+    ]
+    tables = [
         _table(summary["shards"], ("split", "source", "shards", "rows", "tokens", "targets", "bytes")),
-        "",
+        _table(_rejected(totals), ("stage", "reason", "documents", "share")),
+        _table(_sources(totals), ("source", "kind", "read", "kept", "text", "tokens", "bytes_per_token", "train_tokens", "share")),
+        _table(_named("language", part(totals, "languages")), ("language", "documents", "bytes", "tokens", "bytes_per_token")),
+        _table(_named("length", part(totals, "lengths")), ("length", "mean", "p50", "p90", "p95", "p99", "max")),
+        textwrap.fill(summary["advice"], _COLUMNS),
         _table(
-            [{"split": split, **rows} for split, rows in totals["rows"].items()],
+            _named("split", part(totals, "rows")),
             ("split", "rows", "fill_rate", "padding", "documents", "cut_documents", "cut_rate", "repeated_tokens"),
         ),
-        f"\nrows of {summary['row_length']} tokens",
+        _table(_named("packing", part(totals, "packing_methods")), ("packing", "fill_rate", "cut_rate")),
     ]
-    return "\n".join(lines)
+    return "\n\n".join(("\n".join(head), *filter(None, tables)))
+
+
+def _documents(counts: dict[str, Any]) -> Iterator[str]:
+    if {"read", "train", "val", "rejected"} <= counts.keys():
+        yield (
+            f"documents    {counts['read']:,} read = {counts['train']:,} train + {counts['val']:,} val"
+            f" + {counts['rejected']:,} rejected"
+        )
+
+
+def _duplicates(found: dict[str, Any]) -> Iterator[str]:
+    if found:
+        told = ", ".join(f"{found[name]:,} {name}" for name in ("exact", "near", "benchmark") if name in found)
+        yield f"duplicates   {told}"
+    for source in found.get("alarms") or ():
+        yield f"alarm        {visible(source)} lost more of its documents to duplicates than dedup.alarm_fraction"
+
+
+def _rejected(totals: dict[str, Any]) -> list[dict[str, Any]]:
+    read = max(part(totals, "documents").get("read", 0), 1)
+    return [
+        {"stage": stage, "reason": reason, "documents": count, "share": share(count / read)}
+        for stage, counts in part(totals, "rejected").items()
+        for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    ]
+
+
+def _sources(totals: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            **line,
+            **{name: value for name, value in part(line, "documents").items() if name in ("read", "kept")},
+            "text": size(part(line, "documents").get("text_bytes", 0)),
+            "share": share(line["share"]) if "share" in line else "",
+        }
+        for line in _named("source", part(totals, "sources"))
+    ]
+
+
+def _named(title: str, values: dict[str, Any]) -> list[dict[str, Any]]:
+    """The entries of a table by name, the name among them under `title`."""
+    return [{title: name, **entry} for name, entry in values.items()]
 
 
 def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> str:
-    cells = [[column.replace("_", " ") for column in columns]]
-    cells += [[f"{row[column]:,}" if isinstance(row[column], int | float) else row[column] for column in columns] for row in rows]
-    widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
-    return "\n".join(
+    """Columns of text to the left, of numbers to the right; a column that nothing is known of is left out."""
+    shown = [column for column in columns if any(row.get(column) not in (None, "") for row in rows)]
+    cells = [[column.replace("_", " ") for column in shown]]
+    cells += [[_cell(row.get(column)) for column in shown] for row in rows]
+    widths = [max(len(line[index]) for line in cells) for index in range(len(shown))]
+    lines = [
         "  ".join(
-            cell.ljust(width) if column in ("split", "source") else cell.rjust(width)
-            for cell, width, column in zip(line, widths, columns, strict=True)
+            cell.ljust(width) if column in _WORDS else cell.rjust(width)
+            for cell, width, column in zip(line, widths, shown, strict=True)
         ).rstrip()
         for line in cells
-    )
+    ]
+    return "\n".join(lines) if rows else ""
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, int | float):
+        return f"{value:,}"
+    return " ".join(visible(str(value if value is not None else "")).split())

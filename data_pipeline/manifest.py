@@ -16,7 +16,7 @@ from data_pipeline.files import canonical_json, digest_bytes
 
 __all__ = ["FORMAT", "MANIFEST", "Manifest", "ShardEntry", "read_manifest"]
 
-FORMAT = "packed-rows/1"
+FORMAT = "packed-rows/2"
 MANIFEST = "manifest.json"
 
 

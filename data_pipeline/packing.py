@@ -15,9 +15,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Packing", "pack"]
+__all__ = ["METHODS", "Method", "Packing", "count_packing", "pack"]
 
 Int64s = NDArray[np.int64]
+Method = Literal["best-fit", "greedy", "one-per-row"]
+METHODS: tuple[Method, ...] = ("best-fit", "greedy", "one-per-row")
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,27 @@ class Packing:
     num_rows: int
 
 
-def pack(lengths: Int64s, row_length: int, method: Literal["best-fit", "greedy"]) -> Packing:
+def pack(lengths: Int64s, row_length: int, method: Method) -> Packing:
     """Places documents of `lengths` tokens (each at least 1) in rows of `row_length` (at least 2)."""
     if method == "greedy":
         return _pack_greedy(lengths, row_length)
     pieces, starts, piece_lengths = _cut(lengths, row_length)
+    if method == "one-per-row":
+        return Packing(np.arange(len(pieces)), pieces, starts, piece_lengths, len(pieces))
     rows = _best_fit_decreasing(piece_lengths, row_length)
     order = np.lexsort((np.arange(len(rows)), rows))
     num_rows = int(rows.max()) + 1 if len(rows) else 0
     return Packing(rows[order], pieces[order], starts[order], piece_lengths[order], num_rows)
+
+
+def count_packing(lengths: Int64s, row_length: int, method: Method) -> dict[str, int]:
+    """What `pack` would give: rows, documents that are cut, and tokens in the rows, those repeated at cuts included."""
+    packing = pack(lengths, row_length, method)
+    return {
+        "rows": packing.num_rows,
+        "cut_documents": int((np.bincount(packing.documents) > 1).sum()),
+        "tokens": int(packing.lengths.sum()),
+    }
 
 
 def _cut(lengths: Int64s, row_length: int) -> tuple[Int64s, Int64s, Int64s]:

@@ -1,46 +1,182 @@
-"""Tells the person who waits what is being done: a bar on a terminal, one dense line for each stage elsewhere. All on stderr."""
+"""Tells the person who waits what is being done and how long it will take: a bar on a terminal, now and then a line elsewhere.
+
+The time left is that of the stage: stages differ in speed, so what the later ones will need is not known before they begin, and is
+not guessed. It is shown once there is something to go by, and work that an earlier run has finished does not count as speed.
+All of it goes to stderr.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, TextIO
 
 from tqdm import tqdm
 
-__all__ = ["stage_progress"]
+from data_pipeline.wording import duration, size
+
+__all__ = ["Advance", "Pace", "Progress", "StageTiming"]
 
 _SECONDS_BETWEEN_LINES = 30.0
+_SECONDS_BETWEEN_REDRAWS = 1.0
+_BAR = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}B/{total_fmt}B{postfix}"
 
 
-@contextlib.contextmanager
-def stage_progress(name: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Yields a function to call with the number of bytes just done; says at the end what was done and how fast."""
-    begin = time.monotonic()
-    done = 0
-    on_terminal = sys.stderr.isatty()
-    bar = tqdm(total=total_bytes, desc=name, unit="B", unit_scale=True, leave=False, disable=not on_terminal, dynamic_ncols=True)
-    last_line = begin
+class Advance(Protocol):
+    """Says that a part of a stage is done."""
 
-    def advance(num_bytes: int) -> None:
-        nonlocal done, last_line
-        done += num_bytes
-        bar.update(num_bytes)
-        now = time.monotonic()
-        if not on_terminal and now - last_line >= _SECONDS_BETWEEN_LINES:
-            last_line = now
-            _say(f"{name:<9} {done / 1e6:.1f} of {total_bytes / 1e6:.1f} MB, {_rate(done, now - begin)}")
-
-    with bar:
-        yield advance
-    elapsed_s = time.monotonic() - begin
-    _say(f"{name:<9} {done / 1e6:.1f} MB, {_rate(done, elapsed_s)}, {elapsed_s:.1f} s")
+    def __call__(self, num_bytes: int, *, already_done: bool = False) -> None:
+        """Adds `num_bytes`; `already_done` where an earlier run has done them."""
 
 
-def _rate(num_bytes: int, elapsed_s: float) -> str:
-    return f"{num_bytes / 1e6 / max(elapsed_s, 1e-9):.1f} MB/s"
+@dataclass(frozen=True)
+class StageTiming:
+    """How long a stage took."""
+
+    name: str
+    bytes: int
+    """What this run did; the unit is that of the stage's input: files that are read, text, or tokens as they are stored."""
+    bytes_done_before: int
+    """What an earlier run had done."""
+    seconds: float
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)  # noqa: T201 - progress is what this module prints
+class Pace:
+    """Speed over the last minute, or over the last results where they are rare."""
+
+    _SECONDS = 60.0
+    _RESULTS = 32
+    _EVIDENCE_SECONDS = 5.0
+    _EVIDENCE_RESULTS = 3
+
+    def __init__(self, begin: float) -> None:
+        self._begin = begin
+        self._points = deque([(begin, 0)])
+        self._num_results = 0
+
+    @property
+    def done(self) -> int:
+        """All bytes that were added."""
+        return self._points[-1][1]
+
+    def add(self, now: float, num_bytes: int) -> None:
+        """A result of `num_bytes` came at `now`, in seconds."""
+        self._points.append((now, self.done + num_bytes))
+        self._num_results += 1
+        while len(self._points) > self._RESULTS + 1 and now - self._points[1][0] > self._SECONDS:
+            self._points.popleft()
+
+    def seconds_left(self, now: float, left_bytes: int) -> float | None:
+        """The time that `left_bytes` will take at this speed; None while there are fewer than three results and five seconds.
+
+        The wait for the next result counts, so that the time left grows when nothing comes.
+        """
+        since, before = self._points[0]
+        if self._num_results < self._EVIDENCE_RESULTS or now - self._begin < self._EVIDENCE_SECONDS or self.done == before:
+            return None
+        return left_bytes * (now - since) / (self.done - before)
+
+
+class Progress:
+    """The progress of a preparation, stage by stage, and how long each took."""
+
+    def __init__(self, stages: Sequence[str], stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stages = tuple(stages)
+        self._stream = stream or sys.stderr
+        self._clock = clock
+        self.timings: list[StageTiming] = []
+
+    @contextlib.contextmanager
+    def stage(self, name: str, total_bytes: int) -> Iterator[Advance]:
+        """Shows a stage while it runs, with the number of its place among all; yields what tells it that a part is done."""
+        number = self._stages.index(name) + 1
+        title = f"[{number}/{len(self._stages)}] {name:<{max(map(len, self._stages))}}"
+        stage = _Stage(title, total_bytes, self._stream, self._clock)
+        with stage.shown():
+            yield stage.advance
+        self.timings.append(StageTiming(name, stage.pace.done, stage.bytes_before, round(stage.seconds, 3)))
+        _say(stage.last_line(), self._stream)
+
+    def summary(self) -> dict[str, Any]:
+        """The timings as plain values: `{"seconds": …, "stages": [{"name", "bytes", "bytes_done_before", "seconds"}, …]}`."""
+        return {
+            "seconds": round(sum(timing.seconds for timing in self.timings), 3),
+            "stages": [asdict(timing) for timing in self.timings],
+        }
+
+
+class _Stage:
+    def __init__(self, title: str, total_bytes: int, stream: TextIO, clock: Callable[[], float]) -> None:
+        self.title = title
+        self.total_bytes = total_bytes
+        self.bytes_before = 0
+        self._stream = stream
+        self._clock = clock
+        self._begin = clock()
+        self.pace = Pace(self._begin)
+        self._bar = tqdm(
+            total=max(total_bytes, 1),
+            desc=title,
+            unit_scale=True,
+            leave=False,
+            disable=not stream.isatty(),
+            dynamic_ncols=True,
+            bar_format=_BAR,
+            file=stream,
+        )
+
+    @property
+    def seconds(self) -> float:
+        return self._clock() - self._begin
+
+    def advance(self, num_bytes: int, *, already_done: bool = False) -> None:
+        if already_done:
+            self.bytes_before += num_bytes
+        else:
+            self.pace.add(self._clock(), num_bytes)
+        self._bar.update(num_bytes)
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Shows the stage for as long as it lasts, also while no result comes."""
+        ended = threading.Event()
+        ticker = threading.Thread(target=self._tick, args=(ended,), daemon=True)
+        ticker.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            ticker.join()
+            self._bar.close()
+
+    def _tick(self, ended: threading.Event) -> None:
+        while not ended.wait(_SECONDS_BETWEEN_LINES if self._bar.disable else _SECONDS_BETWEEN_REDRAWS):
+            if self._bar.disable:
+                _say(self.line(), self._stream)
+            else:
+                self._bar.set_postfix_str(self._time())
+
+    def line(self) -> str:
+        done = self.pace.done + self.bytes_before
+        return f"{self.title}  {size(done)} of {size(self.total_bytes)}, {self._time()}"
+
+    def last_line(self) -> str:
+        before = f"{size(self.bytes_before)} done before"
+        if self.bytes_before and not self.pace.done:
+            return f"{self.title}  {before}"
+        seconds = self.seconds
+        line = f"{self.title}  {size(self.pace.done)} in {duration(seconds)}, {size(self.pace.done / max(seconds, 1e-9))}/s"
+        return f"{line}; {before}" if self.bytes_before else line
+
+    def _time(self) -> str:
+        left = self.pace.seconds_left(self._clock(), self.total_bytes - self.bytes_before - self.pace.done)
+        return f"{duration(self.seconds)} so far" if left is None else f"about {duration(left)} left"
+
+
+def _say(line: str, stream: TextIO) -> None:
+    print(line, file=stream, flush=True)

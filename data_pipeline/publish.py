@@ -14,11 +14,15 @@ from typing import Any
 from data_pipeline.errors import PreparedDataError, StorageError
 from data_pipeline.files import commit_directory, sync_directory, write_atomic
 from data_pipeline.manifest import MANIFEST, Manifest, read_manifest
+from data_pipeline.published import CHOSEN, TOKENS
 
 __all__ = [
+    "CARD",
     "INPUTS",
     "REJECTS",
     "REPORT",
+    "REPORT_PAGE",
+    "TIMINGS",
     "TOKENIZER",
     "clear_work",
     "exclusive",
@@ -28,7 +32,9 @@ __all__ = [
     "work_directory",
 ]
 
-INPUTS, REJECTS, REPORT, TOKENIZER = "inputs.json", "rejects.jsonl", "report.json", "tokenizer"
+INPUTS, REJECTS, REPORT, REPORT_PAGE, CARD = "inputs.json", "rejects.jsonl", "report.json", "report.html", "DATA_CARD.md"
+TIMINGS, TOKENIZER = "timings.json", "tokenizer"
+_NOT_ALWAYS_WRITTEN = (REJECTS, TOKENS, CHOSEN)
 _WORK = ".work"
 _LOCK = ".prepare.lock"
 
@@ -118,7 +124,7 @@ def _swap(built: Path, directory: Path) -> None:
     shutil.rmtree(ready, ignore_errors=True)
     commit_directory(built, ready)
     # From here until the new manifest is written the folder holds no prepared data, and says so.
-    for name in (MANIFEST, REJECTS, *sorted(os.listdir(ready))):  # noqa: PTH208 - names are wanted
+    for name in (MANIFEST, *dict.fromkeys((*_NOT_ALWAYS_WRITTEN, *sorted(os.listdir(ready))))):  # noqa: PTH208 - names are wanted
         if (directory / name).exists():
             (directory / name).rename(outgoing / name)
     sync_directory(directory)

@@ -2,62 +2,109 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
-import numpy as np
-
-from data_pipeline.documents import Reason
+from data_pipeline.classifier import PROBABILITY_STEPS
+from data_pipeline.config import PrepareConfig
+from data_pipeline.dedup.duplicates import Duplicates
+from data_pipeline.documents import Reason, Stage
+from data_pipeline.language import threshold_costs
+from data_pipeline.lengths import compare_row_lengths, describe_lengths
+from data_pipeline.packing import METHODS
 from data_pipeline.partitions import Partition
+from data_pipeline.quality import SCORE_STEPS, perplexity
 from data_pipeline.split import SPLITS, Split
-from data_pipeline.stages import PackResult, ReadResult, TokenizeResult
+from data_pipeline.stages.packing_rows import PackResult
+from data_pipeline.stages.reading import ReadResult
+from data_pipeline.stages.scoring import ClassifierResult
+from data_pipeline.stages.selecting import Cuts, SelectResult
+from data_pipeline.stages.tokenizing import TokenizeResult
+from data_pipeline.stages.vocabulary import TrainedTokenizer
+from data_pipeline.tasks import Counts, add_counts
 
-__all__ = ["collect_rejects", "make_report", "percentiles"]
+__all__ = ["Results", "collect_rejects", "make_report", "row_counts"]
 
-_PERCENTS = (50, 90, 95, 99)
 _MAX_SAMPLES_PER_REASON = 1000
+_SHOWN_SAMPLES_PER_REASON = 3
+_BIN_STEPS = SCORE_STEPS // 4
 
 
-def make_report(
-    read: Sequence[ReadResult],
-    tokenized: Sequence[TokenizeResult],
-    packed: Sequence[tuple[Split, PackResult]],
-    row_length: int,
-) -> dict[str, Any]:
-    """The report: counts by stage, reason, source and split. It holds no time, so it is part of the reproducible output."""
-    documents = _documents(read)
+@dataclass(frozen=True)
+class Results:
+    """What every stage said of each partition, in the order of the partitions."""
+
+    partitions: Sequence[Partition]
+    read: Sequence[ReadResult]
+    duplicates: Duplicates
+    tokenizer: TrainedTokenizer
+    classifier: ClassifierResult | None
+    tokenized: Sequence[TokenizeResult]
+    cuts: Mapping[str, Cuts]
+    selected: Sequence[SelectResult]
+    packed: Sequence[tuple[Split, PackResult]]
+
+
+def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
+    """Counts by stage, reason, source, language and split. It holds no time, so it is part of the reproducible output."""
+    everything = range(len(results.partitions))
+    sources = {
+        source: [number for number in everything if results.partitions[number].source == source]
+        for source in dict.fromkeys(partition.source for partition in results.partitions)
+    }
+    documents = _documents(results, everything)
     assert documents["read"] == documents["kept"] + documents["rejected"], "a document was neither kept nor rejected"
+    lengths = add_counts(result.lengths for result in results.selected)
+    tokens_trained_on = sum(result.tokens["train"] for result in results.selected)
     return {
         "documents": documents,
-        "rejected": _rejected(read),
-        "cleaned": _sum(result.changes for result in read),
-        "sources": {
-            source: _documents([result for result in read if result.source == source])
-            for source in dict.fromkeys(result.source for result in read)
+        "stages": _funnel(documents["read"], _rejected(results, everything)),
+        "rejected": _rejected(results, everything),
+        "samples": _few(collect_rejects(results.partitions, results.read)),
+        "cleaned": add_counts(result.changes for result in results.read),
+        "sources": {name: _source(results, numbers, config, name, tokens_trained_on) for name, numbers in sources.items()},
+        "languages": _languages(results),
+        "language_confidence": _confidences(results),
+        "lengths": {
+            "characters": describe_lengths(add_counts(result.characters for result in results.selected)),
+            "tokens": describe_lengths(lengths),
         },
-        "characters": percentiles(_sum(result.characters for result in read)),
-        "tokens": {
-            **percentiles(_sum(result.lengths for result in tokenized)),
-            "total": sum(sum(result.tokens.values()) for result in tokenized),
-            "unknown": sum(result.unknown for result in tokenized),
+        "truncation": compare_row_lengths(lengths, config.row_length),
+        "duplicates": results.duplicates.report,
+        "perplexity": _perplexity(results, sources),
+        "classifier": _classifier(results),
+        "augmentation": add_counts(result.augmented for result in results.tokenized),
+        "tokenizer": {
+            "kind": results.tokenizer.kind,
+            "vocab_size": results.tokenizer.vocab_size,
+            "digest": results.tokenizer.digest,
+            "round_trip_failures": sum(result.round_trip_failures for result in results.tokenized),
+            "unknown": sum(result.unknown for result in results.tokenized),
         },
-        "rows": {split: _rows([result for side, result in packed if side == split], row_length) for split in SPLITS},
+        **row_counts(results.packed, config.row_length),
     }
 
 
-def percentiles(count_of_length: Mapping[str, int]) -> dict[str, Any]:
-    """Exact P50, P90, P95 and P99 of lengths given as counts, by nearest rank, with the longest and the mean."""
-    if not count_of_length:
-        return {"mean": 0.0, "max": 0, **{f"p{percent}": 0 for percent in _PERCENTS}}
-    lengths = np.array(sorted(map(int, count_of_length)), np.int64)
-    counts = np.array([count_of_length[str(length)] for length in lengths], np.int64)
-    ends = np.cumsum(counts)
-    ranks = {percent: -(-int(ends[-1]) * percent // 100) for percent in _PERCENTS}
+def row_counts(packed: Sequence[tuple[Split, PackResult]], row_length: int) -> dict[str, Any]:
+    """What packing made of the documents; the part of the report that depends on the rows."""
+    of_train = [result for side, result in packed if side == "train"]
+    methods = {method: add_counts(result.methods[method] for result in of_train) for method in METHODS}
+    documents = sum(result.documents for result in of_train)
     return {
-        "mean": round(float((lengths * counts).sum() / ends[-1]), 3),
-        "max": int(lengths[-1]),
-        **{f"p{percent}": int(lengths[np.searchsorted(ends, rank)]) for percent, rank in ranks.items()},
+        "rows": {split: _rows([result for side, result in packed if side == split], row_length) for split in SPLITS},
+        "packing_methods": {
+            method: {
+                "rows": counts.get("rows", 0),
+                "fill_rate": _share(counts.get("tokens", 0), counts.get("rows", 0) * row_length),
+                "cut_documents": counts.get("cut_documents", 0),
+                "cut_rate": _share(counts.get("cut_documents", 0), documents),
+            }
+            for method, counts in methods.items()
+        },
     }
 
 
@@ -70,28 +117,143 @@ def collect_rejects(partitions: Sequence[Partition], read: Sequence[ReadResult])
         for sample in result.samples:
             shown[sample["reason"]] += 1
             if shown[sample["reason"]] <= _MAX_SAMPLES_PER_REASON:
-                yield {**sample, "source": result.source, "line": sample["line"] and sample["line"] + lines_before}
+                line = sample["line"] and sample["line"] + lines_before
+                yield {**sample, "stage": Reason(sample["reason"]).stage, "source": result.source, "line": line}
         lines_before += result.documents
 
 
-def _documents(read: Sequence[ReadResult]) -> dict[str, Any]:
-    kept = _sum(result.kept for result in read)
+def _few(rejects: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    shown: Counter[str] = Counter()
+    chosen = []
+    for reject in rejects:
+        shown[reject["reason"]] += 1
+        if shown[reject["reason"]] <= _SHOWN_SAMPLES_PER_REASON:
+            chosen.append(reject)
+    return chosen
+
+
+def _documents(results: Results, numbers: Sequence[int]) -> dict[str, int]:
+    kept = add_counts(results.selected[number].kept for number in numbers)
     return {
-        "read": sum(result.documents for result in read),
+        "read": sum(results.read[number].documents for number in numbers),
         "kept": sum(kept.values()),
         **{split: kept.get(split, 0) for split in SPLITS},
-        "rejected": sum(_sum(result.rejected for result in read).values()),
-        "input_bytes": sum(result.input_bytes for result in read),
-        "text_bytes": sum(_sum(result.bytes for result in read).values()),
+        "rejected": sum(sum(counts.values()) for counts in _rejected(results, numbers).values()),
+        "input_bytes": sum(results.read[number].input_bytes for number in numbers),
+        "text_bytes": sum(add_counts(results.selected[number].bytes for number in numbers).values()),
     }
 
 
-def _rejected(read: Sequence[ReadResult]) -> dict[str, dict[str, int]]:
-    """Counts by stage and reason: `read` could not make a document of it, `judge` did not want it."""
-    stages: dict[str, dict[str, int]] = {"read": {}, "judge": {}}
-    for reason, count in _sum(result.rejected for result in read).items():
-        stages["read" if Reason(reason).malformed else "judge"][reason] = count
+def _rejected(results: Results, numbers: Sequence[int]) -> dict[str, Counts]:
+    """Counts by stage and reason."""
+    stages: dict[str, Counts] = {stage.value: {} for stage in Stage}
+    by_stage = ([result.rejected for result in results.read], results.duplicates.rejected, [r.rejected for r in results.selected])
+    for reason, count in add_counts(of_stage[number] for of_stage in by_stage for number in numbers).items():
+        stages[Reason(reason).stage][reason] = count
     return stages
+
+
+def _funnel(read: int, rejected: Mapping[str, Counts]) -> list[dict[str, Any]]:
+    stages = []
+    for name, counts in rejected.items():
+        left = read - sum(counts.values())
+        stages.append({"name": name, "in": read, "out": left, "rejected": counts})
+        read = left
+    return stages
+
+
+def _source(results: Results, numbers: Sequence[int], config: PrepareConfig, name: str, tokens_trained_on: int) -> dict[str, Any]:
+    documents = _documents(results, numbers)
+    selected = [results.selected[number] for number in numbers]
+    tokens = sum(result.unique_tokens for result in selected)
+    train_tokens = sum(result.tokens["train"] for result in selected)
+    kinds = add_counts(result.kinds for result in selected)
+    return {
+        "kind": ", ".join(sorted(kinds, key=lambda kind: -kinds[kind])),
+        "documents": documents,
+        "tokens": tokens,
+        "bytes_per_token": round(documents["text_bytes"] / max(tokens, 1), 3),
+        "weight": config.weights.get(name, 1.0),
+        "train_tokens": train_tokens,
+        "share": _share(train_tokens, tokens_trained_on),
+        "rejected": add_counts(_rejected(results, numbers).values()),
+    }
+
+
+def _languages(results: Results) -> dict[str, dict[str, Any]]:
+    counts = _add_nested(result.languages for result in results.selected)
+    return {
+        language: {**counted, "bytes_per_token": round(counted["bytes"] / max(counted["tokens"], 1), 3)}
+        for language, counted in sorted(counts.items(), key=lambda item: (-item[1]["bytes"], item[0]))
+        if counted["documents"]
+    }
+
+
+def _confidences(results: Results) -> dict[str, dict[str, int]]:
+    """For each language, the number of documents that each confidence would keep."""
+    bins = _add_nested(result.confidences for result in results.read)
+    return {
+        language: {str(cost.min_confidence): cost.documents for cost in threshold_costs({language: counts})}
+        for language, counts in sorted(bins.items(), key=lambda item: (-sum(item[1].values()), item[0]))
+    }
+
+
+def _perplexity(results: Results, sources: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """Perplexities by source; empty where none was measured."""
+    by_source = {name: add_counts(results.tokenized[number].scores for number in numbers) for name, numbers in sources.items()}
+    everything = add_counts(by_source.values())
+    if not everything:
+        return {}
+    return {
+        "by_source": {name: _perplexity_percentiles(scores) for name, scores in by_source.items()},
+        "histogram": _perplexity_histogram(everything),
+        "thresholds": {
+            name: {"min": round(perplexity(cuts.bounds.min_score), 3), "max": round(perplexity(cuts.bounds.max_score), 3)}
+            for name, cuts in results.cuts.items()
+            if cuts.by_perplexity
+        },
+    }
+
+
+def _classifier(results: Results) -> dict[str, Any]:
+    """How the classifier does on held-out examples, and how many documents it gave which probability; empty where there is none."""
+    if results.classifier is None:
+        return {}
+    probabilities = add_counts(result.probabilities for result in results.tokenized)
+    histogram = [0] * 10
+    for probability, count in probabilities.items():
+        histogram[min(int(probability) * 10 // PROBABILITY_STEPS, 9)] += count
+    return {
+        "held_out": asdict(results.classifier),
+        "histogram": [[n / 10, (n + 1) / 10, count] for n, count in enumerate(histogram)],
+    }
+
+
+def _perplexity_percentiles(scores: Counts) -> dict[str, float]:
+    values = sorted(map(int, scores))
+    ends = list(accumulate(scores[str(value)] for value in values))
+    ranks = {percent: -(-ends[-1] * percent // 100) for percent in (5, 50, 95)} if ends else {}
+    return {f"p{percent}": round(perplexity(values[bisect_left(ends, rank)]), 1) for percent, rank in ranks.items()}
+
+
+def _perplexity_histogram(scores: Counts) -> list[list[float]]:
+    """Bins of a quarter of an octave: from, to, and the number of documents."""
+    bins: Counter[int] = Counter()
+    for score, count in scores.items():
+        bins[int(score) // _BIN_STEPS] += count
+    first, last = min(bins), max(bins)
+    return [
+        [round(perplexity(number * _BIN_STEPS), 2), round(perplexity((number + 1) * _BIN_STEPS), 2), bins[number]]
+        for number in range(first, last + 1)
+    ]
+
+
+def _add_nested(nested: Iterator[Mapping[str, Counts]]) -> dict[str, Counts]:
+    total: dict[str, list[Counts]] = {}
+    for counts in nested:
+        for name, values in counts.items():
+            total.setdefault(name, []).append(values)
+    return {name: add_counts(values) for name, values in total.items()}
 
 
 def _rows(packed: Sequence[PackResult], row_length: int) -> dict[str, Any]:
@@ -115,10 +277,3 @@ def _rows(packed: Sequence[PackResult], row_length: int) -> dict[str, Any]:
 
 def _share(part: int, whole: int) -> float:
     return round(part / whole, 6) if whole else 0.0
-
-
-def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for count in counts:
-        total.update(count)
-    return dict(total)

@@ -57,12 +57,15 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 def setting_names(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo]:
-    """Every setting of a model with its dotted name: `{"optim.lr": FieldInfo, …}`, in the order of definition."""
+    """Every setting of a model with its dotted name: `{"optim.lr": FieldInfo, …}`, in the order of definition.
+
+    Tables with names of the user's own choosing are not among them: only a recipe can hold those.
+    """
     names: dict[str, FieldInfo] = {}
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             names |= setting_names(field.annotation, f"{prefix}{name}.")
-        else:
+        elif not _is_table(field):
             names[prefix + name] = field
     return names
 
@@ -197,6 +200,19 @@ def _is_list(field: FieldInfo) -> bool:
     return typing.get_origin(field.annotation) in (tuple, list)
 
 
+def _is_table(field: FieldInfo) -> bool:
+    return typing.get_origin(field.annotation) is dict
+
+
+def _tables(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The settings that are tables with names of the user's own choosing."""
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _tables(field.annotation, f"{prefix}{name}.")
+        elif _is_table(field):
+            yield prefix + name
+
+
 def _from_recipe(model: type[Settings], recipe: str | None) -> dict[str, Any]:
     if recipe is None:
         return {}
@@ -215,8 +231,9 @@ def _from_recipe(model: type[Settings], recipe: str | None) -> dict[str, Any]:
             )
     values: dict[str, Any] = tables.get(model.recipe_table, {})
     known = list(setting_names(model))
+    tables_of_users = tuple(f"{name}." for name in _tables(model))
     for name in _flat_names(values):
-        if name not in known:
+        if name not in known and not name.startswith(tables_of_users):
             table = f"{model.recipe_table}.{name}"
             raise ConfigError(f"recipe {path}: {table} is no setting{_nearest(name, known)}")
     return values

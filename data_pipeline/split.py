@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Literal
 
-from data_pipeline.config import SplitSettings
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["SPLITS", "Split", "choose_split", "content_fraction", "tail_offset"]
+from data_pipeline.textbatch import mix_hashes
+
+__all__ = ["SPLITS", "Split", "fractions_of_keys", "is_held_out", "tail_offset"]
 
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, Split] = ("train", "val")
 
 
-def content_fraction(text: bytes, seed: int) -> float:
-    """A number in [0, 1) that depends on the text and the seed alone: the first 53 bits of sha256(seed, text)."""
-    digest = hashlib.sha256(seed.to_bytes(8, "big") + text).digest()
-    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
+def fractions_of_keys(keys_D: NDArray[np.uint64], seed: int) -> NDArray[np.float64]:
+    """For each key, which is a part of a digest, a number in [0, 1) that depends on it and the seed alone."""
+    return (mix_hashes(mix_hashes(keys_D) + np.uint64(seed)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def choose_split(text: bytes, offset: int, file_bytes: int, settings: SplitSettings) -> Split:
-    """The side of a cleaned document that began at `offset` of its file. By content, equal texts always fall on the same side."""
-    if settings.by == "tail":
-        return "val" if offset >= tail_offset(file_bytes, settings.val_fraction) else "train"
-    return "val" if content_fraction(text, settings.seed) < settings.val_fraction else "train"
+def is_held_out(keys_D: NDArray[np.uint64], val_fraction: float, seed: int) -> NDArray[np.bool_]:
+    """Which documents are for validation, by the keys of their clusters: what is alike has one key, and falls on one side."""
+    return fractions_of_keys(keys_D, seed) < val_fraction
 
 
 def tail_offset(file_bytes: int, fraction: float) -> int:

@@ -1,4 +1,7 @@
-"""Builds the tokenizer that the settings ask for from a sample of the training text; the same sample gives the same tokenizer."""
+"""Builds the tokenizer that the settings ask for: from a sample of the training text, or from the user's files.
+
+The same sample gives the same tokenizer, to the byte.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import hashlib
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import sentencepiece
 
@@ -20,7 +24,9 @@ from data_pipeline.tokenizer import (
     CharacterTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
+    open_supplied,
 )
+from data_pipeline.tokenizer.model_file import without_provenance
 
 __all__ = ["alphabet_of", "sample_pieces", "train_tokenizer"]
 
@@ -43,20 +49,43 @@ def alphabet_of(texts: Iterable[str]) -> str:
     return "".join(sorted(set().union(*texts)))
 
 
-def train_tokenizer(sample: Sequence[str], settings: TokenizerSettings) -> Tokenizer:
-    """The tokenizer of `settings.kind`: trained on the sample (bpe, unigram), of its characters (char), or as it always is (byte).
+def train_tokenizer(sample: Sequence[str], settings: TokenizerSettings, extra_special: Sequence[str] = ()) -> Tokenizer:
+    """The tokenizer at `settings.path`, or else the one of `settings.kind`.
+
+    That is trained on the sample (bpe, unigram), made of its characters (char), or what it always is (byte). `extra_special` names
+    special tokens that it must have besides those of the settings.
 
     Raises:
-        ConfigError: the sample cannot fill the vocabulary, or has more characters than it can hold.
+        ConfigError: the sample cannot fill the vocabulary, or has more characters than it can hold; or the supplied tokenizer
+            cannot be read, or lacks a token that is needed.
     """
+    if settings.path is not None:
+        return _supplied(settings.path, settings, extra_special)
+    extra = tuple(dict.fromkeys((*settings.extra_special, *extra_special)))
     if settings.kind == "byte":
-        return ByteTokenizer()
+        return ByteTokenizer(extra)
     if settings.kind == "char":
-        return CharacterTokenizer(alphabet_of(sample))
-    return SentencePieceTokenizer(_train_sentencepiece(sample, settings), settings.kind)
+        return CharacterTokenizer(alphabet_of(sample), extra)
+    return SentencePieceTokenizer(_train_sentencepiece(sample, settings, extra), settings.kind)
 
 
-def _train_sentencepiece(sample: Sequence[str], settings: TokenizerSettings) -> bytes:
+def _supplied(path: Path, settings: TokenizerSettings, needed: Sequence[str]) -> Tokenizer:
+    chosen = {role: name for role in ("pad", "unk", "bos", "eos") if (name := getattr(settings, f"{role}_token")) is not None}
+    tokenizer = open_supplied(path, chosen)
+    for role, id_ in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id)):
+        if getattr(settings, f"add_{role}") and id_ is None:
+            raise ConfigError(
+                f"tokenizer.path: {path} does not say which token is {role}; name it in tokenizer.{role}_token, "
+                f"or set tokenizer.add_{role} to false"
+            )
+    if missing := [name for name in needed if tokenizer.token_id(name) is None]:
+        raise ConfigError(
+            f"tokenizer.path: {path} has no token {missing[0]}, which augment.fim_rate needs; add it to the file, or set that to 0"
+        )
+    return tokenizer
+
+
+def _train_sentencepiece(sample: Sequence[str], settings: TokenizerSettings, control_symbols: Sequence[str]) -> bytes:
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -70,6 +99,7 @@ def _train_sentencepiece(sample: Sequence[str], settings: TokenizerSettings) -> 
             unk_id=UNK_ID,
             bos_id=BOS_ID,
             eos_id=EOS_ID,
+            control_symbols=list(control_symbols),
             # What follows makes every text come back exactly: nothing is normalised, and rare characters are spelt in bytes.
             byte_fallback=True,
             character_coverage=settings.character_coverage,
@@ -85,7 +115,7 @@ def _train_sentencepiece(sample: Sequence[str], settings: TokenizerSettings) -> 
         )
     except RuntimeError as error:
         raise _explain(str(error), settings) from None
-    return model.getvalue()
+    return without_provenance(model.getvalue())
 
 
 def _explain(message: str, settings: TokenizerSettings) -> ConfigError:

@@ -6,6 +6,7 @@ One resolution covers all of them, so a package has the same version wherever it
     requirements-cpu.lock    torch's CPU build alone, tried first on machines without a GPU
     requirements-cuda.lock   the CUDA libraries that the registry's torch wheel needs
     requirements-image.lock  what the image adds to its base, which already has torch
+    requirements-ray.lock    what `prepare --engine ray` adds to either of the two
     requirements-dev.lock    tests, linters and types, on top of requirements.lock
     requirements-tools.lock  what this script runs on
     base/requirements.lock   the stand-in base image
@@ -39,7 +40,8 @@ INPUTS = {
     "requirements-cpu.lock": ("requirements-torch.in",),
     "requirements-cuda.lock": ("requirements.in", "requirements-torch.in"),
     "requirements-image.lock": ("requirements.in",),
-    "requirements-dev.lock": ("requirements.in", "requirements-torch.in", "requirements-dev.in"),
+    "requirements-ray.lock": ("requirements-ray.in",),
+    "requirements-dev.lock": ("requirements.in", "requirements-torch.in", "requirements-ray.in", "requirements-dev.in"),
     "requirements-tools.lock": ("requirements-tools.in",),
     "base/requirements.lock": ("base/requirements.in",),
 }
@@ -95,6 +97,7 @@ def main() -> None:
         pins.flush()
         native = compile_lock("requirements-torch.in", Path(pins.name))
         image = compile_lock("requirements.in", Path(pins.name))
+        ray = compile_lock("requirements-ray.in", Path(pins.name))
         base = compile_lock("base/requirements.in", Path(pins.name))
     cuda = {name: native.pop(name) for name in list(native) if name.startswith(CUDA_PREFIXES)}
     native["torch"] = with_cpu_hashes(native["torch"])
@@ -104,6 +107,7 @@ def main() -> None:
     write("requirements-cpu.lock", cpu)
     write("requirements-cuda.lock", cuda)
     write("requirements-image.lock", image)
+    write("requirements-ray.lock", {name: block for name, block in ray.items() if name not in image})
     write("requirements-dev.lock", {k: v for k, v in everything.items() if k not in native and k not in cuda})
     write("requirements-tools.lock", compile_lock("requirements-tools.in"))
     write("base/requirements.lock", base)

@@ -47,8 +47,8 @@ def sample_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generato
 
 
 @torch.no_grad()
-def generate_tokens(model: Decoder, prompt: list[int], vocab_size: int, stop: int, sampling: Sampling) -> Iterator[int]:
-    """Yields the tokens that continue `prompt` until `stop` or the limit; the model sees as many as fit its context."""
+def generate_tokens(model: Decoder, prompt: list[int], vocab_size: int, stop: int | None, sampling: Sampling) -> Iterator[int]:
+    """Yields the tokens that continue `prompt` until `stop` (if any) or the limit; the model sees as many as fit its context."""
     device = model.lm_head.weight.device
     generator = torch.Generator().manual_seed(sampling.seed)
     tokens = list(prompt)
@@ -67,7 +67,7 @@ def generate(model: Decoder, tokenizer: Tokenizer, prompt: str, sampling: Sampli
     """Yields the continuation of `prompt` in pieces of text, as soon as each is whole."""
     training = model.training
     model.eval()
-    start = [tokenizer.bos_id, *tokenizer.encode(prompt)]
+    start = [*([] if tokenizer.bos_id is None else [tokenizer.bos_id]), *tokenizer.encode(prompt)] or [tokenizer.pad_id]
     produced: list[int] = []
     shown = ""
     for token in generate_tokens(model, start, tokenizer.vocab_size, tokenizer.eos_id, sampling):

@@ -9,47 +9,48 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Literal
+from pathlib import Path, PurePosixPath
 
-from data_pipeline.config import BUILTIN, PrepareConfig
-from data_pipeline.errors import SourceError
-from data_pipeline.files import canonical_json, digest_file, write_atomic
+from data_pipeline.config import BUILTIN, Kind, PrepareConfig
+from data_pipeline.errors import ConfigError, SourceError
+from data_pipeline.files import canonical_json, write_atomic
 from data_pipeline.sources.builtin import code_files, manual_file, standard_library
-from data_pipeline.sources.streams import Compression
+from data_pipeline.sources.formats import UNDERSTOOD, Compression, Format, Shape, is_hidden, shape_of
+from data_pipeline.sources.storage import Found, Location, digest, is_url, list_files
 
-__all__ = ["EXTENSIONS", "Format", "InputFile", "Part", "find_inputs", "remember_digests"]
+__all__ = ["InputFile", "Part", "find_inputs", "remember_digests"]
 
 logger = logging.getLogger(__name__)
 
-Format = Literal["text", "jsonl", "topics"]
-
-EXTENSIONS: dict[str, Format] = {
-    **dict.fromkeys((".txt", ".text", ".md", ".markdown", ".rst"), "text"),
-    **dict.fromkeys((".jsonl", ".ndjson", ".json-lines"), "jsonl"),
-}
-_COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
-UNDERSTOOD = f"{', '.join(EXTENSIONS)}, each also with .gz or .zst"
+_NAME = re.compile(r"[a-z0-9_-]{1,64}")
+_BUILTIN_SOURCES = ("stdlib-code", "stdlib-manual")
+_TOPICS = Shape("topics", "none", "prose")
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """One file of one source. Its identity is source, path and content; `location` and `mtime_ns` are this machine's matter."""
+    """One file of one source. Its identity is source, path and content; `location` and `stamp` are this machine's matter."""
 
     source: str
     path: str
     """Relative to the source, with forward slashes."""
-    location: Path
+    location: Location
+    """Where it is; as text, fit for messages."""
     format: Format
     compression: Compression
+    kind: Kind | None
+    """What sort of text it holds, where its source or its name says so."""
     bytes: int
-    mtime_ns: int
-    sha256: str = ""
+    stamp: str
+    """Changes when the file does, and is cheaper to find out than its content."""
+    checksum: str = ""
+    """`sha256:…` of the content, or what the store knows of it: `md5:…`, `etag:…`, …"""
 
     @property
     def identity(self) -> dict[str, str | int]:
         """What the manifest lists: the same on every machine."""
-        return {"source": self.source, "path": self.path, "bytes": self.bytes, "sha256": self.sha256}
+        algorithm = "sha256" if self.checksum.startswith("sha256:") else "checksum"
+        return {"source": self.source, "path": self.path, "bytes": self.bytes, algorithm: self.checksum}
 
 
 @dataclass(frozen=True)
@@ -61,107 +62,140 @@ class Part:
     end: int
 
 
+@dataclass(frozen=True)
+class _Source:
+    """What the user named as one source."""
+
+    name: str | None
+    """None: it is named after its folder or file."""
+    paths: tuple[str, ...]
+    kind: Kind | None
+    max_bytes: int | None
+
+
 def find_inputs(config: PrepareConfig, known_digests: Path) -> tuple[InputFile, ...]:
     """All files to read, in the order of the sources and then of their paths, with the digests of their content.
 
     `known_digests` is a file written by `remember_digests`: it saves reading a file again whose size and time are unchanged.
 
     Raises:
-        SourceError: a source is missing, or holds no text.
+        SourceError: a source is missing, cannot be reached, or holds no text.
+        ConfigError: a source's name cannot be that of a file.
     """
     found = list(_find_all(config))
     if not found and config.if_empty == "builtin":
-        named = ", ".join(config.sources) or "no source"
+        named = ", ".join(map(_shown, config.sources)) or "no source"
         logger.warning("no text in %s: the built-in corpus (Python's standard library) is used instead", named)
-        found = [*_find_builtin(config.limits.max_bytes_per_source)]
+        found = [*_find_builtin(_Source(None, (), None, config.limits.max_bytes_per_source))]
     elif not found:
-        raise SourceError(f"no text in {', '.join(config.sources)}; what is understood: {UNDERSTOOD}")
-    return _with_digests(found, known_digests, config.workers or 8)
+        raise SourceError(f"no text in {', '.join(map(_shown, config.sources))}; what is understood: {UNDERSTOOD}")
+    return _with_digests(found, known_digests, config)
 
 
 def remember_digests(inputs: Sequence[InputFile], path: Path) -> None:
-    """Keeps the digests of the inputs, so that `find_inputs` need not read unchanged files again."""
-    write_atomic(path, canonical_json({_key(file): file.sha256 for file in inputs}))
+    """Keeps the digests of this machine's files, so that `find_inputs` need not read unchanged ones again."""
+    write_atomic(path, canonical_json({_key(file): file.checksum for file in inputs if not file.location.store}))
 
 
 def _find_all(config: PrepareConfig) -> Iterator[InputFile]:
-    taken: set[str] = set()
-    for named in config.sources:
-        if named == BUILTIN:
-            yield from _find_builtin(config.limits.max_bytes_per_source)
+    taken = {*_BUILTIN_SOURCES, *config.source}
+    for source in _sources(config):
+        if source.name is None and source.paths == (BUILTIN,):
+            yield from _find_builtin(source)
             continue
-        root, files = _resolve(named, tolerate_missing=config.if_empty == "builtin")
-        name = _unique(_source_name(root), taken)
-        usable = [file for path in files if (file := _recognise(name, root, path)) is not None]
-        _warn_of_ignored(named, files, usable)
-        if not usable and config.if_empty == "error":
-            raise SourceError(f"source {named}: no file with text in it{_seen(files)}; what is understood: {UNDERSTOOD}")
-        yield from _first_bytes(usable, config.limits.max_bytes_per_source)
+        files: list[InputFile] = []
+        name = source.name
+        folders: set[str] = set()
+        for named in source.paths:
+            root, usable = _find_named(named, source, config)
+            name = name or _unique(_name_after(root), taken)
+            # Files of several folders under one name: each path begins with its folder, as two may hold files of one name.
+            folder = f"{_unique(_name_after(root), folders)}/" if len(source.paths) > 1 else ""
+            files += [replace(file, source=name, path=folder + file.path) for file in usable]
+        yield from _first_bytes(files, source.max_bytes)
 
 
-def _find_builtin(max_bytes: int | None) -> Iterator[InputFile]:
+def _sources(config: PrepareConfig) -> Iterator[_Source]:
+    limit = config.limits.max_bytes_per_source
+    for named in config.sources:
+        yield _Source(None, (named,), None, limit)
+    for name, own in config.source.items():
+        if not _NAME.fullmatch(name) or name in _BUILTIN_SOURCES:
+            raise ConfigError(
+                f"source.{name}: this name cannot be used; write one of its own in lower-case letters, digits, _ and -, at most 64"
+            )
+        yield _Source(name, own.paths, own.kind, limit if own.max_bytes is None else own.max_bytes)
+
+
+def _find_named(named: str, source: _Source, config: PrepareConfig) -> tuple[str, list[InputFile]]:
+    """What is named, and the files with text there, whose source is still to be filled in."""
+    if named == BUILTIN:
+        return BUILTIN, list(_find_builtin(replace(source, max_bytes=None)))
+    listing = list_files(named, config.limits)
+    if not listing.files and config.if_empty == "error" and not listing.is_folder:
+        is_pattern = glob.has_magic(_shown(named))
+        remedy = "no file matches; check the pattern" if is_pattern else "no such file or folder; check the path"
+        raise SourceError(f"source {_shown(named)}: {remedy}, or use the word {BUILTIN} for the built-in corpus")
+    files = [file for file in listing.files if not (listing.is_folder and _is_set_aside(file.path))]
+    usable = [_input(file, shape, source) for file in files if (shape := shape_of(file.path)) is not None]
+    if not usable and config.if_empty == "error":
+        raise SourceError(f"source {_shown(named)}: no file with text in it{_seen(files)}; what is understood: {UNDERSTOOD}")
+    if len(usable) < len(files):
+        unknown = [file for file in files if shape_of(file.path) is None]
+        logger.warning("source %s: %d of %d files ignored%s", _shown(named), len(unknown), len(files), _seen(unknown))
+    return listing.root, usable
+
+
+def _find_builtin(source: _Source) -> Iterator[InputFile]:
     library = standard_library()
     code, manual = sorted(code_files(library)), manual_file(library)
     if not code or not manual.is_file():
         raise SourceError(
             f"the built-in corpus: Python's standard library in {library} has no source text; name --sources of your own"
         )
-    yield from _first_bytes([_input("stdlib-code", library, path, "text") for path in code], max_bytes)
-    yield from _first_bytes([_input("stdlib-manual", library, manual, "topics")], max_bytes)
+    for name, paths, shape in (("stdlib-code", code, Shape("text", "none", "code")), ("stdlib-manual", [manual], _TOPICS)):
+        found = [_in_library(library, path) for path in paths]
+        yield from _first_bytes([_input(file, shape, replace(source, name=name)) for file in found], source.max_bytes)
 
 
-def _resolve(named: str, *, tolerate_missing: bool) -> tuple[Path, list[Path]]:
-    """The folder that paths are relative to, and all files of a source in it."""
-    path = Path(named)
-    if path.is_dir():
-        return path, [file for file in path.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(path))]
-    if path.is_file():
-        return path, [path]
-    if glob.has_magic(named):
-        folder = Path(*_before_magic(path.parts))
-        files = [Path(file) for file in glob.glob(named, recursive=True) if Path(file).is_file()]  # noqa: PTH207 - absolute patterns
-        if files or tolerate_missing:
-            return folder, files
-        raise SourceError(f"source {named}: no file matches; check the pattern")
-    if tolerate_missing:
-        return path, []
-    raise SourceError(f"source {named}: no such file or folder; check the path, or use the word {BUILTIN} for the built-in corpus")
-
-
-def _before_magic(parts: Sequence[str]) -> Iterator[str]:
-    for part in parts:
-        if glob.has_magic(part):
-            return
-        yield part
-
-
-def _is_hidden(relative: Path) -> bool:
-    """Dot files, and the README that explains the folder, are no text to train on."""
-    return any(part.startswith(".") for part in relative.parts) or str(relative) == "README.md"
-
-
-def _recognise(source: str, root: Path, path: Path) -> InputFile | None:
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    compression = _COMPRESSIONS.get(suffixes[-1]) if suffixes else None
-    extension = "".join(suffixes[-2:-1] if compression else suffixes[-1:])
-    file_format = EXTENSIONS.get(extension)
-    return None if file_format is None else _input(source, root, path, file_format, compression or "none")
-
-
-def _input(source: str, root: Path, path: Path, file_format: Format, compression: Compression = "none") -> InputFile:
+def _in_library(library: Path, path: Path) -> Found:
     status = path.stat()
-    relative = path.name if path == root else path.relative_to(root).as_posix()
-    return InputFile(source, relative, path.absolute(), file_format, compression, status.st_size, status.st_mtime_ns)
+    return Found(Location(str(path)), path.relative_to(library).as_posix(), status.st_size, str(status.st_mtime_ns))
 
 
-def _source_name(root: Path) -> str:
-    stem = root.resolve().name.split(".")[0] or root.resolve().name
-    return re.sub(r"[^a-z0-9_-]+", "-", stem.lower()).strip("-") or "text"
+def _input(file: Found, shape: Shape, source: _Source) -> InputFile:
+    return InputFile(
+        source=source.name or "",
+        path=file.path,
+        location=file.location,
+        format=shape.format,
+        compression=shape.compression,
+        kind=source.kind or shape.kind,
+        bytes=file.bytes,
+        stamp=file.stamp,
+        checksum=file.checksum,
+    )
+
+
+def _is_set_aside(path: str) -> bool:
+    """Dot files, and the README that explains the folder, are no text to train on."""
+    return is_hidden(path) or path == "README.md"
+
+
+def _shown(named: str) -> str:
+    """What the user named, without secrets."""
+    return str(Location(named, named)) if is_url(named) else named
+
+
+def _name_after(root: str) -> str:
+    """A source's name, from its folder or file."""
+    last = PurePosixPath(root).name if is_url(root) else Path(root).resolve().name
+    return re.sub(r"[^a-z0-9_-]+", "-", (last.split(".")[0] or last).lower()).strip("-")[:64] or "text"
 
 
 def _unique(name: str, taken: set[str]) -> str:
     candidate, number = name, 2
-    while candidate in taken or candidate in ("stdlib-code", "stdlib-manual"):
+    while candidate in taken:
         candidate, number = f"{name}-{number}", number + 1
     taken.add(candidate)
     return candidate
@@ -178,30 +212,24 @@ def _first_bytes(files: Iterable[InputFile], max_bytes: int | None) -> Iterator[
             used += file.bytes
 
 
-def _warn_of_ignored(named: str, files: Sequence[Path], usable: Sequence[InputFile]) -> None:
-    if len(usable) < len(files):
-        logger.warning(
-            "source %s: %d of %d files ignored%s", named, len(files) - len(usable), len(files), _seen(files, known=False)
-        )
-
-
-def _seen(files: Sequence[Path], *, known: bool = True) -> str:
-    """The extensions that were met, as a clause of a message."""
-    extensions = sorted({"".join(file.suffixes[-2:]) or file.name for file in files})
-    if not known:
-        extensions = [name for name in extensions if not any(name.endswith((e, f"{e}.gz", f"{e}.zst")) for e in EXTENSIONS)]
+def _seen(files: Sequence[Found]) -> str:
+    """The extensions of files, as a clause of a message."""
+    extensions = sorted({"".join(PurePosixPath(file.path).suffixes[-2:]) or PurePosixPath(file.path).name for file in files})
     shown = ", ".join(extensions[:8]) + (", …" if len(extensions) > 8 else "")
     return f" ({shown})" if shown else ""
 
 
-def _with_digests(files: Sequence[InputFile], known_digests: Path, threads: int) -> tuple[InputFile, ...]:
+def _with_digests(files: Sequence[InputFile], known_digests: Path, config: PrepareConfig) -> tuple[InputFile, ...]:
     known = _read_known(known_digests)
 
-    def digest(file: InputFile) -> InputFile:
-        return replace(file, sha256=known.get(_key(file)) or digest_file(file.location))
+    def identify(file: InputFile) -> InputFile:
+        if file.checksum:
+            return file
+        remembered = None if file.location.store else known.get(_key(file))
+        return replace(file, checksum=remembered or digest(file.location, file.bytes, config.limits))
 
-    with ThreadPoolExecutor(threads) as pool:  # hashing releases the interpreter lock
-        return tuple(pool.map(digest, files))
+    with ThreadPoolExecutor(config.workers or 8) as pool:  # hashing releases the interpreter lock
+        return tuple(pool.map(identify, files))
 
 
 def _read_known(path: Path) -> dict[str, str]:
@@ -213,4 +241,4 @@ def _read_known(path: Path) -> dict[str, str]:
 
 
 def _key(file: InputFile) -> str:
-    return f"{file.location}:{file.bytes}:{file.mtime_ns}"
+    return f"{file.location}:{file.bytes}:{file.stamp}"

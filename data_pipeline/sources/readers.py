@@ -1,186 +1,144 @@
-"""Turns the bytes of an input file into documents, and whatever is broken into counted rejections; nothing a file holds raises."""
+"""Turns the bytes of an input file into documents, and whatever is broken into counted rejections; nothing a file holds raises.
+
+How each format is read: `plain`, `json_lines`, `tables`, `parquet`, `archives`; what is text: `decoding`.
+"""
 
 from __future__ import annotations
 
-import json
-import re
+import io
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Literal
 
-from data_pipeline.config import PrepareConfig
+from data_pipeline.config import Kind, LimitSettings, PrepareConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.errors import SourceError
-from data_pipeline.sources.builtin import parse_topics
+from data_pipeline.sources.archives import ArchiveError, Member, read_tar, read_zip
+from data_pipeline.sources.decoding import Origin
+from data_pipeline.sources.formats import Format
 from data_pipeline.sources.inputs import Part
-from data_pipeline.sources.streams import Line, StreamError, read_blocks, read_lines
+from data_pipeline.sources.json_lines import parse_json_line
+from data_pipeline.sources.parquet import read_parquet
+from data_pipeline.sources.plain import read_pieces, read_topics, read_whole
+from data_pipeline.sources.storage import check_unchanged, open_file
+from data_pipeline.sources.streams import Budget, Readable, StreamError, decompress, raw_blocks, read_lines
+from data_pipeline.sources.tables import read_table
 from data_pipeline.split import tail_offset
 
-__all__ = ["parse_json_line", "read_part"]
-
-_BOM = b"\xef\xbb\xbf"
-_SURROGATE = re.compile("[\ud800-\udfff]")
+__all__ = ["read_part"]
 
 
 def read_part(part: Part, config: PrepareConfig) -> Iterator[Document | Rejection]:
     """The documents that begin in a part of a file, in order, and a rejection in the place of each one that is broken.
 
+    `config` is that of the file's source: `config.for_source(part.file.source)`.
+
     Raises:
-        SourceError: the file is not the one that was found when the preparation began.
+        SourceError: the file is not the one that was found when the preparation began, or its store fails for good.
     """
     file = part.file
+    check_unchanged(file.location, file.bytes, file.stamp, config.limits)
     try:
-        status = file.location.stat()
-        if (status.st_size, status.st_mtime_ns) != (file.bytes, file.mtime_ns):
-            raise SourceError(f"{file.location} changed while it was being prepared; run the same command again")
-        with file.location.open("rb") as stream:
-            stream.seek(max(part.start - 1, 0))
-            blocks = read_blocks(stream, file.compression, config.limits)
-            if file.format == "jsonl":
-                yield from _read_jsonl(blocks, part, config)
-            elif file.format == "topics":
-                yield from _read_topics(blocks, file.path)
-            elif config.text.documents == "file":
-                yield from _read_whole(blocks, file.path, config.limits.max_document_bytes)
-            else:
-                yield from _read_pieces(blocks, part, config)
+        with open_file(file.location, file.bytes, config.limits) as stream:
+            yield from _read_file(stream, part, config)
     except StreamError as error:
         yield Rejection(error.reason, file.path, 0, error.detail)
     except FileNotFoundError:
         raise SourceError(f"{file.location} disappeared while it was being prepared; run the same command again") from None
+    check_unchanged(file.location, file.bytes, file.stamp, config.limits)
 
 
-def parse_json_line(line: Line, path: str, text_field: str) -> Document | Rejection:
-    """The document in one line of JSON, or why there is none.
+def _read_file(stream: Readable, part: Part, config: PrepareConfig) -> Iterator[Document | Rejection]:
+    file, limits = part.file, config.limits
+    origin = _origin(file.path, file.format, file.kind, config)
+    if file.format == "zip":
+        members = read_zip(stream, file.bytes, file.path, limits)
+        yield from _read_members(members, file.kind, config, Budget(limits, lambda: file.bytes))
+        return
+    if file.format == "parquet" and file.compression == "none":
+        yield from read_parquet(stream, file.bytes, origin, config.records, limits, Budget(limits, lambda: file.bytes))
+        return
+    stream.seek(max(part.start - 1, 0))
+    blocks = raw_blocks(stream)
+    if file.compression != "none":
+        blocks = Budget(limits, stream.tell).watch(decompress(blocks, file.compression, limits))
+    inner = Budget(limits, stream.tell)
+    if file.format == "tar":
+        yield from _read_members(read_tar(blocks, file.path, limits), file.kind, config, inner)
+        return
+    end = part.end if file.compression == "none" else None
+    border = tail_offset(file.bytes, config.split.val_fraction) if config.split.by == "tail" else 0
+    yield from _read_blocks(blocks, file.format, origin, config, inner, part.start, end, border)
 
-    Stricter than Python: NaN and infinity are no JSON, and an object that names a field twice does not say which one it means.
+
+def _read_members(
+    members: Iterator[Member | Rejection], kind: Kind | None, config: PrepareConfig, budget: Budget
+) -> Iterator[Document | Rejection]:
+    """The documents of all members of an archive. A damaged member ends itself, not the archive."""
+    for member in members:
+        if isinstance(member, Rejection):
+            yield member
+            continue
+        shape, blocks = member.shape, member.blocks
+        origin = _origin(member.path, shape.format, kind or shape.kind, config)
+        if shape.compression != "none":
+            blocks = budget.watch(decompress(blocks, shape.compression, config.limits))
+        try:
+            yield from _read_blocks(blocks, shape.format, origin, config, budget)
+        except StreamError as error:
+            if isinstance(error, ArchiveError) or error.reason == Reason.DECOMPRESSION_BUDGET:
+                raise
+            yield Rejection(error.reason, member.path, 0, error.detail)
+
+
+def _read_blocks(
+    blocks: Iterator[bytes],
+    file_format: Format,
+    origin: Origin,
+    config: PrepareConfig,
+    inner: Budget,
+    start: int = 0,
+    end: int | None = None,
+    border: int = 0,
+) -> Iterator[Document | Rejection]:
+    """The documents in the (decompressed) bytes of a file; of JSON Lines, those that begin in [start, end).
+
+    `inner` is the budget for what is decompressed once more here.
     """
-    data = line.data.removeprefix(_BOM) if line.offset == 0 else line.data
-    try:
-        if line.too_long:
-            raise _MalformedError(Reason.LINE_TOO_LONG, "longer than limits.max_line_bytes")
-        if not data.strip():
-            raise _MalformedError(Reason.EMPTY, "an empty line")
-        return Document(_text_field(_parse_json(data), text_field), path, line.number, line.offset)
-    except _MalformedError as error:
-        return Rejection.of_bytes(error.reason, path, line.number, data, str(error))
+    limits = config.limits
+    match file_format:
+        case "jsonl":
+            for line in read_lines(blocks, limits.max_line_bytes, start, end):
+                yield parse_json_line(line, origin, config.records, limits)
+        case "csv" | "tsv":
+            yield from read_table(blocks, origin, "," if file_format == "csv" else "\t", config.records, limits)
+        case "parquet":
+            data = _whole(blocks, limits)
+            yield from read_parquet(io.BytesIO(data), len(data), origin, config.records, limits, inner)
+        case "topics":
+            yield from read_topics(blocks, origin)
+        case "text" if config.text.documents != "file":
+            yield from read_pieces(blocks, origin, config.text, limits, border)
+        case _:
+            yield from read_whole(blocks, origin, limits)
 
 
-class _MalformedError(ValueError):
-    """A line holds no document."""
-
-    def __init__(self, reason: Reason, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-
-
-def _parse_json(data: bytes) -> Any:
-    try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse_constant)
-    except UnicodeDecodeError as error:
-        raise _MalformedError(Reason.INVALID_UTF8, _explain_bytes(data, error)) from None
-    except RecursionError:
-        raise _MalformedError(Reason.TOO_DEEP, "nested too deeply") from None
-    except _MalformedError:
-        raise
-    except ValueError as error:  # JSONDecodeError, and integers of more digits than Python converts
-        raise _MalformedError(Reason.NOT_JSON, str(error)) from None
+def _origin(path: str, file_format: Format, kind: Kind | None, config: PrepareConfig) -> Origin:
+    """What the documents of a file have in common. Records of web pages are web text, unless their source says otherwise."""
+    markup: Literal["plain", "html"] = "html" if file_format == "html" else "plain"
+    if file_format in ("jsonl", "csv", "tsv", "parquet"):
+        markup = config.records.markup
+    return Origin(path, kind or ("web" if markup == "html" else "prose"), markup)
 
 
-def _text_field(value: Any, name: str) -> str:
-    if not isinstance(value, dict):
-        raise _MalformedError(Reason.NOT_AN_OBJECT, f"a JSON {type(value).__name__} where an object is needed")
-    if name not in value:
-        fields = ", ".join(map(repr, list(value)[:8])) or "none at all"
-        raise _MalformedError(Reason.NO_TEXT_FIELD, f"no field {name!r}; there are {fields}; see jsonl.text_field")
-    text = value[name]
-    if not isinstance(text, str):
-        raise _MalformedError(Reason.TEXT_NOT_A_STRING, f"field {name!r} is a {type(text).__name__}")
-    if not text.isascii() and _SURROGATE.search(text):
-        raise _MalformedError(Reason.LONE_SURROGATE, f"field {name!r} holds half of a surrogate pair")
-    return text
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise _MalformedError(Reason.DUPLICATE_KEY, f"field {twice!r} stands twice in one object")
-    return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _read_jsonl(blocks: Iterator[bytes], part: Part, config: PrepareConfig) -> Iterator[Document | Rejection]:
-    end = part.end if part.file.compression == "none" else None
-    for line in read_lines(blocks, config.limits.max_line_bytes, part.start, end):
-        yield parse_json_line(line, part.file.path, config.jsonl.text_field)
-
-
-def _read_whole(blocks: Iterator[bytes], path: str, max_bytes: int) -> Iterator[Document | Rejection]:
-    data = bytearray()
+def _whole(blocks: Iterator[bytes], limits: LimitSettings) -> bytes:
+    """All of a Parquet file that cannot be read where it is, in an archive or compressed once more: it is read back to front."""
+    pieces: list[bytes] = []
+    num_bytes = 0
     for block in blocks:
-        data += block
-        if len(data) > max_bytes:
-            detail = f"more than limits.max_document_bytes = {max_bytes}; set text.documents to chunks or paragraphs"
-            yield Rejection(Reason.FILE_TOO_LARGE, path, 1, detail)
-            return
-    yield _decode(bytes(data.removeprefix(_BOM)), path, 1, 0)
-
-
-def _read_topics(blocks: Iterator[bytes], path: str) -> Iterator[Document | Rejection]:
-    code = b"".join(blocks)
-    try:
-        topics = parse_topics(code.decode("utf-8"))
-    except (ValueError, SyntaxError) as error:
-        raise SourceError(
-            f"the built-in corpus: {path} of this Python cannot be used: {error}; name --sources of your own"
-        ) from None
-    for line, text in topics:
-        yield Document(text, path, line, 0)
-
-
-def _read_pieces(blocks: Iterator[bytes], part: Part, config: PrepareConfig) -> Iterator[Document | Rejection]:
-    """Paragraphs, or chunks of whole lines; a chunk never reaches across the border of a split by position."""
-    path = part.file.path
-    border = tail_offset(part.file.bytes, config.split.val_fraction) if config.split.by == "tail" else 0
-    by_paragraph = config.text.documents == "paragraphs"
-    piece: list[Line] = []
-    characters = 0
-    for line in read_lines(blocks, config.limits.max_line_bytes):
-        if line.too_long:
-            yield Rejection.of_bytes(Reason.LINE_TOO_LONG, path, line.number, line.data, "longer than limits.max_line_bytes")
-            continue
-        ends = not line.data.strip() if by_paragraph else characters >= config.text.chunk_chars
-        if piece and (ends or piece[0].offset < border <= line.offset):
-            yield _join(piece, path)
-            piece, characters = [], 0
-        if by_paragraph and not line.data.strip():
-            continue
-        piece.append(line)
-        characters += len(line.data.decode("utf-8", "ignore")) + 1
-    if piece:
-        yield _join(piece, path)
-
-
-def _join(lines: list[Line], path: str) -> Document | Rejection:
-    data = b"\n".join(line.data for line in lines)
-    return _decode(data.removeprefix(_BOM) if lines[0].offset == 0 else data, path, lines[0].number, lines[0].offset)
-
-
-def _decode(data: bytes, path: str, line: int, offset: int) -> Document | Rejection:
-    try:
-        return Document(data.decode("utf-8"), path, line, offset)
-    except UnicodeDecodeError as error:
-        bad_line = line + data.count(b"\n", 0, error.start)
-        return Rejection.of_bytes(
-            Reason.INVALID_UTF8, path, bad_line, data[max(error.start - 40, 0) :], _explain_bytes(data, error)
-        )
-
-
-def _explain_bytes(data: bytes, error: UnicodeDecodeError) -> str:
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "this is UTF-16; convert it to UTF-8"
-    return f"byte 0x{data[error.start]:02x} is no UTF-8 ({error.reason}); convert the file to UTF-8"
+        num_bytes += len(block)
+        if num_bytes > limits.max_document_bytes:
+            raise StreamError(
+                Reason.FILE_TOO_LARGE, "a Parquet file in an archive, larger than limits.max_document_bytes; unpack it first"
+            )
+        pieces.append(block)
+    return b"".join(pieces)

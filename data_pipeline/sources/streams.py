@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import bz2
+import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, Literal
+from typing import Protocol
 
 import zstandard
 
 from data_pipeline.config import LimitSettings
 from data_pipeline.documents import Reason
+from data_pipeline.sources.formats import Compression
 
-__all__ = ["Compression", "Line", "StreamError", "read_blocks", "read_lines"]
-
-Compression = Literal["none", "gz", "zst"]
+__all__ = ["Budget", "ByteReader", "Line", "Readable", "StreamError", "decompress", "inflate", "raw_blocks", "read_lines"]
 
 _BLOCK_BYTES = 1 << 18
 _EXPANSION_GRACE_BYTES = 1 << 20  # a few hundred bytes of spaces expand by more than any sensible ratio and harm nobody
-_ZSTD_WINDOW_BYTES = 1 << 27  # what `zstd --ultra -22` needs; a frame may ask for gigabytes
+_ZSTD_INPUT_BYTES = 64  # what is decompressed at a time: 4 bytes can stand for 128 KiB, no fewer for more
+
+
+class Readable(Protocol):
+    """An open file, here or in a store."""
+
+    def read(self, size: int, /) -> bytes:
+        """The next bytes; none at the end."""
+
+    def seek(self, offset: int, /) -> object:
+        """Goes to a byte, counted from the beginning."""
+
+    def tell(self) -> int:
+        """The byte that is read next."""
 
 
 class StreamError(Exception):
@@ -43,70 +57,194 @@ class Line:
     too_long: bool = False
 
 
-def read_blocks(file: BinaryIO, compression: Compression, limits: LimitSettings) -> Iterator[bytes]:
-    """The (decompressed) bytes of an open file from its position on, in blocks of at most 2 MiB.
+class Budget:
+    """What may come out of a compressed file: so many bytes, and so many for each one that went in.
 
-    Raises:
-        StreamError: the compressed data is damaged, or expands past the budgets of `limits`.
+    Everything that is decompressed at one level of a file shares one budget: all members of an archive together, so that many small
+    bombs are one large one. What went in is counted outermost, so that nesting multiplies nothing.
     """
-    if compression == "none":
-        while block := file.read(_BLOCK_BYTES):
-            yield block
-        return
-    decompress = _gunzip if compression == "gz" else _unzstd
-    total = 0
-    for block in decompress(file):
-        total += len(block)
-        allowed = min(limits.max_decompressed_bytes, max(file.tell() * limits.max_expansion, _EXPANSION_GRACE_BYTES))
-        if total > allowed:
+
+    def __init__(self, limits: LimitSettings, consumed: Callable[[], int]) -> None:
+        self._limits = limits
+        self._consumed = consumed
+        self._produced = 0
+
+    def charge(self, num_bytes: int) -> None:
+        """Takes note of bytes that came out.
+
+        Raises:
+            StreamError: the budget is spent.
+        """
+        self._produced += num_bytes
+        went_in = self._consumed()
+        allowed = min(self._limits.max_decompressed_bytes, max(went_in * self._limits.max_expansion, _EXPANSION_GRACE_BYTES))
+        if self._produced > allowed:
             raise StreamError(
                 Reason.DECOMPRESSION_BUDGET,
-                f"{file.tell()} compressed bytes became more than {allowed}; "
+                f"{went_in} compressed bytes became more than {allowed}; "
                 "if the file is honest, raise limits.max_expansion or limits.max_decompressed_bytes",
             )
+
+    def watch(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        """The blocks, as long as the budget lasts."""
+        for block in blocks:
+            self.charge(len(block))
+            yield block
+
+
+class ByteReader:
+    """Reads blocks as one stream, forwards only."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks = blocks
+        self._rest = memoryview(b"")
+        self.position = 0
+        """Bytes read so far."""
+
+    def take(self, size: int) -> Iterator[bytes]:
+        """The next `size` bytes in blocks; fewer where the stream ends."""
+        while size:
+            if not self._rest:
+                self._rest = memoryview(next(self._blocks, b""))
+                if not self._rest:
+                    return
+            piece, self._rest = self._rest[:size], self._rest[size:]
+            size -= len(piece)
+            self.position += len(piece)
+            yield bytes(piece)
+
+    def read(self, size: int) -> bytes:
+        """The next `size` bytes; fewer where the stream ends."""
+        return b"".join(self.take(size))
+
+    def skip(self, size: int) -> None:
+        """Passes over the next `size` bytes.
+
+        Raises:
+            StreamError: the stream ends before.
+        """
+        for piece in self.take(size):
+            size -= len(piece)
+        if size:
+            raise StreamError(Reason.CORRUPT_ARCHIVE, f"{size} bytes are missing at its end; the file was cut short")
+
+
+def raw_blocks(file: Readable) -> Iterator[bytes]:
+    """The bytes of an open file from its position on, in blocks of at most 256 KiB."""
+    while block := file.read(_BLOCK_BYTES):
         yield block
 
 
-def _gunzip(file: BinaryIO) -> Iterator[bytes]:
-    """All members of a gzip file; zero padding after the last one is allowed, as gzip itself allows it."""
-    member = zlib.decompressobj(wbits=31)
-    started = False
+def decompress(blocks: Iterator[bytes], compression: Compression, limits: LimitSettings) -> Iterator[bytes]:
+    """The decompressed bytes, in blocks of at most 2 MiB. All members, frames or streams of a file count, one after another.
+
+    Raises:
+        StreamError: the data is damaged, is followed by other bytes, or asks for more memory than `limits.max_window_bytes`.
+    """
+    match compression:
+        case "none":
+            return blocks
+        case "gz":
+            return _decompress(blocks, lambda: _Zlib(31), "gzip", padding=b"\0")
+        case "bz2":
+            return _decompress(blocks, bz2.BZ2Decompressor, "bzip2")
+        case "xz":
+            memory = limits.max_window_bytes + _XZ_STATE_BYTES
+            return _decompress(blocks, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memory), "xz", padding=b"\0")
+        case "zst":
+            return _unzstd(blocks, limits.max_window_bytes)
+
+
+def inflate(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Bare deflate data, as it is in a zip archive."""
+    return _decompress(blocks, lambda: _Zlib(-15), "deflate")
+
+
+_XZ_STATE_BYTES = 1 << 20  # what the decoder needs beside the dictionary: 65 KiB for xz -9, more for several filters
+
+
+class _Decoder(Protocol):
+    """The common part of bz2, lzma and `_Zlib`."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    @property
+    def needs_input(self) -> bool: ...
+
+    def decompress(self, data: bytes, /, max_length: int = -1) -> bytes: ...
+
+
+class _Zlib:
+    """zlib with the interface of bz2 and lzma, which keep their own unread input."""
+
+    def __init__(self, window_bits: int) -> None:
+        self._member = zlib.decompressobj(window_bits)
+
+    @property
+    def eof(self) -> bool:
+        return self._member.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._member.unused_data
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._member.unconsumed_tail
+
+    def decompress(self, data: bytes, /, max_length: int = -1) -> bytes:
+        return self._member.decompress(self._member.unconsumed_tail + data, max_length)
+
+
+def _decompress(blocks: Iterator[bytes], new: Callable[[], _Decoder], name: str, padding: bytes = b"") -> Iterator[bytes]:
+    """All members of a file. Padding after a member is allowed where the format's own tool allows it."""
+    member, started = new(), False
     try:
-        while data := file.read(_BLOCK_BYTES):
-            while data:
+        for block in blocks:
+            data = block
+            while data or not (member.needs_input or member.eof):
                 if member.eof:
-                    data = data.lstrip(b"\0")
+                    data = data.lstrip(padding) if padding else data
                     if not data:
                         break
-                    member = zlib.decompressobj(wbits=31)
+                    member = new()
                 started = True
-                block = member.decompress(data, _BLOCK_BYTES)
-                data = member.unused_data if member.eof else member.unconsumed_tail
-                if block:
-                    yield block
-    except zlib.error as error:
-        raise StreamError(Reason.CORRUPT_COMPRESSION, f"damaged gzip data: {error}") from None
+                out = member.decompress(data, _BLOCK_BYTES)
+                data = member.unused_data if member.eof else b""
+                if out:
+                    yield out
+    except (zlib.error, lzma.LZMAError, OSError, EOFError) as error:
+        if "Memory usage limit" in str(error):
+            raise StreamError(Reason.DECOMPRESSION_BUDGET, f"its {name} dictionary is over limits.max_window_bytes") from None
+        raise StreamError(Reason.CORRUPT_COMPRESSION, f"damaged {name} data: {error}") from None
     if not started or not member.eof:
-        raise StreamError(Reason.CORRUPT_COMPRESSION, "gzip data ends in the middle; the file was cut short")
+        raise StreamError(Reason.CORRUPT_COMPRESSION, f"{name} data ends in the middle; the file was cut short")
 
 
-def _unzstd(file: BinaryIO) -> Iterator[bytes]:
+def _unzstd(blocks: Iterator[bytes], max_window_bytes: int) -> Iterator[bytes]:
     """All frames of a Zstandard file."""
-    context = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
+    context = zstandard.ZstdDecompressor(max_window_size=max_window_bytes)
     frame = context.decompressobj()
     started = False
     try:
-        # A small input at a time bounds the output of one call: 4 bytes can stand for 128 KiB, no fewer for more.
-        while data := file.read(64):
-            while data:
-                if frame.eof:
-                    frame = context.decompressobj()
-                started = True
-                block = frame.decompress(data)
-                data = frame.unused_data if frame.eof else b""
-                if block:
-                    yield block
+        for block in blocks:
+            for start in range(0, len(block), _ZSTD_INPUT_BYTES):
+                data = block[start : start + _ZSTD_INPUT_BYTES]
+                while data:
+                    if frame.eof:
+                        frame = context.decompressobj()
+                    started = True
+                    out = frame.decompress(data)
+                    data = frame.unused_data if frame.eof else b""
+                    if out:
+                        yield out
     except zstandard.ZstdError as error:
+        if "too much memory" in str(error):
+            raise StreamError(Reason.DECOMPRESSION_BUDGET, "its zstd window is over limits.max_window_bytes") from None
         raise StreamError(Reason.CORRUPT_COMPRESSION, f"damaged zstd data: {error}") from None
     if not started or not frame.eof:
         raise StreamError(Reason.CORRUPT_COMPRESSION, "zstd data ends in the middle; the file was cut short")

@@ -32,10 +32,15 @@ def test_the_folder_holds_these_files_and_no_others(prepared: tuple[Path, Manife
     folder, _ = prepared
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == [
         ".prepare.lock",
+        "DATA_CARD.md",
+        *(f"chosen/{number:06d}.arrow" for number in range(9)),
         "inputs.json",
         "manifest.json",
+        "report.html",
         "report.json",
+        "timings.json",
         "tokenizer/bytes.json",
+        *(f"tokens/{number:06d}.arrow" for number in range(9)),
         "train/numbers-00000.arrow",
         "val/numbers-00000.arrow",
     ]
@@ -67,7 +72,7 @@ def test_the_manifest_has_these_fields_and_its_root_digest_is_over_all_others(pr
     value = json.loads(data)
     assert data == canonical_json(value)
     assert value.pop("root_digest") == digest_bytes(canonical_json(value)) == manifest.root_digest
-    assert value["format"] == "packed-rows/1"
+    assert value["format"] == "packed-rows/2"
     assert set(value) == {
         *("format", "fingerprint", "row_length", "vocab_size", "token_type", "tokenizer_kind", "tokenizer_digest"),
         *("sources", "shards", "files", "inputs", "partitions", "config", "totals"),
@@ -75,7 +80,10 @@ def test_the_manifest_has_these_fields_and_its_root_digest_is_over_all_others(pr
     assert set(value["shards"][0]) == {"path", "split", "source", "rows", "tokens", "targets", "bytes", "sha256"}
     assert {shard["path"]: shard["sha256"] for shard in value["shards"]} | value["files"] == {
         name: digest_file(folder / name)
-        for name in ("train/numbers-00000.arrow", "val/numbers-00000.arrow", "report.json", "tokenizer/bytes.json")
+        for name in (
+            *("train/numbers-00000.arrow", "val/numbers-00000.arrow", "report.json", "tokenizer/bytes.json"),
+            *(f"{table}/{number:06d}.arrow" for table in ("tokens", "chosen") for number in range(9)),
+        )
     }
 
 

@@ -29,6 +29,7 @@ from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.prepare import prepare
 from data_pipeline.publish import exclusive
 from data_pipeline.shards import Rows
+from data_pipeline.stages import plan
 from data_pipeline.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,9 +77,12 @@ def config_of(corpus: Path, output: Path, **settings: Any) -> PrepareConfig:
     return PrepareConfig(sources=(str(corpus / "web"), str(corpus / "books")), output=output, **{**SMALL, "workers": 1, **settings})
 
 
+NOT_DIGESTED = {"inputs.json", ".prepare.lock", "timings.json", "report.html", "DATA_CARD.md"}
+
+
 def content_of(folder: Path) -> dict[str, str]:
     """The digest of every file that a manifest answers for, and the manifest's own."""
-    names = ("manifest.json", "report.json", "tokenizer", "train", "val")
+    names = ("manifest.json", "report.json", "DATA_CARD.md", "tokenizer", "tokens", "chosen", "train", "val")
     return {
         str(path.relative_to(folder)): digest_file(path)
         for name in names
@@ -147,7 +151,8 @@ def test_the_counts_add_up(prepared: Path) -> None:
         follows = (everything.segments_BL[:, 1:] == everything.segments_BL[:, :-1]) & inside[:, 1:]
         assert (len(rows), int(inside.sum()), int(follows.sum())) == (counts["rows"], counts["tokens"], counts["targets"])
         assert counts["padding"] == int((~inside).sum())
-    assert sum(totals["rows"][split]["targets"] for split in ("train", "val")) == totals["tokens"]["total"] - documents["kept"]
+    num_targets = sum(totals["rows"][split]["targets"] for split in ("train", "val"))
+    assert num_targets == totals["lengths"]["tokens"]["total"] - documents["kept"]
 
 
 def test_training_and_validation_share_no_document(prepared: Path) -> None:
@@ -161,7 +166,7 @@ def test_training_and_validation_share_no_document(prepared: Path) -> None:
 
 def test_a_second_run_finds_everything_done(prepared: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {path: path.stat().st_mtime_ns for path in prepared.rglob("*") if path.is_file() and path.name != "inputs.json"}
-    monkeypatch.setattr(prepare_module, "open_engine", forbidden)
+    monkeypatch.setattr(prepare_module, "open_runner_of", forbidden)
     prepare(config_of(corpus, prepared))
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
@@ -195,7 +200,7 @@ def test_new_settings_replace_the_old_data_and_leave_nothing_of_it(corpus: Path,
     reading = rows.read(np.arange(3)).tokens_BL
     new = prepare(config_of(corpus, tmp_path, row_length=32, tokenizer={"kind": "byte"}))
     assert verify(tmp_path) == new
-    listed = {shard.path for shard in new.shards} | set(new.files) | {"manifest.json", "inputs.json", ".prepare.lock"}
+    listed = {shard.path for shard in new.shards} | set(new.files) | NOT_DIGESTED | {"manifest.json"}
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == listed
     assert (rows.read(np.arange(3)).tokens_BL == reading).all(), "what a trainer has open stays what it was"
 
@@ -210,11 +215,11 @@ def test_rejected_documents_can_be_kept_with_their_place_in_the_whole_file(corpu
 
 def test_finished_work_is_not_done_again(corpus: Path, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(prepare_module, "pack_group", forbidden)
+        patch.setattr(plan, "pack_group", forbidden)
         with pytest.raises(AssertionError):
             prepare(config_of(corpus, tmp_path))
-    for stage in ("read_partition", "sample_partition", "train", "tokenize_partition"):
-        monkeypatch.setattr(prepare_module, stage, forbidden)
+    for stage in ("read_partition", "split_partition", "sample_partition", "train", "tokenize_partition", "select_partition"):
+        monkeypatch.setattr(plan, stage, forbidden)
     prepare(config_of(corpus, tmp_path))
     assert content_of(tmp_path) == content_of(prepared)
     assert not (tmp_path / ".work").exists()
@@ -232,7 +237,7 @@ def test_a_crash_while_publishing_leaves_old_data_or_none_and_the_next_run_compl
     if (tmp_path / "manifest.json").exists():
         assert verify(tmp_path) in (old, read_manifest(prepared))
     for stage in ("read_partition", "tokenize_partition", "pack_group"):
-        monkeypatch.setattr(prepare_module, stage, forbidden)
+        monkeypatch.setattr(plan, stage, forbidden)
     prepare(config_of(corpus, tmp_path))
     assert content_of(tmp_path) == content_of(prepared)
     assert not (tmp_path / ".work").exists()

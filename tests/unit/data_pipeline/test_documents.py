@@ -20,5 +20,8 @@ def test_a_number_that_does_not_fit_is_refused(partition: int, ordinal: int) -> 
         document_id(partition, ordinal)
 
 
-def test_length_is_no_fault_of_the_input() -> None:
-    assert {reason for reason in Reason if not reason.malformed} == {Reason.EMPTY, Reason.TOO_SHORT, Reason.TOO_LONG}
+def test_length_language_and_likeness_are_no_fault_of_the_input_and_broken_bytes_are() -> None:
+    unwanted = {Reason.EMPTY, Reason.TOO_SHORT, Reason.TOO_LONG, Reason.LANGUAGE_UNWANTED, Reason.NEAR_DUPLICATE, Reason.OVER_SHARE}
+    broken = {Reason.NOT_JSON, Reason.INVALID_UTF8, Reason.UNSAFE_MEMBER, Reason.CORRUPT_PARQUET, Reason.DECOMPRESSION_BUDGET}
+    assert not any(reason.malformed for reason in unwanted)
+    assert all(reason.malformed for reason in broken)

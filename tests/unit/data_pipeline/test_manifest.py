@@ -37,9 +37,9 @@ def test_any_changed_bit_is_found(at: int, bit: int, tmp_path_factory: pytest.Te
     ("content", "message"),
     [
         ("", "damaged, not valid JSON"),
-        ("[]", "format 'list', but this version reads 'packed-rows/1'"),
+        ("[]", "format 'list', but this version reads 'packed-rows/2'"),
         ('{"format": "packed-rows/9"}', "format 'packed-rows/9', but this version reads"),
-        ('{"format": "packed-rows/1"}', "it was changed after it was written"),
+        ('{"format": "packed-rows/2"}', "it was changed after it was written"),
     ],
 )
 def test_what_is_no_manifest_is_refused_by_name(tmp_path: Path, content: str, message: str) -> None:

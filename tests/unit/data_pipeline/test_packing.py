@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.packing import Packing, pack
+from data_pipeline.packing import Packing, count_packing, pack
 
-METHODS = ("best-fit", "greedy")
+METHODS = ("best-fit", "greedy", "one-per-row")
 
 document_lengths = st.lists(st.one_of(st.integers(1, 12), st.integers(1, 200)), max_size=80).map(lambda n: np.array(n, np.int64))
 row_lengths = st.integers(2, 40)
@@ -96,7 +96,7 @@ def test_rows_keep_the_order_of_the_input_as_far_as_packing_allows() -> None:
 
 
 def test_best_fit_fills_rows_of_long_tailed_text_and_cuts_fewer_documents_than_greedy() -> None:
-    best_fit, greedy = (pack(long_tailed(), 2048, method) for method in METHODS)
+    best_fit, greedy = (pack(long_tailed(), 2048, method) for method in ("best-fit", "greedy"))
     assert fill_rate(best_fit, 2048) > 0.999
     assert cut_rate(best_fit) < 0.5 * cut_rate(greedy)
 
@@ -104,3 +104,20 @@ def test_best_fit_fills_rows_of_long_tailed_text_and_cuts_fewer_documents_than_g
 @pytest.mark.parametrize("method", METHODS)
 def test_no_documents_make_no_rows(method: str) -> None:
     assert pack(np.array([], np.int64), 8, method).num_rows == 0
+
+
+@given(document_lengths, row_lengths)
+def test_one_per_row_puts_every_piece_into_a_row_of_its_own(lengths: np.ndarray, row_length: int) -> None:
+    packing = pack(lengths, row_length, "one-per-row")
+    assert packing.rows.tolist() == list(range(packing.num_rows))
+    assert (packing.starts == 0).sum() == len(lengths)
+
+
+@given(document_lengths, row_lengths, methods)
+def test_counting_gives_what_packing_gives(lengths: np.ndarray, row_length: int, method: str) -> None:
+    packing = pack(lengths, row_length, method)
+    assert count_packing(lengths, row_length, method) == {
+        "rows": packing.num_rows,
+        "cut_documents": int((np.bincount(packing.documents) > 1).sum()),
+        "tokens": int(packing.lengths.sum()),
+    }

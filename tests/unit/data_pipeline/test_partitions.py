@@ -1,22 +1,23 @@
 from itertools import groupby, pairwise
-from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.partitions import cut_into_partitions
 from data_pipeline.sources.inputs import InputFile
+from data_pipeline.sources.storage import Location
 
 input_files = st.lists(
     st.builds(
         InputFile,
         source=st.sampled_from(["a", "b"]),
         path=st.just("file"),
-        location=st.just(Path("/file")),
+        location=st.just(Location("/file")),
         format=st.sampled_from(["text", "jsonl"]),
         compression=st.sampled_from(["none", "gz"]),
+        kind=st.none(),
         bytes=st.integers(1, 100),
-        mtime_ns=st.just(0),
+        stamp=st.just("0"),
     ),
     max_size=20,
 ).map(lambda files: sorted(files, key=lambda file: file.source))

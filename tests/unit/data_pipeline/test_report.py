@@ -1,72 +1,141 @@
-from collections import Counter
+from dataclasses import replace
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from data_pipeline.report import make_report, percentiles
-from data_pipeline.stages import PackResult, ReadResult, TokenizeResult
+from data_pipeline.config import PrepareConfig
+from data_pipeline.dedup.duplicates import Duplicates
+from data_pipeline.partitions import Partition
+from data_pipeline.quality import SCORE_STEPS, Bounds
+from data_pipeline.report import Results, collect_rejects, make_report
+from data_pipeline.sources.inputs import InputFile, Part
+from data_pipeline.sources.storage import Location
+from data_pipeline.stages.packing_rows import PackResult
+from data_pipeline.stages.reading import ReadResult
+from data_pipeline.stages.scoring import ClassifierResult
+from data_pipeline.stages.selecting import Cuts, SelectResult
+from data_pipeline.stages.tokenizing import TokenizeResult
+from data_pipeline.stages.vocabulary import TrainedTokenizer
 
-
-@given(st.lists(st.integers(0, 1000), min_size=1))
-def test_percentiles_are_those_of_the_sorted_lengths(lengths: list[int]) -> None:
-    found = percentiles({str(length): count for length, count in Counter(lengths).items()})
-    ordered = sorted(lengths)
-    for percent in (50, 90, 95, 99):
-        assert found[f"p{percent}"] == ordered[-(-len(ordered) * percent // 100) - 1]
-    assert found["max"] == ordered[-1]
-    assert found["mean"] == pytest.approx(np.mean(lengths), abs=1e-3)
-
-
-def test_no_lengths_have_no_percentiles() -> None:
-    assert percentiles({})["p99"] == 0
+CONFIG = PrepareConfig(sources=("a", "b"), row_length=10)
+SHARD = {"rows": 5, "tokens": 48, "targets": 44, "bytes": 1, "sha256": "", "name": ""}
 
 
-def test_the_report_adds_up() -> None:
-    read = [
-        ReadResult(
-            "a",
-            500,
-            10,
-            {"train": 6, "val": 1},
-            {"train": 300, "val": 50},
-            {"not-json": 2, "too-short": 1},
-            {"unicode": 3},
-            {"50": 7},
-        ),
-        ReadResult("b", 90, 2, {"train": 2, "val": 0}, {"train": 80, "val": 0}, {}, {}, {"40": 2}),
-    ]
-    tokenized = [TokenizeResult({"train": 100, "val": 20}, 1, {"17": 7}), TokenizeResult({"train": 30, "val": 0}, 0, {"15": 2})]
-    shard = {"rows": 5, "tokens": 48, "targets": 44, "bytes": 1, "sha256": "", "name": ""}
-    packed = [("train", PackResult(8, 2, 10, 46, [shard])), ("val", PackResult(1, 0, 1, 20, [shard | {"rows": 2, "tokens": 20}]))]
-    report = make_report(read, tokenized, packed, row_length=10)
+def partition(number: int, source: str, start: int = 0) -> Partition:
+    file = InputFile(source, "a.jsonl", Location("a.jsonl"), "jsonl", "none", "prose", 1000, "")
+    return Partition(number, (Part(file, start, start + 10),))
+
+
+def sample(reason: str, line: int) -> dict[str, object]:
+    return {"reason": reason, "path": "a.jsonl", "line": line, "detail": "", "sample": ""}
+
+
+def fates(kept: int, near: int) -> dict[str, int]:
+    return {"kept": kept, "exact-duplicate": 0, "near-duplicate": near, "benchmark-overlap": 0}
+
+
+def results() -> Results:
+    """Two partitions: of 12 documents 3 are rejected when read, 1 is a duplicate, 1 too perplexing and 1 over its share."""
+    of_a = ReadResult(
+        "a", 500, 10, 7, 350, {"not-json": 2, "too-short": 1}, {"unicode": 3}, {"en": {"95": 4, "60": 3}}, [sample("not-json", 3)]
+    )
+    of_b = ReadResult("b", 90, 2, 2, 80)
+    sides = {"train": 4, "val": 1}
+    chosen_a = SelectResult(
+        "",
+        sides,
+        {"train": 200, "val": 50},
+        {"train": 100, "val": 20},
+        120,
+        {"perplexity-high": 1},
+        {"50": 5},
+        {"24": 5},
+        {},
+        {"prose": 5},
+    )
+    chosen_a.languages = {"en": {"documents": 5, "bytes": 250, "tokens": 120}, "fr": {"documents": 0, "bytes": 0, "tokens": 0}}
+    chosen_b = SelectResult(
+        "", {"train": 1, "val": 0}, {"train": 40, "val": 0}, {"train": 30, "val": 0}, 15, {"over-share": 1}, {"40": 1}, {"15": 1}
+    )
+    methods = {name: {"rows": 6, "cut_documents": 3, "tokens": 54} for name in ("best-fit", "greedy", "one-per-row")}
+    return Results(
+        partitions=[partition(0, "a"), partition(1, "b")],
+        read=[of_a, of_b],
+        duplicates=Duplicates([{"near-duplicate": 1}, {}], {"a": fates(6, 1), "b": fates(2, 0)}, 3, 1, 0, [], []),
+        tokenizer=TrainedTokenizer("bpe", 300, "sha256:0", 0),
+        classifier=ClassifierResult(4, 3, 4, 4, 0.875),
+        tokenized=[
+            TokenizeResult(tokens=140, scores={str(5 * SCORE_STEPS): 6}, probabilities={"1000": 5, "120": 1}),
+            TokenizeResult(),
+        ],
+        cuts={"a": Cuts(Bounds(0, 10 * SCORE_STEPS, 500), True, True), "b": Cuts(Bounds(0, 1, 0), False, False)},
+        selected=[chosen_a, chosen_b],
+        packed=[
+            ("train", PackResult(8, 2, 10, 46, methods, [SHARD])),
+            ("val", PackResult(1, 0, 1, 20, methods, [SHARD | {"rows": 2, "tokens": 20}])),
+        ],
+    )
+
+
+def test_every_document_is_kept_or_rejected_at_a_stage_for_a_reason() -> None:
+    report = make_report(results(), CONFIG)
     assert report["documents"] == {
-        "read": 12,
-        "kept": 9,
-        "train": 8,
-        "val": 1,
-        "rejected": 3,
-        "input_bytes": 590,
-        "text_bytes": 430,
+        **{"read": 12, "kept": 6, "train": 5, "val": 1, "rejected": 6},
+        **{"input_bytes": 590, "text_bytes": 290},
     }
-    assert report["rejected"] == {"read": {"not-json": 2}, "judge": {"too-short": 1}}
-    assert report["sources"]["b"]["kept"] == 2
-    assert report["tokens"]["total"] == 150
-    assert report["rows"]["train"] == {
-        "rows": 5,
-        "tokens": 48,
-        "targets": 44,
-        "padding": 2,
-        "fill_rate": 0.96,
-        "documents": 8,
-        "cut_documents": 2,
-        "cut_rate": 0.25,
-        "repeated_tokens": 2,
+    assert report["rejected"] == {
+        "read": {"not-json": 2},
+        "judge": {"too-short": 1},
+        "deduplicate": {"near-duplicate": 1},
+        "quality": {"perplexity-high": 1},
+        "balance": {"over-share": 1},
     }
+    assert [(stage["in"], stage["out"]) for stage in report["stages"]] == [(12, 10), (10, 9), (9, 8), (8, 7), (7, 6)]
+    assert sum(source["documents"]["read"] for source in report["sources"].values()) == 12
+    assert report["sources"]["a"]["rejected"] == {"not-json": 2, "too-short": 1, "near-duplicate": 1, "perplexity-high": 1}
 
 
 def test_a_document_that_disappears_is_noticed() -> None:
-    lost = ReadResult("a", 1, documents=3, kept={"train": 1, "val": 0}, bytes={"train": 1, "val": 0}, rejected={"empty": 1})
+    found = results()
+    found.read[0].documents += 1
     with pytest.raises(AssertionError, match="neither kept nor rejected"):
-        make_report([lost], [TokenizeResult()], [], 8)
+        make_report(found, CONFIG)
+
+
+def test_tokens_are_counted_by_source_and_language() -> None:
+    report = make_report(results(), CONFIG)
+    assert report["sources"]["a"]["share"] == round(100 / 130, 6)
+    assert report["sources"]["a"]["bytes_per_token"] == round(250 / 120, 3)
+    assert report["languages"] == {"en": {"documents": 5, "bytes": 250, "tokens": 120, "bytes_per_token": 2.083}}
+    assert report["language_confidence"]["en"]["0.9"] == 4
+    assert report["language_confidence"]["en"]["0.5"] == 7
+
+
+def test_rows_are_added_up_by_split_and_by_way_of_packing() -> None:
+    report = make_report(results(), CONFIG)
+    assert report["rows"]["train"] == {
+        **{"rows": 5, "tokens": 48, "targets": 44, "padding": 2, "fill_rate": 0.96},
+        **{"documents": 8, "cut_documents": 2, "cut_rate": 0.25, "repeated_tokens": 2},
+    }
+    assert report["packing_methods"]["greedy"] == {"rows": 6, "fill_rate": 0.9, "cut_documents": 3, "cut_rate": 0.375}
+
+
+def test_scores_are_shown_as_what_they_stand_for() -> None:
+    report = make_report(results(), CONFIG)
+    assert report["perplexity"]["by_source"]["a"] == {"p5": 32.0, "p50": 32.0, "p95": 32.0}
+    assert report["perplexity"]["histogram"] == [[32.0, 38.05, 6]]
+    assert report["perplexity"]["thresholds"] == {"a": {"min": 1.0, "max": 1024.0}}
+    assert report["classifier"]["held_out"]["accuracy"] == 0.875
+    assert report["classifier"]["histogram"][1] == [0.1, 0.2, 1]
+    assert report["classifier"]["histogram"][9] == [0.9, 1.0, 5]
+
+
+def test_what_was_not_measured_is_left_out() -> None:
+    found = replace(results(), classifier=None, tokenized=[TokenizeResult(), TokenizeResult()])
+    report = make_report(found, CONFIG)
+    assert report["perplexity"] == report["classifier"] == {}
+
+
+def test_lines_of_rejects_are_counted_through_the_parts_of_a_file() -> None:
+    parts = [partition(0, "a"), partition(1, "a", start=10), partition(2, "a")]
+    read = [ReadResult("a", 10, documents=4, samples=[sample("not-json", 3)]) for _ in parts]
+    assert [reject["line"] for reject in collect_rejects(parts, read)] == [3, 7, 3]

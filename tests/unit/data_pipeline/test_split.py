@@ -1,38 +1,41 @@
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from data_pipeline.config import SplitSettings
-from data_pipeline.split import choose_split, content_fraction, tail_offset
+from data_pipeline.split import fractions_of_keys, is_held_out, tail_offset
 
-texts = [f"document {n}".encode() for n in range(20_000)]
-
-
-@given(st.binary(), st.integers(0, 2**63 - 1), st.integers(0, 1000), st.integers(0, 1000))
-def test_equal_texts_fall_on_the_same_side_wherever_they_stand(text: bytes, seed: int, here: int, there: int) -> None:
-    settings = SplitSettings(seed=seed, val_fraction=0.5)
-    assert choose_split(text, here, 1000, settings) == choose_split(text, there, 2000, settings)
+KEYS = np.random.default_rng(0).integers(0, 2**64, 20_000, np.uint64)
 
 
-def test_the_share_held_out_is_the_one_that_was_asked_for() -> None:
-    for fraction in (0.005, 0.05, 0.5):
-        held_out = sum(choose_split(text, 0, 1, SplitSettings(val_fraction=fraction)) == "val" for text in texts)
-        expected = fraction * len(texts)
-        assert abs(held_out - expected) < 5 * expected**0.5
+@given(arrays(np.uint64, st.integers(1, 20)), st.integers(0, 2**63 - 1))
+def test_equal_keys_fall_on_the_same_side_wherever_they_stand(keys: np.ndarray, seed: int) -> None:
+    together = is_held_out(np.concatenate([keys, keys[::-1]]), 0.5, seed)
+    assert together[: len(keys)].tolist() == together[len(keys) :][::-1].tolist()
+    assert together[0] == is_held_out(keys[:1], 0.5, seed)[0]
+
+
+@given(arrays(np.uint64, st.integers(0, 20)), st.integers(0, 2**63 - 1))
+def test_a_fraction_lies_between_0_and_1(keys: np.ndarray, seed: int) -> None:
+    fractions = fractions_of_keys(keys, seed)
+    assert ((fractions >= 0) & (fractions < 1)).all()
+
+
+def test_the_share_held_out_is_the_one_that_was_asked_for_also_of_keys_in_a_row() -> None:
+    for keys in (KEYS, np.arange(20_000, dtype=np.uint64)):
+        for fraction in (0.005, 0.05, 0.5):
+            expected = fraction * len(keys)
+            assert abs(is_held_out(keys, fraction, 0).sum() - expected) < 5 * expected**0.5
 
 
 def test_another_seed_holds_out_other_documents() -> None:
-    sides = [{text for text in texts if content_fraction(text, seed) < 0.1} for seed in (0, 1)]
-    assert len(sides[0] & sides[1]) < 0.2 * len(sides[0])
+    first, second = (is_held_out(KEYS, 0.1, seed) for seed in (0, 1))
+    assert (first & second).sum() < 0.2 * first.sum()
 
 
 def test_a_larger_share_holds_out_the_same_documents_and_more() -> None:
-    few, many = ({t for t in texts if choose_split(t, 0, 1, SplitSettings(val_fraction=share)) == "val"} for share in (0.05, 0.1))
-    assert few < many
-
-
-def test_by_position_the_end_of_a_file_is_held_out() -> None:
-    settings = SplitSettings(by="tail", val_fraction=0.1)
-    assert [choose_split(b"", offset, 1000, settings) for offset in (0, 899, 900, 999)] == ["train", "train", "val", "val"]
+    few, many = (is_held_out(KEYS, fraction, 0) for fraction in (0.05, 0.1))
+    assert (few & many).sum() == few.sum() < many.sum()
 
 
 @given(st.integers(0, 10**12), st.floats(0.001, 0.999))

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from data_pipeline.config import PrepareConfig
-from data_pipeline.errors import SourceError
+from data_pipeline.errors import ConfigError, SourceError
 from data_pipeline.files import digest_bytes
 from data_pipeline.sources import inputs as inputs_module
 from data_pipeline.sources.builtin import parse_topics
 from data_pipeline.sources.inputs import InputFile, find_inputs, remember_digests
+from data_pipeline.sources.storage import Location
 
 
 def write(folder: Path, *names: str, text: str = "some text") -> Path:
@@ -64,17 +65,19 @@ def test_sources_of_one_name_are_told_apart(tmp_path: Path) -> None:
 def test_unknown_files_are_counted_in_one_line_and_hidden_ones_are_not_text(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write(tmp_path, "a.txt", "b.bin", "c.tar.xz", ".hidden.txt", ".git/d.txt", "README.md")
+    write(tmp_path, "a.txt", "b.bin", "c.cpio.xz", ".hidden.txt", ".git/d.txt", "README.md")
     with caplog.at_level(logging.WARNING):
         assert [file.path for file in find(tmp_path)] == ["a.txt"]
     [line] = caplog.messages
-    assert line.endswith("2 of 3 files ignored (.bin, .tar.xz)")
+    assert line.endswith("2 of 3 files ignored (.bin, .cpio.xz)")
 
 
 @pytest.mark.parametrize("names", [(), ("README.md",), (".hidden.txt",), ("a.bin",)])
 def test_a_folder_without_text_is_refused_with_what_would_be_text(tmp_path: Path, names: tuple[str, ...]) -> None:
     write(tmp_path, *names)
-    with pytest.raises(SourceError, match=r"no file with text in it.*what is understood: \.txt, .*\.jsonl.*\.gz or \.zst"):
+    with pytest.raises(
+        SourceError, match=r"no file with text in it.*what is understood: \.txt, .*\.jsonl.*\.gz, \.zst, \.xz or \.bz2"
+    ):
         find(tmp_path)
 
 
@@ -102,6 +105,10 @@ def test_the_built_in_corpus_is_the_standard_library_without_tests_and_installed
     assert not [path for path in paths if {"test", "tests", "site-packages", "idlelib"} & set(path.split("/"))]
 
 
+def test_the_built_in_corpus_is_code_and_prose() -> None:
+    assert {(file.source, file.kind) for file in find("builtin")} == {("stdlib-code", "code"), ("stdlib-manual", "prose")}
+
+
 def test_the_topics_of_the_manual_are_parsed_and_never_run() -> None:
     code = 'import os\ntopics = {"a": "text " "of a",\n "b": r"""\\text of b"""}\nraise SystemExit'
     assert parse_topics(code) == [(2, "text of a"), (3, "\\text of b")]
@@ -122,18 +129,18 @@ def test_an_unchanged_file_is_not_read_again_and_a_touched_one_is(tmp_path: Path
     remember_digests(find(folder), known)
     read: list[str] = []
 
-    def digest(path: Path) -> str:
-        read.append(path.name)
-        return digest_bytes(path.read_bytes())
+    def digest(location: Location, *_: object) -> str:
+        read.append(Path(location.name).name)
+        return digest_bytes(Path(location.name).read_bytes())
 
-    monkeypatch.setattr(inputs_module, "digest_file", digest)
+    monkeypatch.setattr(inputs_module, "digest", digest)
     find(folder, known=known)
     assert read == []
     (folder / "b.txt").write_text("same size")
     os.utime(folder / "b.txt", ns=(1, 1))
     [_, changed] = find(folder, known=known)
     assert read == ["b.txt"]
-    assert changed.sha256 == digest_bytes(b"same size")
+    assert changed.checksum == digest_bytes(b"same size")
 
 
 def test_a_damaged_list_of_digests_costs_only_time(tmp_path: Path) -> None:
@@ -147,3 +154,46 @@ def test_empty_files_hold_no_document(tmp_path: Path) -> None:
     write(tmp_path, "a.txt")
     (tmp_path / "b.txt").touch()
     assert [file.path for file in find(tmp_path)] == ["a.txt"]
+
+
+def test_a_named_source_has_the_name_kind_and_limit_that_it_is_given(tmp_path: Path) -> None:
+    write(tmp_path, "one/a.txt", "one/b.py", "two/c.txt", "two/d.txt")
+    source = {
+        "mine": {"paths": [str(tmp_path / "one")], "kind": "web"},
+        "cut": {"paths": [str(tmp_path / "two")], "max_bytes": 5},
+    }
+    found = find(source=source, limits={"max_bytes_per_source": 1000})
+    assert [(file.source, file.path, file.kind) for file in found] == [
+        ("mine", "a.txt", "web"),
+        ("mine", "b.py", "web"),
+        ("cut", "c.txt", "prose"),
+    ]
+
+
+def test_a_plain_source_gives_way_to_a_named_one_of_its_name(tmp_path: Path) -> None:
+    folder = write(tmp_path / "books", "a.txt")
+    assert [file.source for file in find(folder, source={"books": {"paths": [str(folder)]}})] == ["books-2", "books"]
+
+
+def test_paths_of_one_source_stay_apart(tmp_path: Path) -> None:
+    write(tmp_path, "x/books/a.txt", "y/books/a.txt", "z.txt")
+    paths = [str(tmp_path / name) for name in ("x/books", "y/books", "z.txt")]
+    assert [file.path for file in find(source={"all": {"paths": paths}})] == ["books-2/a.txt", "books/a.txt", "z/z.txt"]
+
+
+def test_the_built_in_corpus_can_be_part_of_a_named_source() -> None:
+    found = find(source={"all": {"paths": ["builtin"], "kind": "prose", "max_bytes": 1}})
+    assert [(file.source, file.kind) for file in found] == [("all", "prose")]
+
+
+@pytest.mark.parametrize("name", ["Big", "a/b", "..", "", "stdlib-code", "x" * 65, "a\n"])
+def test_a_name_that_cannot_be_that_of_a_shard_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="this name cannot be used; write one of its own in lower-case letters"):
+        find(source={name: {"paths": [str(write(tmp_path, "a.txt"))]}})
+
+
+def test_a_file_name_that_is_no_unicode_can_be_listed(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"caf\xe9\n.txt")).write_text("some text")
+    [file] = find(tmp_path)
+    assert file.path == r"caf\udce9\n.txt"
+    file.path.encode()

@@ -1,8 +1,19 @@
+import bz2
 import gzip
+import io
+import lzma
+import random
+import tarfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,94 +22,7 @@ from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.errors import SourceError
 from data_pipeline.partitions import cut_into_partitions
 from data_pipeline.sources.inputs import InputFile, Part, find_inputs
-from data_pipeline.sources.readers import parse_json_line, read_part
-from data_pipeline.sources.streams import Line
-
-GOOD = b'{"text": "a good line"}'
-DEEP = b'{"text": "x", "deep": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
-
-LINES: dict[str, tuple[bytes, str | Reason]] = {
-    "plain": (GOOD, "a good line"),
-    "other fields": (b'{"id": 1, "text": "t", "meta": {"a": [null, true, 1.5e3]}}', "t"),
-    "white space around": (b'  {"text": "t"}  ', "t"),
-    "carriage return": (b'{"text": "t"}\r', "t"),
-    "escapes": (rb'{"text": "\u00e9\n\"\\ \ud83d\ude00"}', 'é\n"\\ 😀'),
-    "raw unicode": ('{"text": "é 😀"}'.encode(), "é 😀"),
-    "escaped NUL": (rb'{"text": "a\u0000b"}', "a\0b"),
-    "empty text": (b'{"text": ""}', ""),
-    "duplicate in another object": (b'{"text": "t", "a": {"text": 1}}', "t"),
-    "integer of 4000 digits": (b'{"text": "t", "n": ' + b"9" * 4000 + b"}", "t"),
-    "empty": (b"", Reason.EMPTY),
-    "only white space": (b" \t\r", Reason.EMPTY),
-    "no JSON": (b"plain text", Reason.NOT_JSON),
-    "cut short": (b'{"text": "abc', Reason.NOT_JSON),
-    "two values": (GOOD + GOOD, Reason.NOT_JSON),
-    "trailing comma": (b'{"text": "t",}', Reason.NOT_JSON),
-    "single quotes": (b"{'text': 't'}", Reason.NOT_JSON),
-    "comment": (b'{"text": "t"} // why', Reason.NOT_JSON),
-    "NaN": (b'{"text": "t", "score": NaN}', Reason.NOT_JSON),
-    "infinity": (b'{"text": "t", "score": -Infinity}', Reason.NOT_JSON),
-    "raw NUL": (b'{"text": "a\0b"}', Reason.NOT_JSON),
-    "raw tab": (b'{"text": "a\tb"}', Reason.NOT_JSON),
-    "bad escape": (rb'{"text": "\x41"}', Reason.NOT_JSON),
-    "integer of 5000 digits": (b'{"text": "t", "n": ' + b"9" * 5000 + b"}", Reason.NOT_JSON),
-    "byte order mark in the middle of the file": (b"\xef\xbb\xbf" + GOOD, Reason.NOT_JSON),
-    "nested 100,000 deep": (DEEP, Reason.TOO_DEEP),
-    "array": (b'["text"]', Reason.NOT_AN_OBJECT),
-    "string": (b'"text"', Reason.NOT_AN_OBJECT),
-    "number": (b"12", Reason.NOT_AN_OBJECT),
-    "null": (b"null", Reason.NOT_AN_OBJECT),
-    "text twice": (b'{"text": "a", "text": "b"}', Reason.DUPLICATE_KEY),
-    "text twice, once escaped": (rb'{"text": "a", "t\u0065xt": "b"}', Reason.DUPLICATE_KEY),
-    "other field twice": (b'{"text": "a", "n": 1, "n": 2}', Reason.DUPLICATE_KEY),
-    "no text": (b'{"content": "t"}', Reason.NO_TEXT_FIELD),
-    "empty object": (b"{}", Reason.NO_TEXT_FIELD),
-    "other case": (b'{"Text": "t"}', Reason.NO_TEXT_FIELD),
-    "text is a number": (b'{"text": 12}', Reason.TEXT_NOT_A_STRING),
-    "text is null": (b'{"text": null}', Reason.TEXT_NOT_A_STRING),
-    "text is a list": (b'{"text": ["a"]}', Reason.TEXT_NOT_A_STRING),
-    "Latin-1": (b'{"text": "caf\xe9"}', Reason.INVALID_UTF8),
-    "overlong": (b'{"text": "\xc0\xaf"}', Reason.INVALID_UTF8),
-    "UTF-8 surrogate": (b'{"text": "\xed\xa0\x80"}', Reason.INVALID_UTF8),
-    "UTF-16": ('{"text": "t"}'.encode("utf-16"), Reason.INVALID_UTF8),
-    "high surrogate alone": (rb'{"text": "\ud800"}', Reason.LONE_SURROGATE),
-    "low surrogate first": (rb'{"text": "\udc00\ud800"}', Reason.LONE_SURROGATE),
-}
-
-
-def outcome(item: Document | Rejection) -> str | Reason:
-    return item.text if isinstance(item, Document) else item.reason
-
-
-@pytest.mark.parametrize("name", LINES)
-def test_a_line_becomes_its_text_or_a_rejection_with_its_reason(name: str) -> None:
-    data, expected = LINES[name]
-    item = parse_json_line(Line(7, 100, data), "file.jsonl", "text")
-    assert outcome(item) == expected
-    assert (item.path, item.line) == ("file.jsonl", 7)
-
-
-@given(
-    st.one_of(
-        st.binary(max_size=80),
-        st.sampled_from([data for data, _ in LINES.values() if len(data) < 200]).flatmap(
-            lambda data: st.tuples(st.integers(0, len(data)), st.integers(0, len(data)), st.binary(max_size=3)).map(
-                lambda cut: data[: cut[0]] + cut[2] + data[cut[1] :]
-            )
-        ),
-    )
-)
-def test_no_line_raises(data: bytes) -> None:
-    item = parse_json_line(Line(1, 0, data), "file.jsonl", "text")
-    if isinstance(item, Document):
-        item.text.encode()
-
-
-def test_a_rejection_shows_the_line_and_says_what_is_there() -> None:
-    item = parse_json_line(Line(1, 9, b'{"body": "\xe2\x82\xac", "title": "t"}'), "f", "text")
-    assert isinstance(item, Rejection)
-    assert item.sample == '{"body": "€", "title": "t"}'
-    assert item.detail == "no field 'text'; there are 'body', 'title'; see jsonl.text_field"
+from data_pipeline.sources.readers import read_part
 
 
 def files_in(folder: Path, **settings: Any) -> tuple[tuple[InputFile, ...], PrepareConfig]:
@@ -175,7 +99,8 @@ def test_what_a_damaged_archive_gives_before_its_damage_is_kept(tmp_path: Path) 
     lines = b"".join(b'{"text": "line %d"}\n' % n for n in range(200_000))
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines)[:-2000])
     items = read_all(tmp_path)
-    assert outcome(items[-1]) == Reason.CORRUPT_COMPRESSION
+    assert isinstance(items[-1], Rejection)
+    assert items[-1].reason == Reason.CORRUPT_COMPRESSION
     assert 1000 < len(texts(items)) < 200_000
     assert texts(items)[:2] == ["line 0", "line 1"]
 
@@ -200,3 +125,154 @@ def test_a_file_that_changed_since_it_was_found_is_refused(tmp_path: Path) -> No
     path.unlink()
     with pytest.raises(SourceError, match=r"a\.txt disappeared while it was being prepared"):
         list(read_part(Part(file, 0, file.bytes), config))
+
+
+LINES = b'{"text": "one", "id": 1}\n{"text": "two", "id": 2}\n'
+TABLE = b"id,text\n1,one\n2,two\n"
+
+
+def parquet_file() -> bytes:
+    output = io.BytesIO()
+    pq.write_table(pa.table({"id": [1, 2], "text": ["one", "two"]}), output)
+    return output.getvalue()
+
+
+FILES = {
+    "a.jsonl": LINES,
+    "a.csv": TABLE,
+    "a.tsv": TABLE.replace(b",", b"\t"),
+    "a.parquet": parquet_file(),
+    "a.txt": b"one",
+    "a.py": b"one",
+    "a.html": b"one",
+}
+COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".zst": zstandard.compress,
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+}
+
+
+def tar_of(files: dict[str, bytes]) -> bytes:
+    output = io.BytesIO()
+    with tarfile.open(fileobj=output, mode="w") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return output.getvalue()
+
+
+def zip_of(files: dict[str, bytes]) -> bytes:
+    output = io.BytesIO()
+    with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return output.getvalue()
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("name", FILES)
+def test_every_format_is_read_alone_compressed_and_in_archives(name: str, compression: str, tmp_path: Path) -> None:
+    data = COMPRESSIONS[compression](FILES[name])
+    (tmp_path / f"{name}{compression}").write_bytes(data)
+    alone = read_all(tmp_path)
+    (tmp_path / f"{name}{compression}").unlink()
+    assert "".join(texts(alone)) in ("one", "onetwo")
+    member = f"in/{name}{compression}"
+    for archive, content in (
+        ("b.zip", zip_of({member: data})),
+        (f"b.tar{compression}", COMPRESSIONS[compression](tar_of({member: data}))),
+    ):
+        (tmp_path / archive).write_bytes(content)
+        inside = read_all(tmp_path)
+        assert [replace(item, path="") for item in inside] == [replace(item, path="") for item in alone]
+        assert {item.path for item in inside} == {f"{archive}!/{member}"}
+        (tmp_path / archive).unlink()
+
+
+def documents(items: list[Document | Rejection]) -> list[Document]:
+    return [item for item in items if isinstance(item, Document)]
+
+
+def test_documents_say_what_they_are(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "a.py", "a.html", "a.txt"):
+        (tmp_path / name).write_bytes(FILES[name])
+    (tmp_path / "b.tar").write_bytes(tar_of({name: FILES[name] for name in ("a.py", "a.html")}))
+    kinds = {(item.path, item.kind, item.markup) for item in documents(read_all(tmp_path))}
+    assert kinds == {
+        ("a.jsonl", "prose", "plain"),
+        ("a.py", "code", "plain"),
+        ("a.html", "web", "html"),
+        ("a.txt", "prose", "plain"),
+        ("b.tar!/a.py", "code", "plain"),
+        ("b.tar!/a.html", "web", "html"),
+    }
+    of_pages = documents(read_all(tmp_path, records={"markup": "html", "metadata": ["id"]}))
+    assert ("web", "html", '{"id":1}') in {(item.kind, item.markup, item.metadata) for item in of_pages if item.path == "a.jsonl"}
+
+
+def test_a_source_can_say_what_all_of_it_is(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    (tmp_path / "b.zip").write_bytes(zip_of({"a.txt": b"x", "a.html": b"y"}))
+    config = PrepareConfig(source={"mine": {"paths": [str(tmp_path)], "kind": "code", "records": {"text_field": "id"}}})
+    found = find_inputs(config, tmp_path / "digests.json")
+    own = config.for_source("mine")
+    items = [item for file in found for item in read_part(Part(file, 0, file.bytes), own)]
+    assert {item.kind for item in items if isinstance(item, Document)} == {"code"}
+    assert [item.reason for item in items if isinstance(item, Rejection)] == [Reason.TEXT_NOT_A_STRING] * 2
+
+
+def test_code_is_one_document_a_file_or_what_the_settings_say(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("a = 1\n\nb = 2\n")
+    assert texts(read_all(tmp_path)) == ["a = 1\n\nb = 2\n"]
+    assert texts(read_all(tmp_path, text={"documents": "paragraphs"})) == ["a = 1", "b = 2"]
+
+
+def test_a_damaged_member_ends_itself_and_a_damaged_archive_ends_there(tmp_path: Path) -> None:
+    members = {"a.txt": b"one", "b.jsonl.gz": gzip.compress(LINES)[:-9], "c.parquet": b"none", "d.txt": b"two"}
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(tar_of(members)))
+    items = read_all(tmp_path)
+    assert texts(items) in (["one", "two"], ["one", "one", "two", "two"])
+    assert [(item.reason, item.path) for item in items if isinstance(item, Rejection)] == [
+        (Reason.CORRUPT_COMPRESSION, "a.tar.gz!/b.jsonl.gz"),
+        (Reason.CORRUPT_PARQUET, "a.tar.gz!/c.parquet"),
+    ]
+    noise = random.Random(0).randbytes(300_000)
+    cut = gzip.compress(tar_of({"a.txt": b"one", "b.txt": noise.hex().encode(), "c.txt": b"two"}))[:100_000]
+    (tmp_path / "a.tar.gz").write_bytes(cut)
+    one, rest = read_all(tmp_path)
+    assert texts([one]) == ["one"]
+    assert isinstance(rest, Rejection)
+    assert (rest.reason, rest.path, rest.line) == (Reason.CORRUPT_COMPRESSION, "a.tar.gz", 0)
+
+
+@pytest.mark.parametrize("archive", ["a.tar", "a.tar.gz", "a.zip"])
+def test_bombs_in_an_archive_share_one_budget(archive: str, tmp_path: Path) -> None:
+    bombs = {f"{number}.txt.gz": gzip.compress(bytes(1 << 19)) for number in range(8)}
+    data = {"a.tar": tar_of(bombs), "a.tar.gz": gzip.compress(tar_of(bombs)), "a.zip": zip_of(bombs)}[archive]
+    (tmp_path / archive).write_bytes(data)
+    items = read_all(tmp_path, limits={"max_expansion": 10})
+    assert [item.reason for item in items if isinstance(item, Rejection)] == [Reason.DECOMPRESSION_BUDGET]
+    assert len(texts(items)) == 2, "two fill the megabyte that harms nobody"
+
+
+def test_a_parquet_file_in_an_archive_must_fit_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "a.zip").write_bytes(zip_of({"a.parquet": parquet_file()}))
+    [item] = read_all(tmp_path, limits={"max_document_bytes": 64})
+    assert isinstance(item, Rejection)
+    assert (item.reason, item.path) == (Reason.FILE_TOO_LARGE, "a.zip!/a.parquet")
+
+
+@given(
+    data=st.binary(max_size=300),
+    name=st.sampled_from([*FILES, "a.tar", "a.zip", "a.jsonl.xz", "a.tsv.bz2", "a.tgz"]).filter(lambda n: "parquet" not in n),
+)
+def test_no_content_raises(data: bytes, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("noise")
+    (folder / name).write_bytes(b"x" + data)
+    for item in read_all(folder):
+        if isinstance(item, Document):
+            item.text.encode()

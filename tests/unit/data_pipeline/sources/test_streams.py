@@ -1,6 +1,10 @@
+import bz2
 import gzip
 import io
+import lzma
+import random
 import tracemalloc
+import zlib
 from collections.abc import Iterator
 
 import pytest
@@ -10,19 +14,25 @@ from hypothesis import strategies as st
 
 from data_pipeline.config import LimitSettings
 from data_pipeline.documents import Reason
-from data_pipeline.sources.streams import Compression, StreamError, read_blocks, read_lines
+from data_pipeline.sources.formats import Compression
+from data_pipeline.sources.streams import Budget, ByteReader, StreamError, decompress, inflate, raw_blocks, read_lines
 
 LIMITS = LimitSettings()
-COMPRESS = {"gz": gzip.compress, "zst": zstandard.ZstdCompressor().compress}
-compressions = pytest.mark.parametrize("compression", ["gz", "zst"])
+COMPRESS = {"gz": gzip.compress, "zst": zstandard.ZstdCompressor().compress, "xz": lzma.compress, "bz2": bz2.compress}
+compressions = pytest.mark.parametrize("compression", list(COMPRESS))
 
 
 def blocks_of(data: bytes, size: int) -> Iterator[bytes]:
     return (data[start : start + size] for start in range(0, len(data), size))
 
 
+def blocks_in(data: bytes, compression: Compression, limits: LimitSettings = LIMITS) -> Iterator[bytes]:
+    file = io.BytesIO(data)
+    return Budget(limits, file.tell).watch(decompress(raw_blocks(file), compression, limits))
+
+
 def read(data: bytes, compression: Compression, limits: LimitSettings = LIMITS) -> bytes:
-    return b"".join(read_blocks(io.BytesIO(data), compression, limits))
+    return b"".join(blocks_in(data, compression, limits))
 
 
 @given(st.text("ab\n", max_size=60).map(str.encode), st.integers(1, 9))
@@ -88,8 +98,36 @@ def test_large_compressed_data_comes_back(compression: Compression) -> None:
     assert read(COMPRESS[compression](data), compression) == data
 
 
-def test_zero_padding_after_a_gzip_member_is_allowed() -> None:
-    assert read(gzip.compress(b"text") + bytes(1000), "gz") == b"text"
+@pytest.mark.parametrize("compression", ["gz", "xz"])
+def test_zero_padding_after_a_member_is_allowed_where_its_tool_allows_it(compression: Compression) -> None:
+    whole = COMPRESS[compression](b"text")
+    assert read(whole + bytes(1000), compression) == b"text"
+    assert read(whole + bytes(1000) + whole, compression) == b"texttext"
+
+
+@compressions
+@given(cut=st.integers(0, 3000), block_bytes=st.integers(1, 700))
+def test_it_does_not_matter_where_the_blocks_of_compressed_data_end(compression: Compression, cut: int, block_bytes: int) -> None:
+    data = random.Random(cut).randbytes(2000) + bytes(cut)
+    assert b"".join(decompress(blocks_of(COMPRESS[compression](data) * 2, block_bytes), compression, LIMITS)) == data * 2
+
+
+def test_bare_deflate_data_comes_back() -> None:
+    packer = zlib.compressobj(wbits=-15)
+    assert b"".join(inflate(iter([packer.compress(b"text" * 99) + packer.flush()]))) == b"text" * 99
+
+
+def test_a_dictionary_over_the_limit_is_refused_before_it_is_made() -> None:
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 32 << 20}]
+    large_xz = lzma.compress(bytes(1000), filters=filters)
+    parameters = zstandard.ZstdCompressionParameters(window_log=25, enable_ldm=True)
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    large_zst = packer.compress(bytes(64 << 20)) + packer.flush()
+    for compression, data in (("xz", large_xz), ("zst", large_zst)):
+        with pytest.raises(StreamError, match=r"over limits\.max_window_bytes") as caught:
+            read(data, compression, LimitSettings(max_window_bytes=16 << 20, max_expansion=10**6))
+        assert caught.value.reason == Reason.DECOMPRESSION_BUDGET
+        assert read(data, compression, LimitSettings(max_window_bytes=32 << 20, max_expansion=10**6)).strip(b"\0") == b""
 
 
 @compressions
@@ -112,7 +150,7 @@ def test_damaged_data_is_refused_after_what_could_be_read(compression: Compressi
 def test_a_bomb_is_given_up_at_the_budget(compression: Compression) -> None:
     bomb = COMPRESS[compression](bytes(200 << 20))
     limits = LimitSettings(max_expansion=100, max_decompressed_bytes=8 << 20)
-    sizes = (len(block) for block in read_blocks(io.BytesIO(bomb), compression, limits))
+    sizes = (len(block) for block in blocks_in(bomb, compression, limits))
     total = 0
 
     def read_to_the_end() -> None:
@@ -130,3 +168,26 @@ def test_a_bomb_is_given_up_at_the_budget(compression: Compression) -> None:
 @compressions
 def test_a_small_file_may_expand_as_it_likes(compression: Compression) -> None:
     assert read(COMPRESS[compression](bytes(500_000)), compression) == bytes(500_000)
+
+
+def test_a_budget_counts_everything_that_came_out_against_what_went_in() -> None:
+    went_in = 0
+    budget = Budget(LimitSettings(max_expansion=10, max_decompressed_bytes=1 << 30), lambda: went_in)
+    assert list(budget.watch(iter([bytes(1 << 19), bytes(1 << 19)]))) == [bytes(1 << 19)] * 2, "a megabyte harms nobody"
+    with pytest.raises(StreamError, match="0 compressed bytes became more than 1048576; if the file is honest, raise"):
+        budget.charge(1)
+    went_in = 1 << 20
+    budget.charge(8 << 20)
+    with pytest.raises(StreamError):
+        budget.charge(1 << 20)
+
+
+@given(st.binary(max_size=100), st.integers(1, 9), st.lists(st.integers(0, 30), max_size=8))
+def test_blocks_are_read_as_one_stream(data: bytes, block_bytes: int, sizes: list[int]) -> None:
+    reader, position = ByteReader(blocks_of(data, block_bytes)), 0
+    for size in sizes:
+        assert reader.read(size) == data[position : position + size]
+        position = min(position + size, len(data))
+        assert reader.position == position
+    with pytest.raises(StreamError, match=r"^1 bytes are missing"):
+        reader.skip(len(data) - position + 1)

@@ -4,12 +4,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from data_pipeline import tokenizer as tokenizer_module
 from data_pipeline.config import TokenizerSettings
 from data_pipeline.errors import ConfigError, PreparedDataError
-from data_pipeline.tokenizer import ByteTokenizer, CharacterTokenizer, Tokenizer, load_tokenizer
+from data_pipeline.tokenizer import (
+    ByteTokenizer,
+    CharacterTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    round_trip_failures,
+    save_tokenizer,
+    sentence_pieces,
+)
 from data_pipeline.tokenizer_training import alphabet_of, sample_pieces, train_tokenizer
 
 WORDS = [
@@ -32,8 +40,11 @@ tricky_text = st.lists(
 ).map("".join)
 
 
+EXTRA = ("<|user|>", "<|fim_prefix|>")
+
+
 def trained(kind: str, **settings: object) -> Tokenizer:
-    return train_tokenizer(SAMPLE, TokenizerSettings(kind=kind, vocab_size=400, **settings))
+    return train_tokenizer(SAMPLE, TokenizerSettings(kind=kind, vocab_size=400, **settings), EXTRA)
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +54,7 @@ def tokenizer_of() -> Callable[[str], Tokenizer]:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "byte"])
+@hypothesis_settings(deadline=None)
 @given(text=tricky_text)
 def test_every_valid_text_comes_back_exactly(tokenizer_of: Callable[[str], Tokenizer], kind: str, text: str) -> None:
     tokenizer = tokenizer_of(kind)
@@ -51,6 +63,7 @@ def test_every_valid_text_comes_back_exactly(tokenizer_of: Callable[[str], Token
     assert all(3 < i < tokenizer.vocab_size for i in ids)
 
 
+@hypothesis_settings(deadline=None)
 @given(text=st.text(st.sampled_from(alphabet_of(SAMPLE))))
 def test_characters_of_the_alphabet_come_back_exactly(tokenizer_of: Callable[[str], Tokenizer], text: str) -> None:
     tokenizer = tokenizer_of("char")
@@ -71,13 +84,14 @@ def test_a_batch_encodes_as_its_texts_do_alone(tokenizer_of: Callable[[str], Tok
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@hypothesis_settings(deadline=None)
 @given(text=st.text("ab \n9", max_size=60))
 def test_long_text_is_cut_for_sentencepiece_where_that_changes_nothing(
     tokenizer_of: Callable[[str], Tokenizer], kind: str, text: str
 ) -> None:
     tokenizer = tokenizer_of(kind)
     whole = tokenizer.encode(text)
-    parts = tokenizer_module._cut_at_spaces(text, 8)
+    parts = sentence_pieces._cut_at_spaces(text, 8)
     assert "".join(parts) == text
     if all(part.startswith(" ") for part in parts[1:]):
         assert [i for part in parts for i in tokenizer.encode(part)] == whole
@@ -94,7 +108,7 @@ def test_special_ids_stand_for_no_text(tokenizer_of: Callable[[str], Tokenizer],
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "char", "byte"])
 def test_a_tokenizer_is_the_same_after_it_was_written_and_loaded(kind: str, tmp_path: Path) -> None:
     tokenizer = trained(kind)
-    (tmp_path / tokenizer.file_name).write_bytes(tokenizer.to_bytes())
+    save_tokenizer(tokenizer, tmp_path)
     loaded = load_tokenizer(tmp_path)
     assert (loaded.kind, loaded.vocab_size, loaded.digest) == (kind, tokenizer.vocab_size, tokenizer.digest)
     assert loaded.encode(SAMPLE[3]) == tokenizer.encode(SAMPLE[3])
@@ -105,11 +119,54 @@ def test_training_twice_gives_the_same_bytes(kind: str) -> None:
     assert trained(kind).to_bytes() == trained(kind).to_bytes()
 
 
-def test_the_digest_is_that_of_the_vocabulary_and_not_of_the_file() -> None:
+def test_a_model_file_says_nothing_of_how_many_threads_trained_it() -> None:
     few, many = trained("bpe", train_threads=1), trained("bpe", train_threads=2)
-    assert few.to_bytes() != many.to_bytes()
+    assert few.to_bytes() == many.to_bytes()
     assert few.digest == many.digest
-    assert trained("unigram").digest != few.digest
+
+
+def test_the_digest_tells_tokenizers_apart() -> None:
+    tokenizers = [*map(trained, ("bpe", "unigram", "char", "byte")), ByteTokenizer(), ByteTokenizer(EXTRA[::-1])]
+    tokenizers.append(train_tokenizer(SAMPLE[::2], TokenizerSettings(kind="bpe", vocab_size=400), EXTRA))
+    assert len({tokenizer.digest for tokenizer in tokenizers}) == len(tokenizers)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "char", "byte"])
+def test_no_text_produces_a_special_token(tokenizer_of: Callable[[str], Tokenizer], kind: str) -> None:
+    tokenizer = tokenizer_of(kind)
+    ids = [tokenizer.token_id(name) for name in EXTRA]
+    assert None not in ids
+    assert len(set(ids)) == 2
+    assert tokenizer.token_id("<|unheard-of|>") is None
+    assert max(i for i in ids if i is not None) < tokenizer.vocab_size
+    assert not set(ids) & set(tokenizer.encode("".join(EXTRA)))
+    assert tokenizer.decode([i for i in ids if i is not None]) == ""
+
+
+@pytest.mark.parametrize("name", ["", " ", "two words", "\u2581", "<pad>", "</s>"])
+def test_a_special_token_with_an_unusable_name_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="extra_special"):
+        TokenizerSettings(extra_special=(name,))
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "char", "byte"])
+@pytest.mark.parametrize(("add_bos", "add_eos"), [(False, False), (True, False), (False, True), (True, True)])
+@hypothesis_settings(deadline=None)
+@given(texts=st.lists(tricky_text))
+def test_documents_stand_between_bos_and_eos(
+    tokenizer_of: Callable[[str], Tokenizer], kind: str, add_bos: bool, add_eos: bool, texts: list[str]
+) -> None:
+    tokenizer = tokenizer_of(kind)
+    encoded = tokenizer.encode_documents(texts, add_bos=add_bos, add_eos=add_eos)
+    assert [ids.tolist() for ids in encoded.arrays()] == [[2] * add_bos + tokenizer.encode(text) + [3] * add_eos for text in texts]
+    assert encoded.ids_T.dtype == np.int32
+    assert len(encoded.ids_T) == (encoded.ends_D[-1] if texts else 0)
+
+
+def test_round_trip_failures_are_counted(tokenizer_of: Callable[[str], Tokenizer]) -> None:
+    texts = ["return", "\U0001f600", "x" * 9, "\u0416"]
+    assert round_trip_failures(tokenizer_of("bpe"), texts) == 0
+    assert round_trip_failures(tokenizer_of("char"), texts) == 2
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])

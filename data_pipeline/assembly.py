@@ -1,0 +1,141 @@
+"""Makes prepared data of what the stages left: names the shards, writes manifest, reports and data card, and publishes all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.config import PrepareConfig
+from data_pipeline.data_card import render_card
+from data_pipeline.errors import ConfigError
+from data_pipeline.files import canonical_json, digest_bytes, digest_file
+from data_pipeline.manifest import Manifest, ShardEntry
+from data_pipeline.publish import CARD, REPORT, REPORT_PAGE, TIMINGS, TOKENIZER, publish
+from data_pipeline.published import CHOSEN, TOKENS
+from data_pipeline.report_html import render_report
+from data_pipeline.settings import Section
+from data_pipeline.shards import token_type
+from data_pipeline.split import Split
+from data_pipeline.stages.packing_rows import PackResult, PackTask
+from data_pipeline.stages.plan import DocumentsOf
+from data_pipeline.stages.vocabulary import TrainedTokenizer
+from data_pipeline.tasks import data_path
+
+__all__ = ["PIPELINE_VERSION", "Prepared", "assemble", "fingerprint_of", "settings_of"]
+
+PIPELINE_VERSION = 2
+"""Raised whenever the same settings and input would give other bytes, so that what an older version left is not taken for done."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that prepared data consists of, before it has its place."""
+
+    settings: Mapping[str, Any]
+    """As `settings_of` gives them."""
+    inputs: Sequence[Mapping[str, Any]]
+    partitions: Sequence[Mapping[str, Any]]
+    tokenizer: TrainedTokenizer
+    tokenizer_folder: Path
+    documents: Sequence[DocumentsOf]
+    packed: Sequence[tuple[PackTask, PackResult]]
+    report: dict[str, Any]
+    timings: dict[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of what this was made from."""
+        return fingerprint_of(self.settings, self.inputs)
+
+
+def settings_of(config: PrepareConfig) -> dict[str, Any]:
+    """The settings that decide the result, with the digest of a file's content in the place of its path.
+
+    Raises:
+        ConfigError: a file that a setting names cannot be read.
+    """
+    return {name: _without_paths(name, value, config) for name, value in config.portable.items()}
+
+
+def _without_paths(name: str, value: Any, config: PrepareConfig) -> Any:
+    section = getattr(config, name)
+    if not isinstance(section, Section):
+        return value
+    files = {field: _digest_of_files(f"{name}.{field}", getattr(section, field)) for field in type(section).model_fields}
+    return value | {field: digest for field, digest in files.items() if digest is not None}
+
+
+def _digest_of_files(setting: str, value: Any) -> Any:
+    """The digests that stand for a path or several; None where the value is neither."""
+    if isinstance(value, tuple) and value and isinstance(value[0], Path):
+        return [_digest_of_files(setting, path) for path in value]
+    if not isinstance(value, Path):
+        return None
+    try:
+        files = sorted(path for path in value.rglob("*") if path.is_file()) if value.is_dir() else [value]
+        return digest_bytes(canonical_json([digest_file(path) for path in files]))
+    except OSError as error:
+        raise ConfigError(f"{setting} = {value}: cannot be read ({error.strerror}); check the path") from None
+
+
+def fingerprint_of(settings: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]) -> str:
+    """A digest of everything that decides the result: version, settings, and the content of the input."""
+    return digest_bytes(canonical_json({"version": PIPELINE_VERSION, "config": settings, "inputs": list(inputs)}))
+
+
+def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, bytes]) -> Manifest:
+    """Publishes prepared data under `output`, with the files `more` beside it, and returns its manifest."""
+    report = canonical_json(prepared.report)
+    shards = dict(_name_shards(prepared.packed))
+    tokenizer = prepared.tokenizer
+    tokenizer_files = {f"{TOKENIZER}/{path.name}": path for path in sorted(prepared.tokenizer_folder.iterdir())}
+    documents = dict(_documents(prepared.documents)) if prepared.settings["packing"]["keep_tokens"] else {}
+    digests = {name: digest_file(path) for name, path in tokenizer_files.items()} | {REPORT: digest_bytes(report)}
+    manifest, _ = Manifest(
+        fingerprint=prepared.fingerprint,
+        row_length=prepared.settings["row_length"],
+        vocab_size=tokenizer.vocab_size,
+        token_type=token_type(tokenizer.vocab_size).name,
+        tokenizer_kind=tokenizer.kind,
+        tokenizer_digest=tokenizer.digest,
+        sources=tuple(dict.fromkeys(partition["source"] for partition in prepared.partitions)),
+        shards=tuple(shards),
+        files=digests | {name: digest for name, (_, digest) in documents.items()},
+        inputs=tuple(dict(identity) for identity in prepared.inputs),
+        partitions=tuple(dict(identity) for identity in prepared.partitions),
+        config=dict(prepared.settings),
+        totals=prepared.report,
+    ).sealed()
+    files: dict[str, Path | bytes] = {
+        **tokenizer_files,
+        REPORT: report,
+        REPORT_PAGE: render_report(manifest, prepared.timings).encode(),
+        CARD: render_card(manifest).encode(),
+        TIMINGS: canonical_json(prepared.timings),
+        **{name: path for name, (path, _) in documents.items()},
+        **more,
+    }
+    return publish(output, work, manifest, {entry.path: path for entry, path in shards.items()}, files)
+
+
+def _documents(documents: Sequence[DocumentsOf]) -> Iterator[tuple[str, tuple[Path, str]]]:
+    """The tables of the documents: name, where each is now, and its digest."""
+    for partition in documents:
+        for folder in (TOKENS, CHOSEN):
+            path = data_path(partition.place(folder))
+            yield f"{folder}/{path.name}", (path, partition.digests[folder])
+
+
+def _name_shards(packed: Sequence[tuple[PackTask, PackResult]]) -> Iterator[tuple[ShardEntry, Path]]:
+    """The manifest's entry for each shard, numbered within its source and split, and where it is now."""
+    numbers: Counter[tuple[str, Split]] = Counter()
+    for task, result in packed:
+        for shard in result.shards:
+            number = numbers[task.source, task.split]
+            numbers[task.source, task.split] += 1
+            counts = {name: value for name, value in shard.items() if name != "name"}
+            path = f"{task.split}/{task.source}-{number:05d}.arrow"
+            yield ShardEntry(path=path, split=task.split, source=task.source, **counts), task.output / shard["name"]

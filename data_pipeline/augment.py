@@ -1,0 +1,212 @@
+"""Changes to training documents: fill-in-the-middle, synonyms, and words cut into pieces at random. All are off by default.
+
+What happens to a document follows from the seed, its id and its text, and from nothing else: not from the batch or the worker.
+
+- Fill-in-the-middle (Bavarian et al. 2022), in code: the text is cut at two places, drawn among all characters, into prefix,
+  middle and suffix, which are encoded apart. With the prefix first (PSM) they become `<|fim_prefix|>` prefix `<|fim_suffix|>`
+  suffix `<|fim_middle|>` middle; with the suffix first (SPM) `<|fim_prefix|>` `<|fim_suffix|>` suffix `<|fim_middle|>` prefix
+  middle, the form of SPM that the paper trains together with PSM.
+- Synonyms, in prose and web text: words of the user's list, in the same case.
+- Subword regularisation, in every kind of text: BPE-dropout (Provilkov et al. 2020) or a sample of unigram segmentations (Kudo
+  2018). The text comes back from the ids as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.config import FIM_TOKENS, AugmentSettings, Kind
+from data_pipeline.errors import ConfigError
+from data_pipeline.tokenizer import Encoded, SentencePieceTokenizer, Tokenizer
+
+__all__ = ["AugmentCounts", "Augmenter", "is_on", "load_synonyms"]
+
+Ids = NDArray[np.int32]
+
+_WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
+
+
+@dataclass(frozen=True)
+class AugmentCounts:
+    """How many documents were changed, and how many words."""
+
+    fim_psm: int = 0
+    fim_spm: int = 0
+    synonym_documents: int = 0
+    synonym_words: int = 0
+    subword: int = 0
+
+    def __add__(self, other: AugmentCounts) -> AugmentCounts:
+        return AugmentCounts(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
+
+def is_on(settings: AugmentSettings) -> bool:
+    """Whether the settings change anything."""
+    return any((settings.fim_rate, settings.synonym_rate, settings.subword_rate))
+
+
+class Augmenter:
+    """Encodes training documents with the changes that the settings ask for."""
+
+    def __init__(self, tokenizer: Tokenizer, settings: AugmentSettings) -> None:
+        """Reads the synonyms.
+
+        Raises:
+            ConfigError: the tokenizer has no tokens for fill-in-the-middle, or cannot sample; or the synonyms cannot be read.
+        """
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._synonyms = load_synonyms(settings.synonyms) if settings.synonyms is not None and settings.synonym_rate else {}
+        ids = [tokenizer.token_id(name) for name in FIM_TOKENS] if settings.fim_rate else []
+        if None in ids:
+            raise ConfigError(
+                f"augment.fim_rate = {settings.fim_rate}: the tokenizer has no token {FIM_TOKENS[ids.index(None)]}; "
+                "add it to its file, or set fim_rate to 0"
+            )
+        self._fim_ids = {
+            name: np.array([i], np.int32) for name, i in zip(("prefix", "middle", "suffix"), ids, strict=False) if i is not None
+        }
+        if settings.subword_rate and not isinstance(tokenizer, SentencePieceTokenizer):
+            raise ConfigError(
+                f"augment.subword_rate = {settings.subword_rate}: a {tokenizer.kind} tokenizer has one way to encode a text; "
+                "use bpe or unigram, or set subword_rate to 0"
+            )
+
+    def encode(self, texts: Sequence[str], kinds: Sequence[Kind], document_ids: Sequence[int]) -> tuple[Encoded, AugmentCounts]:
+        """The ids of all documents, changed, without bos and eos; and what was changed."""
+        changes = [self._change(*document) for document in zip(texts, kinds, document_ids, strict=True)]
+        plain = [segment for change in changes if change.subword_seed is None for segment in change.segments]
+        encoded = iter(self._tokenizer.encode_flat(plain).arrays())
+        documents = []
+        for change in changes:
+            if change.subword_seed is None:
+                arrays = [next(encoded) for _ in change.segments]
+            else:
+                arrays = [self._sample(segment, change.subword_seed + place) for place, segment in enumerate(change.segments)]
+            documents.append(arrays[0] if change.fim is None else self._arrange(change.fim, *arrays))
+        return Encoded.of(documents), AugmentCounts(
+            fim_psm=sum(change.fim == "psm" for change in changes),
+            fim_spm=sum(change.fim == "spm" for change in changes),
+            synonym_documents=sum(change.num_synonyms > 0 for change in changes),
+            synonym_words=sum(change.num_synonyms for change in changes),
+            subword=sum(change.subword_seed is not None for change in changes),
+        )
+
+    def _change(self, text: str, kind: Kind, document_id: int) -> _Change:
+        settings = self._settings
+        digest = hashlib.blake2b(f"{settings.seed} {document_id}".encode(), digest_size=8).digest()
+        draw = random.Random(int.from_bytes(digest, "big")).random  # the one method that stays the same in all versions of Python
+        subword_seed = int(draw() * (1 << 31)) if draw() < settings.subword_rate else None
+        if kind != "code":
+            return _Change(*_with_synonyms(text, self._synonyms, settings.synonym_rate, draw), subword_seed=subword_seed)
+        if draw() >= settings.fim_rate:
+            return _Change((text,), subword_seed=subword_seed)
+        order: Literal["psm", "spm"] = "spm" if draw() < settings.fim_spm_rate else "psm"
+        first, second = sorted(int(draw() * (len(text) + 1)) for _ in range(2))
+        return _Change((text[:first], text[first:second], text[second:]), fim=order, subword_seed=subword_seed)
+
+    def _arrange(self, order: Literal["psm", "spm"], prefix: Ids, middle: Ids, suffix: Ids) -> Ids:
+        begin, then, end = (self._fim_ids[name] for name in ("prefix", "suffix", "middle"))
+        psm, spm = (begin, prefix, then, suffix, end, middle), (begin, then, suffix, end, prefix, middle)
+        return np.concatenate(psm if order == "psm" else spm)
+
+    def _sample(self, text: str, seed: int) -> Ids:
+        assert isinstance(self._tokenizer, SentencePieceTokenizer)
+        return self._tokenizer.sample(text, self._settings.subword_alpha, seed)
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What is made of one document."""
+
+    segments: tuple[str, ...]
+    """Its text; for fill-in-the-middle prefix, middle and suffix."""
+    num_synonyms: int = 0
+    fim: Literal["psm", "spm"] | None = None
+    subword_seed: int | None = None
+
+
+def _with_synonyms(
+    text: str, synonyms: Mapping[str, Sequence[str]], rate: float, draw: Callable[[], float]
+) -> tuple[tuple[str], int]:
+    """The text with about `rate` of the listed words replaced, and how many were."""
+    if not synonyms:
+        return (text,), 0
+    num_replaced = 0
+
+    def replacement(match: re.Match[str]) -> str:
+        nonlocal num_replaced
+        word = match[0]
+        options = synonyms.get(word.lower())
+        if options is None or (adapt := _case_of(word)) is None or draw() >= rate:
+            return word
+        num_replaced += 1
+        return adapt(options[int(draw() * len(options))])
+
+    return (_WORD.sub(replacement, text),), num_replaced
+
+
+def _case_of(word: str) -> Callable[[str], str] | None:
+    """What puts another word in the case of this one; none where its case is like `iPhone`, which is best left alone."""
+    if word.islower():
+        return str
+    if word.isupper() and len(word) > 1:
+        return str.upper
+    if word[:1].isupper() and (len(word) == 1 or word[1:].islower()):
+        return lambda other: other[:1].upper() + other[1:]
+    return None
+
+
+def load_synonyms(path: Path) -> dict[str, tuple[str, ...]]:
+    """Words in lower case with their synonyms, from a `.tsv` or `.json` file.
+
+    Raises:
+        ConfigError: the file cannot be read or is not of this form; the message says where.
+    """
+    try:
+        content = path.read_text(encoding="utf-8")
+        entries = list(_json_entries(content) if path.suffix == ".json" else _line_entries(content))
+    except OSError as error:
+        raise ConfigError(f"augment.synonyms: {path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"augment.synonyms: {path}: {error}") from None
+    synonyms: dict[str, tuple[str, ...]] = {}
+    for place, word, options in entries:
+        problem = None
+        if not isinstance(word, str) or _WORD.fullmatch(word) is None:
+            problem = f"{word!r} is not one word; only single words of letters are replaced"
+        elif word.lower() in synonyms:
+            problem = f"{word!r} stands there twice; write all its synonyms in one place"
+        elif not options or not all(
+            isinstance(option, str) and option.strip() == option != "" and option.isprintable() for option in options
+        ):
+            problem = f"{word!r} needs one synonym or more, each without spaces around it"
+        if problem:
+            raise ConfigError(f"augment.synonyms: {path}, {place}: {problem}")
+        synonyms[word.lower()] = tuple(options)
+    return synonyms
+
+
+def _line_entries(content: str) -> Iterator[tuple[str, Any, Any]]:
+    for number, line in enumerate(content.splitlines(), 1):
+        if line.strip():
+            word, *options = line.split("\t")
+            yield f"line {number}", word, options
+
+
+def _json_entries(content: str) -> Iterator[tuple[str, Any, Any]]:
+    words = json.loads(content)
+    if not isinstance(words, dict):
+        raise ValueError("it is no JSON object of words and lists of synonyms")
+    for number, (word, options) in enumerate(words.items(), 1):
+        yield f"entry {number}", word, options if isinstance(options, list) else []

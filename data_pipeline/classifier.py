@@ -1,0 +1,180 @@
+"""Tells wanted from unwanted text by the pieces and pairs of pieces in it, after examples of both that the user gives.
+
+Logistic regression on hashed counts: with n(f) the count of feature f in a text and n the number of its features,
+
+    z = bias + sum over f of w(f) n(f) / sqrt(n),    p(wanted) = 1 / (1 + exp(-z))
+
+The weights minimise the mean log loss, in which each class weighs one half whatever its number of examples, plus l2/2 times the sum
+of their squares. They are found by Nesterov's accelerated gradient descent (1983) in a fixed number of steps, and then rounded to
+integers, so that a text has one score on every machine.
+
+Shape suffixes: T token ids, D texts, F features of all texts, W weights.
+"""
+
+# ruff: noqa: N815 - names of arrays carry their shape
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from data_pipeline.errors import ConfigError, PreparedDataError
+
+__all__ = ["PROBABILITY_STEPS", "Classifier", "HeldOut", "train_classifier"]
+
+Ids = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+PROBABILITY_STEPS = 1000
+"""A probability is in steps of 1/1000."""
+
+_WEIGHT_STEPS = 1 << 12  # of a weight and of z, per unit
+_MAX_Z = 16
+_ID_BITS = 21
+_MULTIPLIER = 0x9E3779B97F4A7C15
+_PROBABILITIES = np.rint(PROBABILITY_STEPS / (1 + np.exp(-np.arange(-_MAX_Z * 64, _MAX_Z * 64 + 1) / 64))).astype(np.uint16)
+
+_L2 = 1e-5  # of 1e-6 to 1e-3 the best on held-out paragraphs of two manuals, November 2026
+_STEPS = 200
+_POWER_STEPS = 20
+_HELD_OUT_EVERY = 5
+_MIN_EXAMPLES = 10
+_EXAMPLE_TOKENS = 1 << 13  # of a longer example, the rest is not looked at
+_CLASS_TOKENS = 1 << 23  # of all examples of a class; those beyond are not looked at
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """How the classifier does on the examples that it was not trained on: every fifth of each class."""
+
+    good: int
+    good_kept: int
+    """Wanted examples with a probability of one half or more."""
+    bad: int
+    bad_dropped: int
+
+    @property
+    def accuracy(self) -> float:
+        """Mean of the shares that are judged rightly, of both classes."""
+        return (self.good_kept / self.good + self.bad_dropped / self.bad) / 2
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A linear model; the numbers are in steps of 1/4096."""
+
+    weights_W: NDArray[np.int32]
+    bias: NDArray[np.int64]
+    """A single number."""
+
+    def probability(self, ids_T: Ids, ends_D: Int64s) -> NDArray[np.uint16]:
+        """The probability that each text is wanted, in steps of 1/1000; that of a text without features lies in the bias."""
+        features_F, ends_F = _features(ids_T, ends_D, len(self.weights_W))
+        totals_F1 = np.concatenate([[0], np.cumsum(self.weights_W[features_F], dtype=np.int64)])
+        sums_D = np.diff(totals_F1[ends_F], prepend=0)
+        roots_D = np.sqrt(np.maximum(np.diff(ends_F, prepend=0), 1).astype(np.float64))
+        z_D = np.floor(sums_D / roots_D).astype(np.int64) + self.bias[0]
+        place_D = np.clip(z_D * 64 // _WEIGHT_STEPS, -_MAX_Z * 64, _MAX_Z * 64) + _MAX_Z * 64
+        probabilities_D: NDArray[np.uint16] = _PROBABILITIES[place_D]
+        return probabilities_D
+
+    def to_bytes(self) -> bytes:
+        """The model in the safetensors format."""
+        return save(dict(vars(self)))
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Classifier:
+        """The model that `to_bytes` wrote.
+
+        Raises:
+            PreparedDataError: this is none.
+        """
+        try:
+            return Classifier(**load(data))
+        except (SafetensorError, TypeError) as error:
+            raise PreparedDataError(f"classifier: {error}; delete the work folder and run `prepare` again") from None
+
+
+def train_classifier(good: Iterable[Ids], bad: Iterable[Ids], bits: int) -> tuple[Classifier, HeldOut]:
+    """The classifier with 2**bits weights for two classes of examples, given as token ids, and how well it does.
+
+    Raises:
+        ConfigError: a class has too few examples.
+    """
+    classes = [_within_budget(examples) for examples in (good, bad)]
+    for name, examples in zip(("good", "bad"), classes, strict=True):
+        if len(examples) < _MIN_EXAMPLES:
+            raise ConfigError(
+                f"quality.{name}: {len(examples)} examples; {_MIN_EXAMPLES} at least are needed, some hundreds are better"
+            )
+    held_out = [examples[_HELD_OUT_EVERY - 1 :: _HELD_OUT_EVERY] for examples in classes]
+    train = [[ids for place, ids in enumerate(examples, 1) if place % _HELD_OUT_EVERY] for examples in classes]
+    is_good_D = np.repeat([1.0, 0.0], [len(examples) for examples in train])
+    features_F, ends_F = _features(*_flat([*train[0], *train[1]]), 1 << bits)
+    model = _fit(features_F, ends_F, is_good_D, 1 << bits)
+    kept = [int((model.probability(*_flat(examples)) >= PROBABILITY_STEPS // 2).sum()) for examples in held_out]
+    return model, HeldOut(len(held_out[0]), kept[0], len(held_out[1]), len(held_out[1]) - kept[1])
+
+
+def _within_budget(examples: Iterable[Ids]) -> list[Ids]:
+    kept, num_tokens = [], 0
+    for ids in examples:
+        kept.append(ids[:_EXAMPLE_TOKENS])
+        num_tokens += len(kept[-1])
+        if num_tokens >= _CLASS_TOKENS:
+            break
+    return kept
+
+
+def _flat(examples: list[Ids]) -> tuple[Ids, Int64s]:
+    return np.concatenate(examples).astype(np.int32), np.cumsum([len(ids) for ids in examples], dtype=np.int64)
+
+
+def _features(ids_T: Ids, ends_D: Int64s, num_weights: int) -> tuple[Int64s, Int64s]:
+    """The places of the weights of each text's pieces and pairs, text after text, and where each text ends among them."""
+    keys_T = ids_T.astype(np.uint64)
+    pairs_T = np.zeros(len(keys_T), np.uint64)
+    pairs_T[1:] = (keys_T[:-1] + np.uint64(1)) << np.uint64(_ID_BITS) | keys_T[1:]
+    starts_D = (ends_D - np.diff(ends_D, prepend=0))[np.diff(ends_D, prepend=0) > 0]
+    pairs_T[starts_D] = keys_T[starts_D] | np.uint64(1 << 2 * _ID_BITS)  # before the first piece stands the start of the text
+    both_F = np.stack([keys_T, pairs_T], axis=1).reshape(-1)
+    shift = np.uint64(64 - (num_weights - 1).bit_length())
+    return ((both_F * np.uint64(_MULTIPLIER)) >> shift).astype(np.int64), 2 * ends_D
+
+
+def _fit(features_F: Int64s, ends_F: Int64s, is_good_D: Floats, num_weights: int) -> Classifier:
+    """Nesterov's method with step 1/L; L bounds the curvature of the loss, from the largest eigenvalue of the data."""
+    lengths_D = np.diff(ends_F, prepend=0)
+    weight_D = np.where(is_good_D == 1, 0.5 / is_good_D.sum(), 0.5 / (1 - is_good_D).sum())
+    scale_D = 1 / np.sqrt(np.maximum(lengths_D, 1))
+
+    def product(w_W: Floats, bias: float) -> Floats:
+        totals = np.concatenate([[0.0], np.cumsum(w_W[features_F])])
+        return np.diff(totals[ends_F], prepend=0.0) * scale_D + bias
+
+    def transposed(d_D: Floats) -> tuple[Floats, float]:
+        sums_W = np.bincount(features_F, np.repeat(d_D * scale_D, lengths_D), num_weights)
+        return sums_W.astype(np.float64), float(d_D.sum())
+
+    direction_W, direction = np.ones(num_weights), 1.0
+    curvature = 1.0
+    for _ in range(_POWER_STEPS):
+        direction_W, direction = transposed(weight_D * product(direction_W, direction))
+        curvature = float(np.sqrt((direction_W**2).sum() + direction**2))
+        direction_W, direction = direction_W / curvature, direction / curvature
+    step = 1 / (0.25 * 1.1 * curvature + _L2)  # the power method comes from below
+    w_W, bias, previous_W, previous = np.zeros(num_weights), 0.0, np.zeros(num_weights), 0.0
+    for number in range(_STEPS):
+        momentum = number / (number + 3)
+        ahead_W, ahead = w_W + momentum * (w_W - previous_W), bias + momentum * (bias - previous)
+        error_D = weight_D * (1 / (1 + np.exp(-product(ahead_W, ahead))) - is_good_D)
+        gradient_W, gradient = transposed(error_D)
+        previous_W, previous = w_W, bias
+        w_W, bias = ahead_W - step * (gradient_W + _L2 * ahead_W), ahead - step * gradient
+    return Classifier(np.rint(w_W * _WEIGHT_STEPS).astype(np.int32), np.rint([bias * _WEIGHT_STEPS]).astype(np.int64))

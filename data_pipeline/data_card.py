@@ -1,0 +1,347 @@
+"""The data card: what the prepared data is, where it came from, what was done to it and what it is not, as Markdown for people.
+
+The sections follow "Datasheets for Datasets" (Gebru et al., 2021) and the cards of the Hugging Face hub as far as the preparation
+knows the answers. What it cannot know, such as the licence, is a line for the user to fill in. The card names no time, so that the
+same data has the same card.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from data_pipeline.config import BUILTIN, OVERRIDABLE, PrepareConfig
+from data_pipeline.lengths import truncation_advice
+from data_pipeline.manifest import Manifest
+from data_pipeline.settings import to_toml
+from data_pipeline.wording import decimal, known, part, share, size, visible
+
+__all__ = ["render_card"]
+
+_TO_FILL = "not stated"
+_MAX_FILES = 20
+"""Input files listed for a source; the manifest lists all."""
+
+_MARKUP = re.compile(r"[\\`*_{}\[\]()#+!|~]")
+
+Report = Mapping[str, Any]
+
+
+def render_card(manifest: Manifest) -> str:
+    """The data card of prepared data, which must have its root digest; what its report lacks is left out."""
+    report = known(manifest.totals)
+    sections = {
+        "Summary": _summary(manifest, report),
+        "Licence and use": _licence(),
+        "Sources": _sources(manifest, report),
+        "How it was prepared": _steps(manifest.config),
+        "What was removed": _removed(report),
+        "Splits": _splits(report),
+        "Tokenizer": _tokenizer(manifest, report),
+        "Lengths": _lengths(manifest, report),
+        "Known limits": _limits(manifest, report),
+        "How to reproduce": _reproduce(manifest),
+    }
+    body = "\n\n".join(f"## {title}\n\n{text}" for title, text in sections.items() if text)
+    return f"# Data card\n\n{body}\n"
+
+
+def _summary(manifest: Manifest, report: Report) -> str:
+    counts, rows = part(report, "documents"), part(report, "rows")
+    pairs = {
+        "root digest": f"`{manifest.root_digest}`",
+        "documents": _of(counts, "kept", "read", "{:,} kept of {:,} read"),
+        "text": _of(counts, "text_bytes", "input_bytes", "{} kept of {} input", size),
+        "languages": ", ".join(_escaped(code) for code in part(report, "languages")),
+        "rows": ", ".join(f"{one['rows']:,} {split}" for split, one in rows.items() if "rows" in one),
+        "tokens": ", ".join(f"{one['tokens']:,} {split}" for split, one in rows.items() if "tokens" in one),
+        "row length": f"{manifest.row_length:,} tokens, stored as {manifest.token_type}",
+        "shards": f"{len(manifest.shards):,} Arrow files, {size(sum(shard.bytes for shard in manifest.shards))}",
+    }
+    return _table(("", ""), [(name, value) for name, value in pairs.items() if value])
+
+
+def _licence() -> str:
+    return "\n".join(
+        f"- {question}: {_TO_FILL}"
+        for question in ("Licence of the texts", "Intended use", "Uses to avoid", "Personal or sensitive content", "Contact")
+    )
+
+
+def _sources(manifest: Manifest, report: Report) -> str:
+    overview, files = [], []
+    for name in manifest.sources:
+        inputs = [entry for entry in manifest.inputs if entry.get("source") == name]
+        source = part(report, "sources", name)
+        overview.append(
+            (
+                _escaped(name),
+                _escaped(source.get("kind") or ""),
+                f"{len(inputs):,}",
+                size(sum(entry.get("bytes", 0) for entry in inputs)),
+                _number(part(source, "documents"), "kept"),
+                _number(source, "tokens"),
+                share(source["share"]) if source.get("share") is not None else "",
+            )
+        )
+        files += [
+            f"- {_escaped(name)}: {_code(entry.get('path'))}, {size(entry.get('bytes', 0))}, {_code(entry.get('sha256'))}"
+            for entry in inputs[:_MAX_FILES]
+        ]
+        if len(inputs) > _MAX_FILES:
+            files.append(f"- {_escaped(name)}: and {len(inputs) - _MAX_FILES:,} more, listed in `manifest.json`")
+    if not overview:
+        return ""
+    head = ("source", "kind", "files", "size", "documents kept", "tokens", "share of training tokens")
+    return "\n\n".join((_table(head, overview, numbers=5), "\n".join(files)))
+
+
+def _steps(config: Report) -> str:
+    """The settings that matter, in words; sections that this version of the settings lacks are left out."""
+    steps = [words for section, say in _IN_WORDS.items() if section in config and (words := say(config[section]))]
+    return "\n".join(f"{number}. {words}" for number, words in enumerate(steps, start=1))
+
+
+def _clean_in_words(clean: Report) -> str:
+    most = f" to {clean['max_chars']:,}" if clean.get("max_chars") else " and more"
+    form = "Unicode form NFC" if clean.get("unicode") == "nfc" else "Unicode as it came"
+    repaired = ", mojibake repaired" if clean.get("mojibake") else ""
+    return (
+        f"Cleaned: {form}{repaired}, control characters removed; documents of {clean.get('min_chars', 1):,}{most} characters kept."
+    )
+
+
+def _language_in_words(language: Report) -> str:
+    if not language.get("keep"):
+        return "Languages: none was identified, all were kept."
+    kept = ", ".join(map(_escaped, language["keep"]))
+    return f"Languages: {kept} kept where the identifier's confidence was at least {language.get('min_confidence')}."
+
+
+def _dedup_in_words(dedup: Report) -> str:
+    near = f"near copies (MinHash, {dedup.get('threshold')} of the runs of {dedup.get('shingle_words')} words in common)"
+    kinds = [words for name, words in (("exact", "exact copies"), ("near", near)) if dedup.get(name)]
+    words = (
+        f"Duplicates: {' and '.join(kinds)} removed, the first in the order of the sources kept" if kinds else "Duplicates: kept"
+    )
+    if dedup.get("benchmarks"):
+        words += f"; texts that share {dedup.get('benchmark_words')} words in a row with a benchmark removed"
+    return f"{words}."
+
+
+def _quality_in_words(quality: Report) -> str:
+    words = []
+    if quality.get("trusted"):
+        cuts = {name: quality.get(name) for name in ("min_perplexity", "max_perplexity")}
+        cuts |= {name: quality.get(name) for name in ("min_perplexity_percentile", "max_perplexity_percentile")}
+        told = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in cuts.items() if value is not None)
+        words.append(f"perplexity under a model trained on {_escaped(quality['trusted'])} ({told or 'measured only'})")
+    if quality.get("good"):
+        words.append(f"a classifier trained on the user's examples (probability from {quality.get('min_good_probability')})")
+    return f"Quality: judged by {' and by '.join(words)}." if words else ""
+
+
+def _augment_in_words(augment: Report) -> str:
+    rates = {
+        "subword_rate": "words cut at random",
+        "fim_rate": "fill-in-the-middle of code",
+        "synonym_rate": "words replaced by synonyms",
+    }
+    told = [f"{words} ({share(augment[name])})" for name, words in rates.items() if augment.get(name)]
+    return f"Augmented, in training alone: {', '.join(told)}." if told else ""
+
+
+def _sources_in_words(sources: Report) -> str:
+    own = {
+        name: ", ".join(f"{setting} {_plain(value)}" for setting, value in _leaves(source) if setting.split(".")[0] in OVERRIDABLE)
+        for name, source in sources.items()
+    }
+    told = [f"{_escaped(name)} ({settings})" for name, settings in own.items() if settings]
+    return f"Sources with settings of their own: {'; '.join(told)}." if told else ""
+
+
+def _settings_in_words(title: str, values: Report) -> str:
+    """A section whose settings are best told by their names."""
+    off: tuple[object, ...] = (None, "none", False, [], {}, ())
+    told = [f"{name.replace('_', ' ')} {_plain(value)}" for name, value in values.items() if value not in off]
+    return f"{title}: {', '.join(told)}." if told else ""
+
+
+def _split_in_words(split: Report) -> str:
+    how = "by the digest of their text" if split.get("by") == "content" else "from the end of each file"
+    return f"Split: {share(split.get('val_fraction', 0))} of the text held out for validation, chosen {how}."
+
+
+_IN_WORDS = {
+    "clean": _clean_in_words,
+    "heuristics": lambda values: _settings_in_words("Heuristics", values),
+    "language": _language_in_words,
+    "dedup": _dedup_in_words,
+    "quality": _quality_in_words,
+    "balance": lambda values: _settings_in_words("Balance", values) if values.get("by") not in (None, "none") else "",
+    "augment": _augment_in_words,
+    "split": _split_in_words,
+    "packing": lambda values: f"Packed: {values.get('method')}, documents longer than a row cut with one token of overlap.",
+    "source": _sources_in_words,
+}
+
+
+def _removed(report: Report) -> str:
+    counts = part(report, "documents")
+    read = counts.get("read") or 0
+    lines = [
+        (_escaped(stage), _escaped(reason), f"{count:,}", share(count / read) if read else "")
+        for stage, lost in part(report, "rejected").items()
+        for reason, count in sorted(lost.items(), key=lambda item: (-item[1], item[0]))
+    ]
+    if not lines:
+        return "No document was rejected." if counts.get("rejected") == 0 else ""
+    total = _of(counts, "read", "kept", "Of {:,} documents {:,} were kept. The others were rejected for one reason each:")
+    cleaned = sorted(part(report, "cleaned").items(), key=lambda item: (-item[1], item[0]))
+    changed = [(_escaped(rule), f"{count:,}") for rule, count in cleaned]
+    parts = [total, _table(("stage", "reason", "documents", "share of all read"), lines, numbers=2)]
+    if changed:
+        parts += ["Documents that were changed and kept:", _table(("rule", "documents"), changed, numbers=1)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _splits(report: Report) -> str:
+    names = ("documents", "rows", "tokens", "targets", "fill_rate", "cut_rate")
+    lines = [
+        (_escaped(split), *(share(one[name]) if name.endswith("_rate") else f"{one[name]:,}" for name in names))
+        for split, one in part(report, "rows").items()
+        if set(names) <= one.keys()
+    ]
+    parts = [_table(("split", *(name.replace("_", " ") for name in names)), lines, numbers=len(names))] if lines else []
+    if leaks := part(report, "leaks"):
+        told = ", ".join(f"{count:,} {_escaped(kind)}" for kind, count in leaks.items())
+        parts.append(f"Copies of validation documents in training: {told}.")
+    else:
+        parts.append("`python -m data_pipeline leaks DIR` counts copies of validation documents in training.")
+    return "\n\n".join(parts)
+
+
+def _tokenizer(manifest: Manifest, report: Report) -> str:
+    lines = [f"{manifest.tokenizer_kind}, {manifest.vocab_size:,} tokens, `{manifest.tokenizer_digest}`."]
+    failures = part(report, "tokenizer").get("round_trip_failures")
+    if failures is not None:
+        lines[0] += " Every text comes back exactly." if not failures else f" {failures:,} texts do not come back exactly."
+    by_language = [
+        (_escaped(code), _number(one, "documents"), _number(one, "tokens"), decimal(one.get("bytes_per_token") or 0))
+        for code, one in part(report, "languages").items()
+    ]
+    if by_language:
+        lines.append(_table(("language", "documents", "tokens", "bytes per token"), by_language, numbers=3))
+    return "\n\n".join(lines)
+
+
+def _lengths(manifest: Manifest, report: Report) -> str:
+    names = ("mean", "p50", "p90", "p95", "p99", "max")
+    found = {unit: part(report, "lengths", unit) for unit in ("characters", "tokens")}
+    lines = [(unit, *(decimal(one[name]) for name in names)) for unit, one in found.items() if set(names) <= one.keys()]
+    table = _table(("a document's length in", "mean", "P50", "P90", "P95", "P99", "longest"), lines, numbers=6) if lines else ""
+    advice = truncation_advice(report.get("truncation") or [], manifest.row_length)
+    return "\n\n".join(part for part in (table, advice) if part)
+
+
+def _limits(manifest: Manifest, report: Report) -> str:
+    config = manifest.config
+    limits = [
+        f"Documents of {_escaped(name)} were lost to duplicates beyond the share that the alarm allows."
+        for name in part(report, "duplicates").get("alarms") or ()
+    ]
+    if any(part(report, "leaks").values()):
+        limits.append("Copies of validation documents are in training, so the validation loss is too low.")
+    if not part(config, "language").get("keep"):
+        limits.append("Languages were not identified.")
+    if not part(config, "dedup").get("near", True):
+        limits.append("Near duplicates were not removed.")
+    limits += [
+        "Texts were not checked for truth, bias, toxicity, or personal data.",
+        "Filters are rules and small models: some good texts are gone, and some bad ones are here. `report.html` shows samples.",
+    ]
+    return "\n".join(f"- {limit}" for limit in limits)
+
+
+def _reproduce(manifest: Manifest) -> str:
+    """The settings as a recipe, and the command. Paths are no part of prepared data, so those are the reader's to name."""
+    recipe = _recipe(manifest.config)
+    unset = "".join(f" --{name} none" for name in _unset(manifest.config))
+    named = [name for name in manifest.sources if name not in recipe.get("source", {})]
+    files = any(
+        str(value).startswith("sha256:") for _, one in _leaves(recipe) for value in (one if isinstance(one, list) else [one])
+    )
+    sources = " --sources " + " ".join(shlex.quote(f"PATH/{visible(name)}") for name in named) if named else ""
+    return "\n\n".join(
+        (
+            "With the input files listed above and these settings in `recipe.toml`, where each PATH is yours to fill in (the word "
+            "`builtin` stands for the sources `stdlib-code` and `stdlib-manual`)"
+            + (", and each digest stands for the path of a file with that digest:" if files else ":"),
+            _fenced(to_toml("prepare", recipe).strip(), "toml"),
+            _fenced(f"python -m data_pipeline prepare --recipe recipe.toml{sources}{unset} --output DIR", "sh"),
+            f"The last line must be `root digest {manifest.root_digest}`. `python -m data_pipeline verify DIR` checks it.",
+        )
+    )
+
+
+def _recipe(config: Report) -> dict[str, Any]:
+    """The settings without what is empty, and with a place for the paths of the sources that have settings of their own."""
+    filled = {name: _recipe(value) if isinstance(value, Mapping) else value for name, value in config.items()}
+    recipe = {name: value for name, value in filled.items() if value is not None and value not in ({}, [], ())}
+    if "source" in recipe:
+        recipe["source"] = {name: {"paths": ["PATH"], **source} for name, source in recipe["source"].items()}
+    return recipe
+
+
+def _unset(config: Report) -> Iterator[str]:
+    """The settings that were set to none, which TOML cannot say, where that is not the default."""
+    defaults = dict(_leaves(PrepareConfig(sources=(BUILTIN,)).portable))
+    return (name for name, value in _leaves(config) if value is None and defaults.get(name) is not None)
+
+
+def _leaves(values: Report, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]], numbers: int = 0) -> str:
+    """A Markdown table; its last `numbers` columns are aligned to the right. The cells are Markdown already."""
+    rule = ["---"] * (len(head) - numbers) + ["---:"] * numbers
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *lines))
+
+
+def _escaped(value: object) -> str:
+    """Text that stays text in Markdown, also in a table's cell, whoever wrote it."""
+    flat = " ".join(visible(str(value)).split())
+    return html.escape(_MARKUP.sub(r"\\\g<0>", flat), quote=False)
+
+
+def _code(value: object) -> str:
+    """A path as code; a run of backticks in it cannot end it, nor a bar the cell."""
+    flat = " ".join(visible(str(value)).split()).replace("|", "⟨U+007C⟩").replace("`", "⟨U+0060⟩")
+    return f"`{flat}`"
+
+
+def _fenced(text: str, language: str) -> str:
+    """A block of code behind a fence longer than any in it."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def _plain(value: object) -> str:
+    return _escaped(", ".join(map(str, value)) if isinstance(value, list | tuple) else value)
+
+
+def _of(values: Report, first: str, second: str, words: str, form: Callable[[Any], object] = int) -> str:
+    """A sentence about two numbers, where both are known."""
+    return words.format(form(values[first]), form(values[second])) if {first, second} <= values.keys() else ""
+
+
+def _number(values: Report, name: str) -> str:
+    return f"{values[name]:,}" if values.get(name) is not None else ""

@@ -1,0 +1,224 @@
+"""Which documents share a key: found bucket by bucket, where a bucket is a range of keys that fits in memory.
+
+The number of buckets follows from the number of entries, never from that of the workers, and changes nothing but the order in which
+pairs are found. A key that a million documents share does not make a million squared pairs: each is paired with the first few of
+them and with the one before it. Most are dropped for that, and those that stay are then paired among themselves more densely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from data_pipeline.dedup.keys import entries_path
+from data_pipeline.documents import document_id
+from data_pipeline.tasks import TableWriter, commit_result, read_batches
+
+__all__ = [
+    "PAIRS_SCHEMA",
+    "SAMPLE_EVERY",
+    "BucketResult",
+    "BucketTask",
+    "RefineTask",
+    "copies_path",
+    "distinct",
+    "find_candidates",
+    "pair_up",
+    "read_pairs",
+    "refine_candidates",
+]
+
+PAIRS_SCHEMA = pa.schema([("later", pa.uint64()), ("earlier", pa.uint64())])
+"""Two documents by their ids; record batches are in ascending order of the later one."""
+GROUPS_SCHEMA = pa.schema([("key", pa.uint64()), ("id", pa.uint64())])
+"""By key, then id."""
+SAMPLE_EVERY = 256
+"""A bucket's result names the later document of every such pair, from which the verification is cut into even tasks."""
+
+_FIRST_MEMBERS = 4  # of the documents with one key, those that every other is paired with
+_FIRST_SURVIVORS = 64  # the same, once most are dropped
+
+Ids = NDArray[np.uint64]
+Pairs = tuple[Ids, Ids]
+
+
+@dataclass(frozen=True)
+class BucketTask:
+    """Find the documents that share a key among the keys from `bucket` / `num_buckets` of their range on."""
+
+    bucket: int
+    num_buckets: int
+    partitions: tuple[int, ...]
+    keys: Path
+    """Folder of the partitions' keys."""
+    output: Path
+    """Pairs that may be similar; pairs of equal documents stand beside it."""
+
+
+@dataclass
+class BucketResult:
+    """Counts of one bucket."""
+
+    entries: int = 0
+    candidates: int = 0
+    """Pairs, some of them more than once."""
+    copies: int = 0
+    crowded: int = 0
+    """Members of groups that were not paired completely."""
+    samples: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RefineTask:
+    """Pair those members of a bucket's crowded groups that are not dropped; there are far fewer of them."""
+
+    bucket: Path
+    resolved: Path
+    """What becomes of the documents so far: `id`, ascending, and `fate`, 0 for those that stay."""
+    output: Path
+
+
+def find_candidates(task: BucketTask) -> BucketResult:
+    """Writes the pairs of one bucket."""
+    keys, checks, ids = read_bucket(task)
+    result = BucketResult(entries=len(keys))
+    keys, checks, ids = only_shared(keys, checks, ids)
+    copies, keys, ids = take_copies(keys, checks, ids)
+    result.copies = len(copies[0])
+    with TableWriter(copies_path(task.output), PAIRS_SCHEMA) as table:
+        table.write(pa.record_batch(list(copies), schema=PAIRS_SCHEMA))
+    is_crowded = group_sizes(keys) > _FIRST_MEMBERS + 2
+    result.crowded = int(is_crowded.sum())
+    with TableWriter(crowded_path(task.output), GROUPS_SCHEMA) as table:
+        table.write(pa.record_batch([keys[is_crowded], ids[is_crowded]], schema=GROUPS_SCHEMA))
+    _write_pairs(task.output, pair_up(keys, ids, _FIRST_MEMBERS), result)
+    return commit_result(task, result)
+
+
+def refine_candidates(task: RefineTask) -> BucketResult:
+    """Writes the pairs of one bucket among documents that stay."""
+    [batch] = read_batches(crowded_path(task.bucket))
+    keys, ids = batch.column("key").to_numpy(), batch.column("id").to_numpy()
+    is_kept = ~are_dropped(ids, task.resolved)
+    result = BucketResult()
+    _write_pairs(task.output, pair_up(keys[is_kept], ids[is_kept], _FIRST_SURVIVORS), result)
+    return commit_result(task, result)
+
+
+def _write_pairs(output: Path, pairs: Iterable[Pairs], result: BucketResult) -> None:
+    with TableWriter(output, PAIRS_SCHEMA) as table:
+        for later, earlier in pairs:
+            table.write(pa.record_batch([later, earlier], schema=PAIRS_SCHEMA))
+            result.candidates += len(later)
+            result.samples += later[SAMPLE_EVERY // 2 :: SAMPLE_EVERY].tolist()
+
+
+def copies_path(output: Path) -> Path:
+    """Where a bucket's pairs of equal documents are."""
+    return output.with_name(f"{output.name}-copies")
+
+
+def crowded_path(output: Path) -> Path:
+    """Where the members of a bucket's groups are that were not paired completely."""
+    return output.with_name(f"{output.name}-crowded")
+
+
+def are_dropped(ids: Ids, resolved: Path) -> NDArray[np.bool_]:
+    """Which of some documents do not stay."""
+    are = np.zeros(len(ids), np.bool_)
+    order = np.argsort(ids)
+    for batch in read_batches(resolved):
+        known = batch.column("id").to_numpy()
+        begin = np.searchsorted(ids, known[0], sorter=order)
+        rows = order[begin : np.searchsorted(ids, known[-1], "right", sorter=order)]
+        are[rows] = np.isin(ids[rows], known[batch.column("fate").to_numpy() != 0])
+    return are
+
+
+def read_bucket(task: BucketTask) -> tuple[Ids, NDArray[np.uint32], Ids]:
+    """Key, check and id of a bucket's entries, in the order of the ids among equal keys of one run."""
+    first, last = ((bucket << 64) // task.num_buckets for bucket in (task.bucket, task.bucket + 1))
+    keys, checks, ids = [np.empty(0, np.uint64)], [np.empty(0, np.uint32)], [np.empty(0, np.uint64)]
+    for number in task.partitions:
+        for batch in read_batches(entries_path(task.keys / f"{number:06d}")):
+            run = batch.column("key").to_numpy()
+            begin = int(np.searchsorted(run, np.uint64(first)))
+            end = int(np.searchsorted(run, np.uint64(last))) if last < 1 << 64 else len(run)
+            keys.append(run[begin:end])
+            checks.append(batch.column("check").to_numpy()[begin:end])
+            ids.append(batch.column("ordinal").to_numpy()[begin:end].astype(np.uint64) | np.uint64(document_id(number, 0)))
+    return np.concatenate(keys), np.concatenate(checks), np.concatenate(ids)
+
+
+def only_shared(keys: Ids, checks: NDArray[np.uint32], ids: Ids) -> tuple[Ids, NDArray[np.uint32], Ids]:
+    """The entries whose key another entry has too, by key, then check, then id."""
+    order = np.argsort(keys, kind="stable")
+    is_same = np.diff(keys[order]) == 0
+    order = order[np.append(is_same, False) | np.append(False, is_same)] if len(order) else order
+    order = order[np.lexsort((ids[order], checks[order], keys[order]))]
+    return keys[order], checks[order], ids[order]
+
+
+def take_copies(keys: Ids, checks: NDArray[np.uint32], ids: Ids) -> tuple[Pairs, Ids, Ids]:
+    """The pairs of equal documents, each with the first of its kind; and key and id of the entries of bands, by key, then id.
+
+    Where equal documents share a band, the first of them stands for all.
+    """
+    is_first = np.ones(len(keys), np.bool_)
+    is_first[1:] = (keys[1:] != keys[:-1]) | (checks[1:] != checks[:-1])
+    first_of = ids[np.maximum.accumulate(np.where(is_first, np.arange(len(keys)), 0))]
+    is_digest = (keys & np.uint64(1)).astype(np.bool_)
+    copies = np.flatnonzero(is_digest & ~is_first)
+    copies = copies[np.argsort(ids[copies])]
+    bands = np.flatnonzero(~is_digest & is_first)
+    bands = bands[np.lexsort((ids[bands], keys[bands]))]
+    return (ids[copies], first_of[copies]), keys[bands], ids[bands]
+
+
+def pair_up(keys: Ids, ids: Ids, num_first: int) -> Iterator[Pairs]:
+    """Pairs of documents with a common key, given by key, then id: each with the first `num_first` and with the one before it.
+
+    So up to `num_first` + 2 documents with one key are paired completely, and n of them make at most n (`num_first` + 1) pairs.
+    """
+    sizes = group_sizes(keys)
+    starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
+    first = np.repeat(starts, sizes[starts])
+    place = np.arange(len(keys)) - first
+    for member in range(num_first):
+        rows = np.flatnonzero(place > member)
+        yield distinct(ids[rows], ids[first[rows] + member])
+    rows = np.flatnonzero(place > num_first)
+    yield distinct(ids[rows], ids[rows - 1])
+
+
+def group_sizes(keys: Ids) -> NDArray[np.int64]:
+    """How many entries have the key of each entry; equal keys stand together."""
+    starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
+    counts = np.diff(np.append(starts, len(keys)))
+    return np.repeat(counts, counts)
+
+
+def distinct(later: Ids, earlier: Ids) -> Pairs:
+    """Each pair once, by the later document, then the earlier."""
+    order = np.lexsort((earlier, later))
+    later, earlier = later[order], earlier[order]
+    is_new = np.ones(len(later), np.bool_)
+    is_new[1:] = (later[1:] != later[:-1]) | (earlier[1:] != earlier[:-1])
+    return later[is_new], earlier[is_new]
+
+
+def read_pairs(outputs: Iterable[Path], lower: int, upper: int) -> Pairs:
+    """The distinct pairs in some tables whose later document has an id in [lower, upper)."""
+    later, earlier = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
+    for output in outputs:
+        for batch in read_batches(output):
+            ids = batch.column("later").to_numpy()
+            begin, end = (int(np.searchsorted(ids, np.uint64(bound))) for bound in (lower, upper))
+            later.append(ids[begin:end])
+            earlier.append(batch.column("earlier").to_numpy()[begin:end])
+    return distinct(np.concatenate(later), np.concatenate(earlier))

@@ -1,0 +1,250 @@
+"""From keys to fates: candidates by bucket, verification by ranges of documents, one decision, one table for each partition."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from data_pipeline.config import DedupSettings
+from data_pipeline.dedup.candidates import (
+    SAMPLE_EVERY,
+    BucketResult,
+    BucketTask,
+    RefineTask,
+    copies_path,
+    find_candidates,
+    refine_candidates,
+)
+from data_pipeline.dedup.keys import fixed_bytes, read_digests, read_keys
+from data_pipeline.dedup.resolve import Fate, ResolveResult, ResolveTask, resolve_pairs
+from data_pipeline.dedup.signatures import DIGEST_BYTES, choose_bands
+from data_pipeline.dedup.verify import VerifyResult, VerifyTask, cut_evenly, verify_candidates
+from data_pipeline.documents import Reason, document_id, partition_of
+from data_pipeline.tasks import Counts, TableWriter, Task, commit_result, read_batches
+
+__all__ = ["FATES_SCHEMA", "STAGES", "Duplicates", "PartitionKeys", "RunStage", "find_duplicates"]
+
+FATES_SCHEMA = pa.schema(
+    [("id", pa.uint64()), ("fate", pa.uint8()), ("split_key", pa.binary(DIGEST_BYTES)), ("leader", pa.uint64())]
+)
+"""One row for each row of the text table, in its order. `split_key` is equal for all documents that belong on one side."""
+
+STAGES = ("find duplicates", "verify duplicates", "resolve duplicates", "mark duplicates")
+"""The names under which the tasks run; the first three may run more than once."""
+
+BUCKET_ENTRIES = 1 << 22  # entries of keys in one bucket: 64 MiB, and about five times as much while they are sorted
+MAX_ROUNDS = 5  # of looking at those that stay; two or three find all
+TASK_PAIRS = 1 << 18  # candidates that one task verifies
+ENTRY_BYTES, PAIR_BYTES, KEY_BYTES = 16, 16, 28  # what each takes in its file, for the progress
+
+TaskT = TypeVar("TaskT", bound=Task)
+ResultT = TypeVar("ResultT")
+
+
+class RunStage(Protocol):
+    """Runs the tasks of one stage, as `prepare` does, and returns their results in order; `sizes` are for showing progress."""
+
+    def __call__(
+        self,
+        name: str,
+        function: Callable[[TaskT], ResultT],
+        tasks: list[TaskT],
+        sizes: Sequence[int],
+        result_type: Callable[..., ResultT],
+        /,
+    ) -> list[ResultT]:
+        """All results of the stage."""
+
+
+@dataclass(frozen=True)
+class PartitionKeys:
+    """A partition whose texts are in `text/NNNNNN.arrow` and whose keys are in `keys/NNNNNN.arrow` of the work folder."""
+
+    number: int
+    source: str
+    num_documents: int
+
+
+@dataclass(frozen=True)
+class MarkTask:
+    """Write what becomes of each document of a partition."""
+
+    number: int
+    keys: Path
+    """Folder of the partitions' keys."""
+    resolved: Path
+    settings: DedupSettings
+    output: Path
+
+
+@dataclass
+class MarkResult:
+    """Number of documents by what becomes of them: `kept`, or the reason why they are dropped."""
+
+    counts: Counts
+
+
+_KEPT = "kept"
+_NAMES = {
+    Fate.KEEP: _KEPT,
+    Fate.EXACT: Reason.EXACT_DUPLICATE.value,
+    Fate.NEAR: Reason.NEAR_DUPLICATE.value,
+    Fate.BENCHMARK: Reason.BENCHMARK_OVERLAP.value,
+}
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """What the stage found."""
+
+    rejected: list[Counts]
+    """Of each partition: number of dropped documents by reason."""
+    sources: dict[str, Counts]
+    """Of each source: number of documents by what becomes of them, `kept` or a reason."""
+    candidates: int
+    """Pairs that share a key and are not equal."""
+    similar: int
+    """Of these, the pairs that are as similar as the threshold."""
+    capped: int
+    """Documents that were kept because their leaders had absorbed `max_cluster` others."""
+    clusters: list[dict[str, Any]]
+    alarms: list[str]
+    """Sources that lose more than `alarm_fraction` of their documents as duplicates."""
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """All of it in plain values."""
+        return {
+            **{fate.name.lower(): sum(counts[_NAMES[fate]] for counts in self.sources.values()) for fate in Fate if fate},
+            "candidates": self.candidates,
+            "similar": self.similar,
+            "capped": self.capped,
+            "clusters": self.clusters,
+            "lost_share_by_source": {name: round(_lost_share(counts), 6) for name, counts in self.sources.items()},
+            "alarms": self.alarms,
+        }
+
+
+def find_duplicates(
+    run: RunStage, partitions: Sequence[PartitionKeys], settings: DedupSettings, work: Path, bucket_entries: int = BUCKET_ENTRIES
+) -> Duplicates:
+    """Writes `duplicates/NNNNNN.arrow` for every partition; the same whatever runs the tasks and however they are cut.
+
+    Pairs are found, verified, and decided on. Where many documents shared a key, only some of their pairs were looked at; so those
+    of them that stay are paired again, until that finds nothing new.
+    """
+    folder = work / "duplicates"
+    buckets = _bucket_tasks(partitions, settings, work, bucket_entries)
+    found = run(STAGES[0], find_candidates, buckets, [ENTRY_BYTES * bucket_entries] * len(buckets), BucketResult)
+    copies = tuple(copies_path(task.output) for task in buckets)
+    crowded = {task.output: result.crowded for task, result in zip(buckets, found, strict=True) if result.crowded}
+    candidates = [task.output for task in buckets]
+    similar: list[Path] = []
+    counts = VerifyResult()
+    for number in range(MAX_ROUNDS):
+        verify = _verify_tasks(candidates, found, settings, work, f"verify-{number}")
+        verified = run(STAGES[1], verify_candidates, verify, [TASK_PAIRS * PAIR_BYTES] * len(verify), VerifyResult)
+        counts = VerifyResult(*(sum(getattr(each, name) for each in [counts, *verified]) for name in ("candidates", "similar")))
+        similar += [task.output for task in verify]
+        resolve = ResolveTask(copies, tuple(similar), work, settings, folder / f"resolved-{number}")
+        [resolved] = run(STAGES[2], resolve_pairs, [resolve], [PAIR_BYTES * counts.similar], ResolveResult)
+        if not crowded or number == MAX_ROUNDS - 1 or (number and not any(result.similar for result in verified)):
+            break
+        refine = [RefineTask(bucket, resolve.output, folder / f"{bucket.name}-{number}") for bucket in crowded]
+        found = run(STAGES[0], refine_candidates, refine, [ENTRY_BYTES * size for size in crowded.values()], BucketResult)
+        candidates = [task.output for task in refine]
+    marks = [MarkTask(each.number, work / "keys", resolve.output, settings, folder / f"{each.number:06d}") for each in partitions]
+    marked = run(STAGES[3], mark_partition, marks, [KEY_BYTES * each.num_documents for each in partitions], MarkResult)
+    return _summarise(partitions, marked, settings, counts, resolved)
+
+
+def _bucket_tasks(
+    partitions: Sequence[PartitionKeys], settings: DedupSettings, work: Path, bucket_entries: int
+) -> list[BucketTask]:
+    numbers = tuple(partition.number for partition in partitions)
+    num_entries = sum(partition.num_documents for partition in partitions) * entries_per_document(settings)
+    num_buckets = -(-num_entries // bucket_entries)
+    return [
+        BucketTask(bucket, num_buckets, numbers, work / "keys", work / "duplicates" / f"bucket-{bucket:06d}")
+        for bucket in range(num_buckets)
+    ]
+
+
+def _verify_tasks(
+    candidates: Sequence[Path], found: Sequence[BucketResult], settings: DedupSettings, work: Path, name: str
+) -> list[VerifyTask]:
+    if not any(result.candidates for result in found):
+        return []
+    ranges = cut_evenly((later for result in found for later in result.samples), TASK_PAIRS // SAMPLE_EVERY)
+    return [
+        VerifyTask(*bounds, tuple(candidates), work / "text", settings, work / "duplicates" / f"{name}-{number:06d}")
+        for number, bounds in enumerate(ranges)
+    ]
+
+
+def entries_per_document(settings: DedupSettings) -> int:
+    """How many keys a document is compared by."""
+    if not settings.exact:
+        return 0
+    return 1 + (choose_bands(settings).num_bands if settings.near else 0)
+
+
+def mark_partition(task: MarkTask) -> MarkResult:
+    """Writes the fates of one partition."""
+    ids, digests, overlaps = read_keys(task.keys / f"{task.number:06d}")
+    fates, leaders = np.full(len(ids), Fate.KEEP, np.uint8), ids.copy()
+    fates[overlaps >= task.settings.benchmark_overlaps] = Fate.BENCHMARK
+    split_keys = digests.copy()
+    for batch in read_resolved(task.resolved, task.number):
+        rows = np.searchsorted(ids, batch.column("id").to_numpy())
+        fates[rows], leaders[rows] = batch.column("fate").to_numpy(), batch.column("leader").to_numpy()
+        split_keys[rows] = read_digests(batch.column("split_key"))
+    with TableWriter(task.output, FATES_SCHEMA) as table:
+        table.write(pa.record_batch([ids, fates, fixed_bytes(split_keys), leaders], schema=FATES_SCHEMA))
+    counts = np.bincount(fates, minlength=len(Fate)).tolist()
+    return commit_result(task, MarkResult({_NAMES[fate]: counts[fate] for fate in Fate}))
+
+
+def read_resolved(path: Path, number: int) -> Iterator[pa.RecordBatch]:
+    """The decisions for the documents of one partition."""
+    bounds = np.array([document_id(number, 0), document_id(number + 1, 0)], np.uint64)
+    for batch in read_batches(path):
+        begin, end = np.searchsorted(batch.column("id").to_numpy(), bounds).tolist()
+        if begin < end:
+            yield batch.slice(begin, end - begin)
+
+
+def _summarise(
+    partitions: Sequence[PartitionKeys],
+    marked: Sequence[MarkResult],
+    settings: DedupSettings,
+    verified: VerifyResult,
+    resolved: ResolveResult,
+) -> Duplicates:
+    sources: dict[str, Counts] = defaultdict(lambda: dict.fromkeys(_NAMES.values(), 0))
+    for partition, result in zip(partitions, marked, strict=True):
+        for name, count in result.counts.items():
+            sources[partition.source][name] += count
+    source_of = {partition.number: partition.source for partition in partitions}
+    return Duplicates(
+        rejected=[{name: count for name, count in result.counts.items() if count and name != _KEPT} for result in marked],
+        sources=dict(sources),
+        candidates=verified.candidates,
+        similar=verified.similar,
+        capped=resolved.capped,
+        clusters=[
+            {**cluster, "leader": {"source": source_of[partition_of(cluster["leader"])], "id": cluster["leader"]}}
+            for cluster in resolved.clusters
+        ],
+        alarms=[name for name, counts in sources.items() if _lost_share(counts) > settings.alarm_fraction],
+    )
+
+
+def _lost_share(counts: Counts) -> float:
+    return (counts[_NAMES[Fate.EXACT]] + counts[_NAMES[Fate.NEAR]]) / max(sum(counts.values()), 1)

@@ -1,0 +1,118 @@
+"""The keys of every document on disk: in the order of the documents, and again as sorted runs from which any range of keys is read.
+
+An entry is 16 bytes: a key, its owner's place in the partition, and 32 more bits of its digest. There is one entry for the digest
+of a document and one for each band. Two documents are equal when 95 bits of their digests are: among ten thousand million
+documents, one pair is taken for equal by chance with odds of one in 800 million.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from data_pipeline.config import DedupSettings
+from data_pipeline.dedup.signatures import DIGEST_BYTES, Keys
+from data_pipeline.tasks import TableWriter, read_batches
+
+__all__ = ["ENTRIES_SCHEMA", "KEYS_SCHEMA", "KeyWriter", "entries_path", "fixed_bytes", "make_entries", "read_digests", "read_keys"]
+
+KEYS_SCHEMA = pa.schema([("id", pa.uint64()), ("digest", pa.binary(DIGEST_BYTES)), ("overlaps", pa.uint32())])
+"""One row for each row of the text table; `overlaps` counts the runs of words shared with a benchmark."""
+ENTRIES_SCHEMA = pa.schema([("key", pa.uint64()), ("check", pa.uint32()), ("ordinal", pa.uint32())])
+"""Every record batch is a run in ascending order of the keys. The lowest bit of a key is 1 in digests and 0 in bands."""
+
+_RUN_DOCUMENTS = 1 << 16  # signed documents held in memory, about 300 bytes each
+
+
+class KeyWriter:
+    """Writes the keys of a partition's documents, which come in ascending order of their ids."""
+
+    def __init__(self, output: Path, settings: DedupSettings) -> None:
+        """`output` is the path of the key table without extension; the runs stand beside it."""
+        self._settings = settings
+        self._table = TableWriter(output, KEYS_SCHEMA)
+        self._runs = TableWriter(entries_path(output), ENTRIES_SCHEMA)
+        self._waiting: list[pa.RecordBatch] = []
+        self._num_waiting = 0
+
+    def __enter__(self) -> KeyWriter:
+        self._table.__enter__()
+        self._runs.__enter__()
+        return self
+
+    def add(self, ids: Sequence[int], keys: Keys, overlaps: Sequence[int] | NDArray[np.uint32] | None = None) -> None:
+        """Documents that overlap with a benchmark have no entries: they are dropped, and nothing is dropped in their favour."""
+        ids_D = np.asarray(ids, np.uint64)
+        overlaps_D = np.zeros(len(ids_D), np.uint32) if overlaps is None else np.asarray(overlaps, np.uint32)
+        self._table.write(pa.record_batch([ids_D, fixed_bytes(keys.digests_D), overlaps_D], schema=KEYS_SCHEMA))
+        if self._settings.exact:
+            self._waiting.append(make_entries(ids_D, keys, overlaps_D < self._settings.benchmark_overlaps))
+            self._num_waiting += len(ids_D)
+        if self._num_waiting >= _RUN_DOCUMENTS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            key, check, ordinal = _columns(self._waiting, ENTRIES_SCHEMA)
+            order = np.argsort(key, kind="stable")
+            self._runs.write(pa.record_batch([key[order], check[order], ordinal[order]], schema=ENTRIES_SCHEMA))
+        self._waiting, self._num_waiting = [], 0
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self._flush()
+        self._runs.__exit__(kind, error, trace)
+        self._table.__exit__(kind, error, trace)
+
+
+def entries_path(keys: Path) -> Path:
+    """Where the sorted runs of a key table are."""
+    return keys.with_name(f"{keys.name}-entries")
+
+
+def make_entries(ids_D: NDArray[np.uint64], keys: Keys, is_wanted_D: NDArray[np.bool_]) -> pa.RecordBatch:
+    """The entries of some documents, in no particular order."""
+    halves_D2 = np.ascontiguousarray(keys.digests_D).view(np.uint64).reshape(-1, 2)
+    checks_D = halves_D2[:, 1].astype(np.uint32)
+    ordinals_D = ids_D.astype(np.uint32)  # the lower half of an id
+    is_similar_D = is_wanted_D & keys.has_words_D
+    num_bands = keys.bands_DB.shape[1]
+    columns = [
+        np.concatenate([halves_D2[is_wanted_D, 0] | np.uint64(1), (keys.bands_DB[is_similar_D] & ~np.uint64(1)).ravel()]),
+        np.concatenate([checks_D[is_wanted_D], np.repeat(checks_D[is_similar_D], num_bands)]),
+        np.concatenate([ordinals_D[is_wanted_D], np.repeat(ordinals_D[is_similar_D], num_bands)]),
+    ]
+    return pa.record_batch(columns, schema=ENTRIES_SCHEMA)
+
+
+def fixed_bytes(values: NDArray[np.void]) -> pa.Array:
+    """16-byte values as an Arrow column."""
+    return pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(DIGEST_BYTES), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))]
+    )
+
+
+def read_digests(column: pa.Array) -> NDArray[np.void]:
+    """What `fixed_bytes` was given."""
+    digests = np.frombuffer(column.buffers()[1], f"V{DIGEST_BYTES}")
+    return digests[column.offset : column.offset + len(column)]
+
+
+def read_keys(path: Path) -> tuple[NDArray[np.uint64], NDArray[np.void], NDArray[np.uint32]]:
+    """Ids, digests and overlaps of a partition's documents."""
+    ids, digests, overlaps = [np.empty(0, np.uint64)], [np.empty(0, f"V{DIGEST_BYTES}")], [np.empty(0, np.uint32)]
+    for batch in read_batches(path):
+        ids.append(batch.column("id").to_numpy())
+        digests.append(read_digests(batch.column("digest")))
+        overlaps.append(batch.column("overlaps").to_numpy())
+    return np.concatenate(ids), np.concatenate(digests), np.concatenate(overlaps)
+
+
+def _columns(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> list[NDArray[np.uint64]]:
+    table = pa.Table.from_batches(batches, schema)
+    return [column.to_numpy() for column in table.columns]

@@ -1,0 +1,165 @@
+"""Decontamination: which documents share runs of words with a benchmark.
+
+A document that repeats `dedup.benchmark_words` consecutive words of a benchmark is taken to contain it: 13 words as for GPT-3
+(Brown et al., 2020, appendix C). Words are compared as `TextBatch` does, without punctuation and the case of ASCII letters. A
+benchmark text that is shorter counts as a whole from 8 words on; below that, everyday phrases would match.
+
+Runs are compared by hashes of 64 bits: a benchmark of a million runs takes one wrong document by chance in 10^13 words of training
+text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from data_pipeline.errors import SourceError
+from data_pipeline.textbatch import TextBatch
+
+__all__ = ["BenchmarkIndex", "Overlaps", "load_benchmarks", "read_items"]
+
+_SHORTEST_RUN = 8  # words
+_FILTER_BITS = 22
+_FILTER_MASK = np.uint64((1 << _FILTER_BITS) - 1)
+_BATCH_ITEMS = 1 << 12
+
+Hashes = NDArray[np.uint64]
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs of one length in a benchmark, in ascending order of their hashes; one that several items share is there for each."""
+
+    num_words: int
+    hashes: Hashes
+    items: Int64s
+    is_likely: NDArray[np.bool_]
+    """By the lowest bits of a hash: whether any run has them. Most words of a text are done after this look."""
+
+    def find(self, hashes: Hashes) -> tuple[Int64s, Int64s]:
+        """Indices of those among `hashes` that are runs of a benchmark, and where they stand among its runs."""
+        likely = np.flatnonzero(self.is_likely[hashes & _FILTER_MASK])
+        places = np.minimum(np.searchsorted(self.hashes, hashes[likely]), len(self.hashes) - 1)
+        is_run = self.hashes[places] == hashes[likely]
+        return likely[is_run], places[is_run]
+
+
+@dataclass(frozen=True)
+class Overlaps:
+    """Where some documents and a benchmark share a run: document and item of each, with repetitions."""
+
+    documents: Int64s
+    items: Int64s
+
+
+@dataclass(frozen=True)
+class BenchmarkIndex:
+    """All runs of some benchmark files, by length."""
+
+    lengths: tuple[Runs, ...]
+    num_items: int
+
+    def count(self, batch: TextBatch) -> NDArray[np.uint32]:
+        """For each text the number of its places where a run of a benchmark begins."""
+        counts_D = np.zeros(len(batch), np.uint32)
+        for runs in self.lengths:
+            counts_D += np.bincount(self._documents(batch, runs)[0], minlength=len(batch)).astype(np.uint32)
+        return counts_D
+
+    def overlaps(self, batch: TextBatch) -> Overlaps:
+        """Which texts share a run with which items."""
+        documents, items = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for runs in self.lengths:
+            document, first = self._documents(batch, runs)
+            counts = np.searchsorted(runs.hashes, runs.hashes[first], "right") - first
+            step = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+            documents.append(np.repeat(document, counts))
+            items.append(runs.items[np.repeat(first, counts) + step])
+        return Overlaps(np.concatenate(documents), np.concatenate(items))
+
+    @staticmethod
+    def _documents(batch: TextBatch, runs: Runs) -> tuple[Int64s, Int64s]:
+        grams = batch.ngrams(runs.num_words)
+        found, places = runs.find(grams.hashes_G)
+        return np.searchsorted(grams.borders_D1, found, "right") - 1, places
+
+
+@lru_cache(maxsize=2)
+def load_benchmarks(paths: tuple[Path, ...], num_words: int) -> BenchmarkIndex:
+    """The index of some benchmark files; a process that asks again gets the same one.
+
+    Raises:
+        SourceError: a file is missing, malformed, or of a kind that is not read.
+    """
+    return index_items([item for path in paths for item in read_items(path)], num_words)
+
+
+def read_items(path: Path) -> Iterator[list[str]]:
+    """The texts of each item of a benchmark: all strings of a line of .jsonl, or a paragraph of .txt.
+
+    Raises:
+        SourceError: the file is missing, malformed, or of a kind that is not read.
+    """
+    data = _checked(path).read_bytes()
+    if path.suffix == ".txt":
+        try:
+            yield from ([paragraph] for paragraph in data.decode().split("\n\n") if paragraph.strip())
+        except UnicodeDecodeError as error:
+            raise SourceError(f"{path}: not UTF-8 ({error}); a benchmark must be") from None
+        return
+    for number, line in enumerate(data.splitlines(), 1):
+        if line.strip():
+            try:
+                yield list(_strings(orjson.loads(line)))
+            except orjson.JSONDecodeError as error:
+                raise SourceError(f"{path}:{number}: not valid JSON ({error}); every line of a benchmark must be") from None
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for member in value.values() if isinstance(value, dict) else value:
+            yield from _strings(member)
+
+
+def _checked(path: Path) -> Path:
+    if path.suffix not in (".jsonl", ".txt"):
+        raise SourceError(f"{path}: benchmarks are read from .jsonl and .txt files")
+    if not path.is_file():
+        raise SourceError(f"{path}: no such benchmark file; correct dedup.benchmarks")
+    return path
+
+
+def index_items(items: Sequence[list[str]], num_words: int) -> BenchmarkIndex:
+    """The runs of every text of every item."""
+    hashes: dict[int, list[Hashes]] = {}
+    owners: dict[int, list[Int64s]] = {}
+    for begin in range(0, len(items), _BATCH_ITEMS):
+        texts = [(number, text) for number, item in enumerate(items[begin : begin + _BATCH_ITEMS], begin) for text in item]
+        batch = TextBatch([text.encode("utf-8", "replace") for _, text in texts])
+        item_D = np.array([number for number, _ in texts], np.int64)
+        words_D = np.diff(batch.words_D1)
+        for length in range(min(_SHORTEST_RUN, num_words), num_words + 1):
+            grams = batch.ngrams(length)
+            is_wanted_D = words_D >= num_words if length == num_words else words_D == length
+            counts_D = np.diff(grams.borders_D1)
+            hashes.setdefault(length, []).append(grams.hashes_G[np.repeat(is_wanted_D, counts_D)])
+            owners.setdefault(length, []).append(np.repeat(item_D[is_wanted_D], counts_D[is_wanted_D]))
+    lengths = (_runs(length, np.concatenate(hashes[length]), np.concatenate(owners[length])) for length in hashes)
+    return BenchmarkIndex(tuple(runs for runs in lengths if len(runs.hashes)), len(items))
+
+
+def _runs(num_words: int, hashes: Hashes, items: Int64s) -> Runs:
+    order = np.lexsort((items, hashes))
+    is_likely = np.zeros(1 << _FILTER_BITS, np.bool_)
+    is_likely[hashes & _FILTER_MASK] = True
+    return Runs(num_words, hashes[order], items[order], is_likely)

@@ -1,0 +1,56 @@
+"""Texts by their ids: memory-mapped, a few files at a time."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from data_pipeline.documents import partition_of
+from data_pipeline.tasks import read_batches
+
+__all__ = ["Texts"]
+
+_OPEN_FILES = 64
+
+
+class Texts:
+    """The texts of all partitions. Memory does not grow with them: what was mapped is the system's to drop."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` holds the partitions' text tables, with columns `id`, ascending, and `text`."""
+        self._folder = folder
+        self._open: dict[int, tuple[list[int], list[pa.RecordBatch]]] = {}
+
+    def read(self, identity: int) -> bytes:
+        """The UTF-8 text of a document.
+
+        Raises:
+            KeyError: its partition has no document of this id.
+        """
+        text: bytes = self._find(identity).to_pybytes()
+        return text
+
+    def size(self, identity: int) -> int:
+        """The length of a document's text in bytes."""
+        return int(self._find(identity).size)
+
+    def _find(self, identity: int) -> pa.Buffer:
+        first_ids, batches = self._partition(partition_of(identity))
+        place = bisect_right(first_ids, identity) - 1
+        if place >= 0:
+            ids = batches[place].column("id").to_numpy()
+            row = int(np.searchsorted(ids, np.uint64(identity)))
+            if row < len(ids) and ids[row] == identity:
+                return batches[place].column("text")[row].as_buffer()
+        raise KeyError(f"{self._folder}: no document with id {identity}")
+
+    def _partition(self, number: int) -> tuple[list[int], list[pa.RecordBatch]]:
+        if number not in self._open:
+            if len(self._open) >= _OPEN_FILES:
+                del self._open[next(iter(self._open))]
+            batches = [batch for batch in read_batches(self._folder / f"{number:06d}") if batch.num_rows]
+            self._open[number] = [batch.column("id")[0].as_py() for batch in batches], batches
+        return self._open[number]

@@ -1,0 +1,139 @@
+"""Which candidates are as similar as the threshold: their shingles are compared, all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from data_pipeline.config import DedupSettings
+from data_pipeline.dedup.candidates import PAIRS_SCHEMA, Pairs, read_pairs
+from data_pipeline.dedup.signatures import shingle
+from data_pipeline.dedup.texts import Texts
+from data_pipeline.tasks import TableWriter, commit_result
+from data_pipeline.textbatch import TextBatch
+
+__all__ = ["ShingleCache", "VerifyResult", "VerifyTask", "cut_evenly", "jaccard", "similar_pairs", "verify_candidates"]
+
+_CACHE_BYTES = 64 << 20  # of shingles that are kept for later pairs
+_CHUNK_BYTES = 16 << 20  # of texts whose pairs are compared together; their shingles take up to eight times as much
+_BATCH_BYTES = 1 << 20  # of texts whose shingles are computed together
+
+Hashes = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class VerifyTask:
+    """Compare the candidates whose later document has an id in [lower, upper)."""
+
+    lower: int
+    upper: int
+    candidates: tuple[Path, ...]
+    """Pairs from all buckets."""
+    texts: Path
+    settings: DedupSettings
+    output: Path
+
+
+@dataclass
+class VerifyResult:
+    """Counts of one range."""
+
+    candidates: int = 0
+    """Distinct pairs."""
+    similar: int = 0
+
+
+def verify_candidates(task: VerifyTask) -> VerifyResult:
+    """Writes the pairs that are similar."""
+    pairs = read_pairs(task.candidates, task.lower, task.upper)
+    is_similar = similar_pairs(pairs, Texts(task.texts), task.settings)
+    later, earlier = pairs[0][is_similar], pairs[1][is_similar]
+    with TableWriter(task.output, PAIRS_SCHEMA) as table:
+        table.write(pa.record_batch([later, earlier], schema=PAIRS_SCHEMA))
+    return commit_result(task, VerifyResult(candidates=len(pairs[0]), similar=len(later)))
+
+
+def cut_evenly(samples: Iterable[int], samples_per_task: int) -> list[tuple[int, int]]:
+    """Ranges of ids that cover all, each with about `samples_per_task` of the samples and none empty by construction."""
+    ordered = sorted(samples)
+    borders = sorted(set(ordered[samples_per_task::samples_per_task]) - {0})
+    return list(zip([0, *borders], [*borders, (1 << 64) - 1], strict=True))
+
+
+def similar_pairs(pairs: Pairs, texts: Texts, settings: DedupSettings) -> NDArray[np.bool_]:
+    """Whether the documents of each pair have a Jaccard similarity of at least `settings.threshold`."""
+    cache = ShingleCache(texts, settings.shingle_words)
+    is_similar: list[bool] = []
+    for chunk in _chunks(pairs, texts):
+        cache.load({identity for pair in chunk for identity in pair})
+        is_similar += [jaccard(cache[later], cache[earlier]) >= settings.threshold for later, earlier in chunk]
+    return np.array(is_similar, np.bool_)
+
+
+def _chunks(pairs: Pairs, texts: Texts) -> Iterator[list[tuple[int, int]]]:
+    chunk: list[tuple[int, int]] = []
+    members: set[int] = set()
+    num_bytes = 0
+    for pair in zip(*(ids.tolist() for ids in pairs), strict=True):
+        new_bytes = sum(texts.size(identity) for identity in pair if identity not in members)
+        if chunk and num_bytes + new_bytes > _CHUNK_BYTES:
+            yield chunk
+            chunk, members, num_bytes = [], set(), 0
+            new_bytes = sum(map(texts.size, pair))
+        chunk.append(pair)
+        members.update(pair)
+        num_bytes += new_bytes
+    if chunk:
+        yield chunk
+
+
+class ShingleCache:
+    """The shingle sets of documents; those not asked for lately are forgotten and computed again when they are."""
+
+    def __init__(self, texts: Texts, num_words: int) -> None:
+        self._texts = texts
+        self._num_words = num_words
+        self._sets: dict[int, Hashes] = {}
+        self._bytes = 0
+
+    def __getitem__(self, identity: int) -> Hashes:
+        return self._sets[identity]
+
+    def load(self, ids: set[int]) -> None:
+        """Makes sure that these documents are there until the next call."""
+        for identity in [*self._sets]:
+            if self._bytes <= _CACHE_BYTES:
+                break
+            if identity not in ids:
+                self._bytes -= self._sets.pop(identity).nbytes
+        for identity in sorted(ids & self._sets.keys()):
+            self._sets[identity] = self._sets.pop(identity)  # to the end: the youngest
+        batch: list[int] = []
+        num_bytes = 0
+        for identity in sorted(ids - self._sets.keys()):
+            batch.append(identity)
+            num_bytes += self._texts.size(identity)
+            if num_bytes >= _BATCH_BYTES:
+                self._compute(batch)
+                batch, num_bytes = [], 0
+        if batch:
+            self._compute(batch)
+
+    def _compute(self, ids: list[int]) -> None:
+        shingles = shingle(TextBatch([self._texts.read(identity) for identity in ids]), self._num_words)
+        for place, identity in enumerate(ids):
+            self._sets[identity] = shingles.of(place)
+            self._bytes += self._sets[identity].nbytes
+
+
+def jaccard(one: Hashes, other: Hashes) -> float:
+    """The share of common members among all members of two sets given in ascending order; 0 for two empty ones."""
+    merged = np.concatenate([one, other])
+    merged.sort()
+    common = int(np.count_nonzero(merged[1:] == merged[:-1]))
+    return common / max(len(merged) - common, 1)

@@ -1,0 +1,120 @@
+"""What the read stage does with a batch of documents: plain text, clean text, and whether it is wanted.
+
+In this order, and the first to object gives the reason: HTML becomes text, the text is cleaned, its length is judged, its language,
+its form (heuristics). The texts that are left when it comes to the form are laid side by side once, and near-duplicate
+detection goes on with the same batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.clean import clean, judge_length
+from data_pipeline.config import LanguageSettings, PrepareConfig
+from data_pipeline.documents import Document, Reason, Rejection
+from data_pipeline.heuristics import judge_form
+from data_pipeline.html import html_to_text
+from data_pipeline.language import CODE, UNDETERMINED, Identified, confidence_bin, identify
+from data_pipeline.textbatch import TextBatch
+
+__all__ = ["JudgedBatch", "JudgedDocument", "judge_batch"]
+
+_JUDGED_BYTES = 4 << 20  # the form of a longer text is judged by its beginning: the rules take 30 to 90 bytes of memory for each
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedDocument:
+    """A document that is kept: plain and clean."""
+
+    document: Document
+    language: str
+    """`und` where it could not be identified or was not to be; `code` for code."""
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedBatch:
+    """What became of some documents."""
+
+    items: list[JudgedDocument | Rejection]
+    """As many as there were, in their order."""
+    texts: TextBatch
+    """The cleaned texts of the kept documents, and of some that were rejected for their form."""
+    kept: NDArray[np.int64]
+    """For each kept document, in order, its index in `texts`."""
+    changes: dict[str, int]
+    """Number of documents changed by each cleaning rule."""
+    confidences: dict[str, dict[str, int]]
+    """Number of documents by language and by confidence, in whole percents: all that were identified, rejected or not."""
+
+
+def judge_batch(items: Sequence[Document | Rejection], config: PrepareConfig) -> JudgedBatch:
+    """Cleans and judges documents of one source, whose resolved settings are `config`; rejections pass through."""
+    changes: Counter[str] = Counter()
+    confidences: dict[str, Counter[str]] = {}
+    judged: list[JudgedDocument | Rejection] = []
+    texts: list[bytes] = []
+    places: list[int] = []
+    for place, item in enumerate(items):
+        text, outcome = _judge_alone(item, config, changes, confidences)
+        judged.append(outcome)
+        if isinstance(outcome, JudgedDocument):
+            texts.append(text)
+            places.append(place)
+    batch = TextBatch(texts)
+    left = [outcome for outcome in judged if isinstance(outcome, JudgedDocument)]
+    shown = TextBatch([_beginning(text) for text in texts]) if max(map(len, texts), default=0) > _JUDGED_BYTES else batch
+    findings = judge_form(shown, [d.document.kind for d in left], [d.language for d in left], config.heuristics)
+    for place, one, finding in zip(places, left, findings, strict=True):
+        if finding is not None:
+            judged[place] = Rejection.of(one.document, finding.reason, finding.detail)
+    kept = np.array([number for number, finding in enumerate(findings) if finding is None], np.int64)
+    return JudgedBatch(judged, batch, kept, dict(changes), {language: dict(bins) for language, bins in confidences.items()})
+
+
+def _beginning(text: bytes) -> bytes:
+    return text[:_JUDGED_BYTES].decode(errors="ignore").encode()
+
+
+def _judge_alone(
+    item: Document | Rejection, config: PrepareConfig, changes: Counter[str], confidences: dict[str, Counter[str]]
+) -> tuple[bytes, JudgedDocument | Rejection]:
+    """What can be said of a document without the others, and its text as UTF-8; counts what was done to it."""
+    if isinstance(item, Rejection):
+        return b"", item
+    document, names = _clean(item, config)
+    changes.update(names)
+    if rejection := judge_length(document, config.clean):
+        return b"", rejection
+    text = document.text.encode()
+    if document.kind == "code" or not config.language.identify:
+        return text, JudgedDocument(document, CODE if document.kind == "code" else UNDETERMINED, 0.0)
+    found = identify(text, config.language)
+    confidences.setdefault(found.language, Counter())[confidence_bin(found.confidence)] += 1
+    return text, _judge_language(document, found, config.language) or JudgedDocument(document, found.language, found.confidence)
+
+
+def _clean(document: Document, config: PrepareConfig) -> tuple[Document, tuple[str, ...]]:
+    if document.markup == "plain":
+        cleaned = clean(document.text, config.clean, document.kind)
+        return replace(document, text=cleaned.text), cleaned.changes
+    extracted = html_to_text(document.text, config.html)
+    cleaned = clean(extracted.text, config.clean, document.kind)
+    return replace(document, text=cleaned.text, markup="plain"), (extracted.rule, *cleaned.changes)
+
+
+def _judge_language(document: Document, found: Identified, settings: LanguageSettings) -> Rejection | None:
+    if not settings.keep:
+        return None
+    if found.language not in settings.keep:
+        detail = f"{found.language} with confidence {found.confidence:.2f}, language.keep = {', '.join(settings.keep)}"
+        return Rejection.of(document, Reason.LANGUAGE_UNWANTED, detail)
+    if found.confidence < settings.min_confidence:
+        detail = f"{found.language} with confidence {found.confidence:.2f}, language.min_confidence = {settings.min_confidence}"
+        return Rejection.of(document, Reason.LANGUAGE_UNCERTAIN, detail)
+    return None

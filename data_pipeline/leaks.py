@@ -1,0 +1,240 @@
+"""Whether validation or benchmark text is in the training text: what `leaks` reports about prepared data.
+
+The texts are those that the tokens stand for, so that whatever happened on the way is checked with them. Memory grows with the
+validation text, about twice its size for documents of 2 KB; training text is streamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.config import DedupSettings
+from data_pipeline.dedup.overlap import load_benchmarks
+from data_pipeline.dedup.signatures import Keys, Shingles, shingle, sign
+from data_pipeline.dedup.verify import jaccard
+from data_pipeline.textbatch import TextBatch
+
+__all__ = ["BenchmarkLeaks", "Example", "LeakReport", "TextOfDocument", "check_leaks"]
+
+_BATCH_CHARS = 1 << 20
+_MAX_EXAMPLES = 10
+_SAMPLE_CHARS = 100
+
+Hashes = NDArray[np.uint64]
+Int64s = NDArray[np.int64]
+
+
+class TextOfDocument(Protocol):
+    """A document whose text is looked at."""
+
+    @property
+    def id(self) -> int:
+        """Its number in prepared data."""
+
+    @property
+    def text(self) -> str:
+        """Its text."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A document outside training, or an item of a benchmark, and a training document that gives it away."""
+
+    place: int
+    """Id of the validation document, or number of the benchmark's item, from 1."""
+    train: int
+    """Id of the training document."""
+    similarity: float
+    """Jaccard similarity of the two; 0 where they only share a run of words."""
+    sample: str
+    """The beginning of the training document."""
+
+
+@dataclass(frozen=True)
+class BenchmarkLeaks:
+    """How much of one benchmark is in the training text."""
+
+    path: str
+    items: int
+    overlapping: int
+    """Items that share a run of `benchmark_words` words with a training document."""
+    examples: list[Example]
+
+    @property
+    def share(self) -> float:
+        """Overlapping items among all."""
+        return self.overlapping / max(self.items, 1)
+
+
+@dataclass(frozen=True)
+class LeakReport:
+    """What training gives away about validation and benchmarks."""
+
+    train: int
+    """Documents."""
+    val: int
+    exact: int
+    """Validation documents that are equal to a training document but for white space."""
+    near: int
+    """Others that are as similar to a training document as the threshold."""
+    threshold: float
+    examples: list[Example]
+    benchmarks: list[BenchmarkLeaks]
+
+    @property
+    def leaked(self) -> bool:
+        """Whether any validation document is in the training text."""
+        return bool(self.exact or self.near)
+
+    @property
+    def contaminated(self) -> bool:
+        """Whether any item of a benchmark is."""
+        return any(benchmark.overlapping for benchmark in self.benchmarks)
+
+    def summary(self) -> dict[str, Any]:
+        """All of it in plain values."""
+        values = asdict(self)
+        for shown, benchmark in zip(values["benchmarks"], self.benchmarks, strict=True):
+            shown["share"] = round(benchmark.share, 6)
+        return values
+
+    def describe(self) -> str:
+        """All of it as a page of text."""
+        lines = [
+            f"{self.val:,} validation documents against {self.train:,} training documents",
+            f"exact duplicates in training  {self.exact:,}",
+            f"near-duplicates in training   {self.near:,} (similarity of at least {self.threshold})",
+            *_lines(self.examples, "validation document"),
+        ]
+        for benchmark in self.benchmarks:
+            found = f"{benchmark.overlapping:,} of {benchmark.items:,} items overlap with training"
+            lines.append(f"{benchmark.path}: {found} ({benchmark.share:.2%})")
+            lines += _lines(benchmark.examples, "item")
+        return "\n".join(lines)
+
+
+def _lines(examples: Iterable[Example], what: str) -> Iterator[str]:
+    for example in examples:
+        similarity = f" ({example.similarity:.3f})" if example.similarity else ""
+        yield f"  {what} {example.place}, training document {example.train}{similarity}: {' '.join(example.sample.split())!r}"
+
+
+def check_leaks(
+    train: Iterable[TextOfDocument], val: Iterable[TextOfDocument], settings: DedupSettings, benchmarks: Sequence[Path] = ()
+) -> LeakReport:
+    """Looks for every validation document and every item of the benchmark files in the training text.
+
+    `settings` give the threshold, the shingles, and the length of a run that counts as an overlap.
+
+    Raises:
+        SourceError: a benchmark file is missing or malformed.
+    """
+    held_out = _HeldOut(val, settings.model_copy(update={"exact": True, "near": True}))
+    indices = [load_benchmarks((path,), settings.benchmark_words) for path in benchmarks]
+    hits: list[dict[int, Example]] = [{} for _ in benchmarks]
+    num_train = 0
+    for documents in _batches(train):
+        num_train += len(documents)
+        batch = _lay_out(documents)
+        held_out.compare(documents, batch)
+        for index, found in zip(indices, hits, strict=True):
+            overlaps = index.overlaps(batch)
+            for place, item in zip(overlaps.documents.tolist(), overlaps.items.tolist(), strict=True):
+                found.setdefault(item, _example(item + 1, documents[place], 0.0))
+    return LeakReport(
+        train=num_train,
+        val=len(held_out.ids),
+        exact=len(held_out.equal),
+        near=len(held_out.similar.keys() - held_out.equal.keys()),
+        threshold=settings.threshold,
+        examples=_first(held_out.similar | held_out.equal),
+        benchmarks=[
+            BenchmarkLeaks(str(path), index.num_items, len(found), _first(found))
+            for path, index, found in zip(benchmarks, indices, hits, strict=True)
+        ],
+    )
+
+
+class _HeldOut:
+    """The validation documents by all that they are compared by, and what was found of them."""
+
+    def __init__(self, documents: Iterable[TextOfDocument], settings: DedupSettings) -> None:
+        self._settings = settings
+        self.ids: list[int] = []
+        self.equal: dict[int, Example] = {}
+        """By the place of the validation document."""
+        self.similar: dict[int, Example] = {}
+        self._shingles: list[Hashes] = []
+        self._of_digest: dict[bytes, list[int]] = {}
+        keys: list[Hashes] = []
+        owners: list[Int64s] = []
+        for members in _batches(documents):
+            signed, shingles = self._sign(_lay_out(members))
+            places = np.arange(len(self.ids), len(self.ids) + len(members))
+            for place, digest in zip(places.tolist(), signed.digests_D.tolist(), strict=True):
+                self._of_digest.setdefault(digest, []).append(place)
+            self._shingles += map(shingles.of, range(len(members)))
+            keys.append(signed.bands_DB[signed.has_words_D].ravel())
+            owners.append(np.repeat(places[signed.has_words_D], signed.bands_DB.shape[1]))
+            self.ids += [document.id for document in members]
+        unsorted = np.concatenate([*keys, np.empty(0, np.uint64)])
+        order = np.argsort(unsorted, kind="stable")
+        self._keys = unsorted[order]
+        self._owners = np.concatenate([*owners, np.empty(0, np.int64)])[order]
+
+    def _sign(self, batch: TextBatch) -> tuple[Keys, Shingles]:
+        # Digests of code are the strictest: what they take for equal, every preparation did.
+        return sign(batch, range(len(batch)), ["code"] * len(batch), self._settings), shingle(batch, self._settings.shingle_words)
+
+    def compare(self, documents: Sequence[TextOfDocument], batch: TextBatch) -> None:
+        """Looks for validation documents in training documents. What was found before is not looked for again."""
+        signed, shingles = self._sign(batch)
+        for document, digest in zip(documents, signed.digests_D.tolist(), strict=True):
+            for place in self._of_digest.get(digest, ()):
+                self.equal.setdefault(place, _example(self.ids[place], document, 1.0))
+        for number, place in self._candidates(signed):
+            if place not in self.equal and place not in self.similar:
+                similarity = jaccard(self._shingles[place], shingles.of(number))
+                if similarity >= self._settings.threshold:
+                    self.similar[place] = _example(self.ids[place], documents[number], similarity)
+
+    def _candidates(self, signed: Keys) -> list[tuple[int, int]]:
+        """Pairs of a training document of the batch and a validation document that share a band."""
+        numbers = np.repeat(np.flatnonzero(signed.has_words_D), signed.bands_DB.shape[1])
+        keys = signed.bands_DB[signed.has_words_D].ravel()
+        first = np.searchsorted(self._keys, keys)
+        counts = np.searchsorted(self._keys, keys, "right") - first
+        step = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        owners = self._owners[np.repeat(first, counts) + step]
+        return sorted(set(zip(np.repeat(numbers, counts).tolist(), owners.tolist(), strict=True)))
+
+
+def _example(place: int, document: TextOfDocument, similarity: float) -> Example:
+    return Example(place, document.id, similarity, document.text[:_SAMPLE_CHARS])
+
+
+def _first(found: dict[int, Example]) -> list[Example]:
+    return [found[place] for place in sorted(found)[:_MAX_EXAMPLES]]
+
+
+def _lay_out(documents: Sequence[TextOfDocument]) -> TextBatch:
+    return TextBatch([document.text.encode() for document in documents])
+
+
+def _batches(documents: Iterable[TextOfDocument]) -> Iterator[list[TextOfDocument]]:
+    batch: list[TextOfDocument] = []
+    num_chars = 0
+    for document in documents:
+        batch.append(document)
+        num_chars += len(document.text)
+        if num_chars >= _BATCH_CHARS:
+            yield batch
+            batch, num_chars = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,96 @@
+"""Reads prepared data by document: text and place of any document, which its tokens were kept for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from data_pipeline.documents import partition_of
+from data_pipeline.errors import ConfigError, PreparedDataError
+from data_pipeline.manifest import Manifest
+from data_pipeline.split import SPLITS, Split
+from data_pipeline.tasks import data_path, read_batches, read_column
+from data_pipeline.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = ["CHOSEN", "TOKENS", "PublishedDocument", "check_tokens_kept", "read_document", "read_documents"]
+
+TOKENS, CHOSEN = "tokens", "chosen"
+"""Folders with a table for each partition: its tokenised documents, and how often each of them was taken."""
+
+
+@dataclass(frozen=True)
+class PublishedDocument:
+    """A document that went into rows."""
+
+    id: int
+    source: str
+    split: Split
+    metadata: str
+    text: str
+
+
+def check_tokens_kept(directory: Path, manifest: Manifest) -> None:
+    """Refuses prepared data that holds rows only.
+
+    Raises:
+        ConfigError: it was prepared with packing.keep_tokens = false.
+        PreparedDataError: a table is missing.
+    """
+    if not manifest.config["packing"]["keep_tokens"]:
+        raise ConfigError(f"{directory} was prepared with packing.keep_tokens = false; prepare it again with true")
+    for number in range(len(manifest.partitions)):
+        for folder in (TOKENS, CHOSEN):
+            if not (path := data_path(directory / folder / f"{number:06d}")).is_file():
+                raise PreparedDataError(f"{path}: missing; run `prepare` again")
+
+
+def read_documents(directory: Path, manifest: Manifest, split: Split) -> Iterator[PublishedDocument]:
+    """The documents of one side in their order, each once, however often it was taken."""
+    check_tokens_kept(directory, manifest)
+    tokenizer = load_tokenizer(directory / "tokenizer")
+    for number, partition in enumerate(manifest.partitions):
+        for batch in _taken(directory, number):
+            on_side_D = batch.column("split").to_numpy() == SPLITS.index(split)
+            yield from _decode(batch.filter(pa.array(on_side_D)), partition["source"], tokenizer)
+
+
+def read_document(directory: Path, manifest: Manifest, identity: int) -> PublishedDocument:
+    """One document by its id.
+
+    Raises:
+        ConfigError: there is no such document, or it was rejected.
+    """
+    check_tokens_kept(directory, manifest)
+    number = partition_of(identity)
+    if number < len(manifest.partitions):
+        for batch in _taken(directory, number):
+            found = batch.filter(pa.array(batch.column("id").to_numpy() == identity))
+            if found.num_rows:
+                return next(_decode(found, manifest.partitions[number]["source"], load_tokenizer(directory / "tokenizer")))
+    raise ConfigError(f"{directory} holds no document {identity}; ids stand in the column `documents` of the shards")
+
+
+def _taken(directory: Path, number: int) -> Iterator[pa.RecordBatch]:
+    copies_D: NDArray[Any] = read_column(directory / CHOSEN / f"{number:06d}", "copies")
+    position = 0
+    for batch in read_batches(directory / TOKENS / f"{number:06d}"):
+        is_taken_D = copies_D[position : position + batch.num_rows] > 0
+        position += batch.num_rows
+        yield batch.filter(pa.array(is_taken_D))
+
+
+def _decode(batch: pa.RecordBatch, source: str, tokenizer: Tokenizer) -> Iterator[PublishedDocument]:
+    tokens = batch.column("tokens")
+    ends = np.cumsum(np.diff(tokens.offsets.to_numpy())).tolist()
+    ids = tokens.flatten().to_numpy()
+    start = 0
+    columns = (batch.column(name).to_pylist() for name in ("id", "split", "metadata"))
+    for identity, split, metadata, end in zip(*columns, ends, strict=True):
+        yield PublishedDocument(identity, source, SPLITS[split], metadata or "", tokenizer.decode(ids[start:end].tolist()))
+        start = end

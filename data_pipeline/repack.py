@@ -1,0 +1,123 @@
+"""Packs prepared data into rows of another length, from its tokenised documents: nothing is read, cleaned or tokenised again.
+
+The result is byte for byte what `prepare` would have written with that length.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from data_pipeline.assembly import Prepared, assemble, fingerprint_of
+from data_pipeline.config import PackingSettings
+from data_pipeline.engine import available_cores, stop_on_signals
+from data_pipeline.errors import ConfigError
+from data_pipeline.lengths import compare_row_lengths
+from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.publish import TOKENIZER, exclusive, work_directory
+from data_pipeline.published import CHOSEN, TOKENS, check_tokens_kept
+from data_pipeline.report import row_counts
+from data_pipeline.runner import Runner, open_runner
+from data_pipeline.split import SPLITS
+from data_pipeline.stages.plan import DocumentsOf, pack_all
+from data_pipeline.stages.vocabulary import TrainedTokenizer
+from data_pipeline.tasks import Counts, add_counts, commit_result, read_batches, read_column
+from data_pipeline.tokenizer import load_tokenizer
+
+__all__ = ["repack"]
+
+
+@dataclass(frozen=True)
+class CountTask:
+    """Count the tokens of one partition's documents."""
+
+    tokens: Path
+    chosen: Path
+    output: Path
+
+
+@dataclass
+class CountResult:
+    """What is in one partition."""
+
+    tokens: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    """Tokens that go into rows, by split."""
+    lengths: Counts = field(default_factory=dict)
+    """Number of documents by their length in tokens."""
+
+
+def repack(directory: Path, output: Path, row_length: int, workers: int | None = None) -> Manifest:
+    """Writes the documents of prepared data under `output`, in rows of `row_length` tokens, and returns the manifest.
+
+    Raises:
+        ConfigError: it was prepared without keeping the tokens, or `output` is the same folder.
+        PreparedDataError: something of it is missing.
+    """
+    if directory.resolve() == output.resolve():
+        raise ConfigError(f"{output} is the data that is repacked; choose another --output")
+    before = read_manifest(directory)
+    check_tokens_kept(directory, before)
+    settings = before.config | {"row_length": row_length}
+    with stop_on_signals(), exclusive(output):
+        work = work_directory(output, fingerprint_of(settings, before.inputs))
+        with open_runner(("count", "pack"), min(workers or available_cores(), len(before.partitions))) as run:
+            counted = count_all(run, directory, before, work)
+            documents = [
+                DocumentsOf(
+                    partition["source"],
+                    number,
+                    directory,
+                    result.tokens,
+                    {folder: before.files[f"{folder}/{number:06d}.arrow"] for folder in (TOKENS, CHOSEN)},
+                )
+                for number, (partition, result) in enumerate(zip(before.partitions, counted, strict=True))
+            ]
+            tokenizer = TrainedTokenizer.of(load_tokenizer(directory / TOKENIZER))
+            packed = pack_all(run, row_length, PackingSettings(**settings["packing"]), tokenizer, documents, work)
+        lengths = add_counts(result.lengths for result in counted)
+        report = before.totals | {
+            "truncation": compare_row_lengths(lengths, row_length),
+            **row_counts([(task.split, result) for task, result in packed], row_length),
+        }
+        prepared = Prepared(
+            settings=settings,
+            inputs=before.inputs,
+            partitions=before.partitions,
+            tokenizer=tokenizer,
+            tokenizer_folder=directory / TOKENIZER,
+            documents=documents,
+            packed=packed,
+            report=report,
+            timings=run.timings,
+        )
+        return assemble(prepared, output, work, {})
+
+
+def count_all(run: Runner, directory: Path, manifest: Manifest, work: Path) -> list[CountResult]:
+    """Counts the documents of every partition."""
+    tasks = [
+        CountTask(directory / TOKENS / f"{number:06d}", directory / CHOSEN / f"{number:06d}", work / "counted" / f"{number:06d}")
+        for number in range(len(manifest.partitions))
+    ]
+    return run("count", count_partition, tasks, [1] * len(tasks), CountResult)
+
+
+def count_partition(task: CountTask) -> CountResult:
+    """Counts from the borders of the documents, without looking at their tokens."""
+    result = CountResult()
+    lengths: Counter[str] = Counter()
+    copies = read_column(task.chosen, "copies")
+    position = 0
+    for batch in read_batches(task.tokens):
+        copies_D = copies[position : position + batch.num_rows].astype(np.int64)
+        position += batch.num_rows
+        lengths_D = np.diff(batch.column("tokens").offsets.to_numpy())
+        split_D = batch.column("split").to_numpy()
+        for number, split in enumerate(SPLITS):
+            result.tokens[split] += int((lengths_D * copies_D)[split_D == number].sum())
+        lengths.update(map(str, lengths_D[copies_D > 0].tolist()))
+    result.lengths = dict(lengths)
+    return commit_result(task, result)

@@ -1,0 +1,101 @@
+"""Which words, runs of words, lines or paragraphs a text repeats: for many texts at once, from the hashes of their items.
+
+Shape suffixes: D texts, I their items, W their words, R repeats. `borders_D1` holds D + 1 borders: text d owns the items
+[border[d], border[d + 1]).
+
+The hash of an item is cut to make room for its place, so that one sort of plain numbers brings equal items of a text together in
+their order. In a batch of a megabyte 45 bits are left: two different items are taken for equal once in a thousand batches.
+"""
+
+# ruff: noqa: N815 - names of arrays carry their shape
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.textbatch import NGrams, mix_hashes
+
+__all__ = ["TopItems", "find_repeats", "top_items", "words_in_repeats"]
+
+Bools = NDArray[np.bool_]
+Int64s = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class TopItems:
+    """The commonest item of each text; among equally common ones the first."""
+
+    counts_D: Int64s
+    """How often it occurs; 0 where no item of the text occurs twice."""
+    first_D: Int64s
+    """Index of its first occurrence among the items of all texts; 0 where there is none."""
+
+
+def find_repeats(hashes_I: Hashes, borders_D1: Int64s) -> Int64s:
+    """Indices of the items that equal an earlier one of the same text, in ascending order."""
+    keys, place_bits = _sorted_candidates(hashes_I, borders_D1)
+    is_repeat = _equals_previous(keys, place_bits)
+    return np.sort(_places(keys, place_bits)[is_repeat])
+
+
+def top_items(hashes_I: Hashes, borders_D1: Int64s) -> TopItems:
+    """The commonest item of each text, where one occurs at least twice."""
+    keys, place_bits = _sorted_candidates(hashes_I, borders_D1)
+    starts = np.flatnonzero(~_equals_previous(keys, place_bits))
+    counts = np.diff(starts, append=len(keys))
+    first = _places(keys, place_bits)[starts]
+    first, counts = first[counts > 1], counts[counts > 1]
+    text = np.searchsorted(borders_D1, first, side="right") - 1
+    order = np.lexsort((first, -counts, text))
+    texts, best = np.unique(text[order], return_index=True)
+    top = TopItems(np.zeros(len(borders_D1) - 1, np.int64), np.zeros(len(borders_D1) - 1, np.int64))
+    top.counts_D[texts] = counts[order[best]]
+    top.first_D[texts] = first[order[best]]
+    return top
+
+
+def words_in_repeats(ngrams: NGrams, num_words: int) -> Bools:
+    """For each of the `num_words` words whether it lies in an n-gram that equals an earlier one of its text."""
+    first_R = ngrams.first_words_G[find_repeats(ngrams.hashes_G, ngrams.borders_D1)]
+    steps = np.zeros(num_words + 1, np.int8)
+    steps[first_R] += 1  # no word begins two n-grams of one length, so that no step is counted twice or lost
+    steps[first_R + ngrams.n] -= 1
+    covered_W: Bools = np.cumsum(steps[:-1], dtype=np.int8) > 0
+    return covered_W
+
+
+def _sorted_candidates(hashes_I: Hashes, borders_D1: Int64s) -> tuple[Hashes, int]:
+    """Sorted keys of all items that may occur twice, hash before place, and the number of bits of the place."""
+    salts_D = mix_hashes(~np.arange(len(borders_D1) - 1, dtype=np.uint64))
+    salted_I = hashes_I ^ np.repeat(salts_D, np.diff(borders_D1))
+    places = _sharing_a_slot(salted_I)
+    place_bits = len(hashes_I).bit_length()
+    mask = np.uint64((1 << place_bits) - 1)
+    return np.sort((salted_I[places] & ~mask) | places.astype(np.uint64)), place_bits
+
+
+def _sharing_a_slot(salted_I: Hashes) -> Int64s:
+    """Items that may occur twice, by a table in which one item of each slot wins: far fewer than all, so there is less to sort."""
+    slot_bits = max(len(salted_I).bit_length() + 1, 8)
+    slots_I = (salted_I >> np.uint64(64 - slot_bits)).astype(np.intp)
+    numbers_I = np.arange(len(salted_I), dtype=np.int32)
+    winners = np.empty(1 << slot_bits, np.int32)
+    winners[slots_I] = numbers_I
+    winner_I = winners[slots_I]
+    is_shared_I = winner_I != numbers_I
+    is_shared_I[winner_I[is_shared_I]] = True
+    return np.flatnonzero(is_shared_I)
+
+
+def _equals_previous(keys: Hashes, place_bits: int) -> Bools:
+    equal = np.zeros(len(keys), np.bool_)
+    equal[1:] = (keys[1:] >> np.uint64(place_bits)) == (keys[:-1] >> np.uint64(place_bits))
+    return equal
+
+
+def _places(keys: Hashes, place_bits: int) -> Int64s:
+    return (keys & np.uint64((1 << place_bits) - 1)).astype(np.int64)

@@ -1,0 +1,71 @@
+"""Runs the stages of a preparation: where the settings say, what is not done yet, with its progress shown."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from data_pipeline.config import PrepareConfig
+from data_pipeline.engine import Engine, available_cores, open_engine
+from data_pipeline.progress import Progress
+from data_pipeline.tasks import Task, is_done, run_stage
+
+__all__ = ["Runner", "open_runner", "open_runner_of"]
+
+TaskT = TypeVar("TaskT", bound=Task)
+ResultT = TypeVar("ResultT")
+
+
+class Runner:
+    """Runs one stage after the other."""
+
+    def __init__(self, engine: Engine, progress: Progress) -> None:
+        self._engine = engine
+        self._progress = progress
+
+    def __call__(
+        self,
+        name: str,
+        function: Callable[[TaskT], ResultT],
+        tasks: list[TaskT],
+        sizes: Sequence[int],
+        result_type: Callable[..., ResultT],
+    ) -> list[ResultT]:
+        """The results of all tasks in their order; `sizes` are their bytes, for the progress."""
+        done = [is_done(task) for task in tasks]
+        results = []
+        with self._progress.stage(name, sum(sizes)) as advance:
+            for size, before, result in zip(sizes, done, run_stage(self._engine, function, tasks, result_type), strict=True):
+                results.append(result)
+                advance(size, already_done=before)
+        return results
+
+    @property
+    def timings(self) -> dict[str, Any]:
+        """How long each stage took; no part of the result."""
+        return self._progress.summary()
+
+
+@contextlib.contextmanager
+def open_runner(stages: Sequence[str], num_workers: int) -> Iterator[Runner]:
+    """A runner for stages of these names, with processes of this machine."""
+    with open_engine(num_workers) as engine:
+        yield Runner(engine, Progress(stages))
+
+
+@contextlib.contextmanager
+def open_runner_of(config: PrepareConfig, stages: Sequence[str], num_partitions: int) -> Iterator[Runner]:
+    """A runner for stages of these names, where the settings say.
+
+    Raises:
+        ConfigError: Ray is asked for and not there.
+    """
+    if config.engine == "local":
+        with open_runner(stages, min(config.workers or available_cores(), num_partitions)) as runner:
+            yield runner
+        return
+    from data_pipeline.ray_engine import open_ray  # noqa: PLC0415 - an optional dependency
+
+    with open_ray(config.ray_address, config.workers) as engine:
+        yield Runner(engine, Progress(stages))

@@ -1,0 +1,400 @@
+"""The members of tar and zip archives, one after another, as streams: nothing of an archive is ever written to a disk.
+
+Both formats are read here and not by Python's own modules, which keep a record of every member, follow chains of headers of any
+length, and take sizes at their word. What is no plain file is refused by name: links, devices, and members whose name is absolute
+or leads out of the archive. Two members of one name, or of names that differ in case, are both read: nothing overwrites anything.
+
+Formats: POSIX.1-2017 `pax`, ustar and the GNU long names; PKWARE APPNOTE 6.3.10 with ZIP64.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from data_pipeline.config import LimitSettings
+from data_pipeline.documents import Reason, Rejection
+from data_pipeline.sources.formats import Shape, is_hidden, printable, shape_of
+from data_pipeline.sources.streams import Budget, ByteReader, Readable, StreamError, decompress, inflate
+
+__all__ = ["ArchiveError", "Member", "read_tar", "read_zip"]
+
+_BLOCK = 512
+_MAX_SHOWN_CHARS = 500
+_MAX_HEADER_BYTES = 1 << 20  # a long name or a pax header; honest ones have a few hundred bytes
+
+
+class ArchiveError(StreamError):
+    """No further member of the archive can be read; a StreamError of another kind ends one member alone."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file in an archive whose name says that it holds text."""
+
+    path: str
+    """As it is shown, without the archive's own."""
+    shape: Shape
+    blocks: Iterator[bytes] = field(repr=False)
+    """Its content; only until the next member is asked for."""
+
+
+def read_tar(blocks: Iterator[bytes], path: str, limits: LimitSettings) -> Iterator[Member | Rejection]:
+    """The members of a tar archive with text, and a rejection for each one that is refused. Other files are passed over.
+
+    Raises:
+        ArchiveError: the archive is damaged, or has too many members.
+    """
+    reader = ByteReader(_outermost(blocks))
+    census = _Census(path, limits)
+    extra: dict[str, str] = {}
+    while (header := _read_header(reader)) is not None:
+        census.count()
+        if header.type in b"LKxg":
+            extra |= _read_extra(reader, header)
+            continue
+        name, size = extra.get("path", header.name), _size_of(extra, header)
+        is_sparse = header.type == b"S" or any(key.startswith("GNU.sparse.") for key in extra)
+        extra = {}
+        if header.type in b"123456":
+            if header.type != b"5":
+                yield census.refuse(name, Reason.UNSAFE_MEMBER, f"it is a {_TAR_TYPES[header.type]}, and no plain file")
+            continue
+        padded = size + -size % _BLOCK
+        if header.type in b"0\x007" and not is_sparse and not name.endswith("/"):
+            position = reader.position
+            item = census.judge(name, size, partial(_exactly, reader, size))
+            if item is not None:
+                yield item
+            reader.skip(padded - (reader.position - position))
+            continue
+        if header.type not in b"0\x007" or is_sparse:
+            yield census.refuse(name, Reason.UNREADABLE_MEMBER, "it is a sparse file, or of a kind of its own")
+        reader.skip(padded)
+
+
+def read_zip(file: Readable, num_bytes: int, path: str, limits: LimitSettings) -> Iterator[Member | Rejection]:
+    """The members of a zip archive with text, and a rejection for each one that is refused. Other files are passed over.
+
+    Raises:
+        ArchiveError: the archive is damaged, or has too many members.
+    """
+    census = _Census(path, limits)
+    read_bytes = 0
+
+    def consumed() -> int:
+        return read_bytes
+
+    budget = Budget(limits, consumed)  # of all members together
+    data = _Bytes(file, num_bytes)
+    for entry in _read_directory(data, *_find_directory(data)):
+        census.count()
+        if entry.is_folder:
+            continue
+        if entry.refusal:
+            yield census.refuse(entry.name, *entry.refusal)
+            continue
+        read_bytes += entry.compressed
+        if read_bytes > num_bytes:
+            raise ArchiveError(Reason.CORRUPT_ARCHIVE, "its members lie over one another")
+        item = census.judge(entry.name, entry.size, partial(_content, data, entry, limits, budget))
+        if item is not None:
+            yield item
+
+
+class _Census:
+    """Counts an archive's members, and says of each whether it is read."""
+
+    def __init__(self, path: str, limits: LimitSettings) -> None:
+        self._path = path
+        self._limits = limits
+        self._members = 0
+
+    def count(self) -> None:
+        self._members += 1
+        if self._members > self._limits.max_archive_members:
+            raise ArchiveError(
+                Reason.TOO_MANY_MEMBERS,
+                f"more than limits.max_archive_members = {self._limits.max_archive_members}; if the archive is honest, raise that",
+            )
+
+    def refuse(self, name: str, reason: Reason, detail: str) -> Rejection:
+        return Rejection(reason, self._shown(name), 0, detail)
+
+    def judge(self, name: str, size: int, blocks: Callable[[], Iterator[bytes]]) -> Member | Rejection | None:
+        """The member, the reason why it is refused, or None for what holds no text."""
+        if _leads_out(name):
+            return self.refuse(name, Reason.UNSAFE_MEMBER, "its name is absolute or leads out of the archive")
+        shape = shape_of(name)
+        if shape is None or is_hidden(name):
+            return None
+        if shape.is_archive:
+            return self.refuse(name, Reason.NESTED_ARCHIVE, "an archive in an archive is not read; unpack it first")
+        if size > self._limits.max_member_bytes:
+            return self.refuse(name, Reason.MEMBER_TOO_LARGE, f"{size} bytes; see limits.max_member_bytes")
+        return Member(self._shown(name), shape, blocks())
+
+    def _shown(self, name: str) -> str:
+        end = printable(name[-_MAX_SHOWN_CHARS:])
+        return f"{self._path}!/{'' if len(name) <= _MAX_SHOWN_CHARS else '…'}{end}"
+
+
+def _leads_out(name: str) -> bool:
+    parts = re.split(r"[/\\]", name)
+    return not name or not parts[0] or ".." in parts or parts[0].endswith(":") or "\0" in name
+
+
+def _outermost(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """The archive's own bytes: what is wrong with them ends the whole archive."""
+    try:
+        yield from blocks
+    except StreamError as error:
+        raise ArchiveError(error.reason, error.detail) from None
+
+
+def _exactly(reader: ByteReader, size: int) -> Iterator[bytes]:
+    for block in reader.take(size):
+        size -= len(block)
+        yield block
+    if size:
+        raise ArchiveError(Reason.CORRUPT_ARCHIVE, f"{size} bytes of a member are missing; the file was cut short")
+
+
+_TAR_TYPES = {b"1": "hard link", b"2": "symbolic link", b"3": "device", b"4": "device", b"6": "pipe"}
+
+
+class _Header(NamedTuple):
+    """One header block of a tar archive."""
+
+    name: str
+    size: int
+    type: bytes
+
+
+def _read_header(reader: ByteReader) -> _Header | None:
+    """The next header; None at the end of the archive."""
+    block = reader.read(_BLOCK)
+    if not block or block == bytes(_BLOCK):
+        return None
+    if len(block) < _BLOCK:
+        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "it ends in the middle of a header; the file was cut short")
+    if not _sums_up(block):
+        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "a header's checksum is wrong: it is no tar archive, or damaged")
+    name = _text(block[:100])
+    if block[257:263] == b"ustar\0" and block[345]:
+        name = f"{_text(block[345:500])}/{name}"
+    size = _number(block[124:136])
+    if size < 0:
+        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "a header gives no size that can be")
+    return _Header(name, size, block[156:157])
+
+
+def _sums_up(header: bytes) -> bool:
+    """Whether a header's checksum is right: the sum of its bytes, with blanks in the checksum's own place."""
+    given, without = _number(header[148:156]), header[:148] + b" " * 8 + header[156:]
+    unsigned = sum(without)
+    return given == unsigned or given == unsigned - 256 * sum(byte > 127 for byte in without)  # as some old programs added
+
+
+def _read_extra(reader: ByteReader, header: _Header) -> dict[str, str]:
+    """What an extra header says of the member after it."""
+    if header.size > _MAX_HEADER_BYTES:
+        raise ArchiveError(Reason.CORRUPT_ARCHIVE, f"an extra header of {header.size} bytes")
+    data = reader.read(header.size + -header.size % _BLOCK)[: header.size]
+    if len(data) < header.size:
+        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "it ends in the middle of a header; the file was cut short")
+    if header.type == b"x":
+        return _parse_pax(data)
+    return {"path": _text(data)} if header.type == b"L" else {}
+
+
+def _parse_pax(data: bytes) -> dict[str, str]:
+    r"""Records of the form `LENGTH KEY=VALUE\n`, where the length counts all of it."""
+    found = {}
+    while data.rstrip(b"\0"):
+        length, space, _ = data[:20].partition(b" ")
+        end = int(length) if length.isdigit() else 0
+        if not space or not len(length) + 2 < end <= len(data) or data[end - 1 : end] != b"\n":
+            raise ArchiveError(Reason.CORRUPT_ARCHIVE, "a pax header that is none")
+        key, _, value = data[len(length) + 1 : end - 1].partition(b"=")
+        found[_text(key)] = value.decode("utf-8", "backslashreplace")
+        data = data[end:]
+    return found
+
+
+def _size_of(extra: dict[str, str], header: _Header) -> int:
+    """A member's size, which a pax header gives where it is over 8 GiB."""
+    given = extra.get("size")
+    if given is None:
+        return header.size
+    if not (given.isascii() and given.isdigit() and len(given) < 20):
+        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "a pax header gives no size that can be")
+    return int(given)
+
+
+def _number(data: bytes) -> int:
+    """A number in a header: octal digits, or binary where the first bit is set; -1 where it is neither."""
+    if data[0] & 0x80:
+        return int.from_bytes(bytes([data[0] & 0x7F]) + data[1:], "big") if not data[0] & 0x40 else -1
+    digits = data.strip(b" \0")
+    return int(digits or b"0", 8) if re.fullmatch(rb"[0-7]*", digits) else -1
+
+
+def _text(data: bytes) -> str:
+    return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")
+
+
+class _Entry(NamedTuple):
+    """One entry of a zip archive's directory."""
+
+    name: str
+    raw_name: bytes
+    flags: int
+    method: int
+    crc: int
+    compressed: int
+    """Bytes that it takes in the archive."""
+    size: int
+    """Bytes that it has."""
+    mode: int
+    """Of the file as Unix has it; 0 where the archive does not say."""
+    start: int
+    """Of its local header in the file."""
+
+    @property
+    def is_folder(self) -> bool:
+        return self.name.endswith("/") or stat.S_ISDIR(self.mode)
+
+    @property
+    def refusal(self) -> tuple[Reason, str] | None:
+        """Why it cannot be read, apart from its name and content."""
+        if stat.S_IFMT(self.mode) not in (0, stat.S_IFREG):
+            return Reason.UNSAFE_MEMBER, "it is a link or device, and no plain file"
+        if self.flags & 1:
+            return Reason.UNREADABLE_MEMBER, "it is encrypted"
+        if self.method not in _METHODS:
+            return Reason.UNREADABLE_MEMBER, f"compression method {self.method} is not supported"
+        return None
+
+
+_END = struct.Struct("<4sHHHHLLH")
+_END_64_LOCATOR = struct.Struct("<4sLQL")
+_END_64 = struct.Struct("<4sQHHLLQQQQ")
+_ENTRY = struct.Struct("<4sHHHHHHLLLHHHHHLL")
+_LOCAL = struct.Struct("<4sHHHHHLLLHH")
+_MAX_COMMENT_BYTES = 1 << 16
+_METHODS = {0: "stored", 8: "deflate", 12: "bz2", 93: "zst"}
+
+
+def _find_directory(file: _Bytes) -> tuple[int, int]:
+    """Where the directory at the end of a zip archive begins, and its size in bytes."""
+    tail_start = max(file.num_bytes - _END.size - _MAX_COMMENT_BYTES - _END_64_LOCATOR.size, 0)
+    tail = file.at(tail_start, file.num_bytes - tail_start)
+    found = tail.rfind(b"PK\5\6")
+    if found < 0 or len(tail) < found + _END.size:
+        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "it has no directory: it is no zip archive, or was cut short")
+    *_, size, start, _ = _END.unpack_from(tail, found)
+    end = tail_start + found
+    locator = found - _END_64_LOCATOR.size
+    if locator >= 0 and tail[locator : locator + 4] == b"PK\6\7":
+        end = _END_64_LOCATOR.unpack_from(tail, locator)[2]
+        record = file.at(end, _END_64.size)
+        if len(record) < _END_64.size or record[:4] != b"PK\6\6":
+            raise ArchiveError(Reason.CORRUPT_ARCHIVE, "its directory is not where it should be")
+        *_, size, start = _END_64.unpack(record)
+    if start + size > end:
+        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "its directory is not where it should be")
+    return start, size
+
+
+def _read_directory(file: _Bytes, start: int, size: int) -> Iterator[_Entry]:
+    reader = ByteReader(file.range(start, size))
+    while size:
+        fixed = reader.read(_ENTRY.size)
+        if len(fixed) < _ENTRY.size or fixed[:4] != b"PK\1\2":
+            raise ArchiveError(Reason.CORRUPT_ARCHIVE, "its directory is damaged")
+        fields = _ENTRY.unpack(fixed)
+        _, made_by, _, flags, method, _, _, crc, compressed, num_bytes, *lengths, _, _, attributes, begin = fields
+        raw_name, extra, _ = (reader.read(length) for length in lengths)
+        sizes = _zip64_sizes(extra, (num_bytes, compressed, begin))
+        name = raw_name.decode("utf-8" if flags & 0x800 else "cp437", "backslashreplace")
+        mode = attributes >> 16 if made_by >> 8 == 3 else 0
+        yield _Entry(name, raw_name, flags, method, crc, sizes[1], sizes[0], mode, sizes[2])
+        size -= _ENTRY.size + sum(lengths)
+        if size < 0:
+            raise ArchiveError(Reason.CORRUPT_ARCHIVE, "its directory is damaged")
+
+
+def _zip64_sizes(extra: bytes, sizes: tuple[int, int, int]) -> list[int]:
+    """Size, compressed size and place of a member: those that do not fit in 32 bits stand in an extra field."""
+    large = b""
+    while len(extra) >= 4 and not large:
+        tag, length = struct.unpack_from("<HH", extra)
+        large = extra[4 : 4 + length] if tag == 1 else b""
+        extra = extra[4 + length :]
+    result = []
+    for size in sizes:
+        if size == 0xFFFFFFFF and len(large) >= 8:
+            result.append(int.from_bytes(large[:8], "little"))
+            large = large[8:]
+        else:
+            result.append(size)
+    return result
+
+
+def _content(file: _Bytes, entry: _Entry, limits: LimitSettings, budget: Budget) -> Iterator[bytes]:
+    """A member's content, checked against its size and CRC-32."""
+    local = file.at(entry.start, _LOCAL.size + len(entry.raw_name))
+    if len(local) < _LOCAL.size or local[:4] != b"PK\3\4" or local[_LOCAL.size :] != entry.raw_name:
+        raise StreamError(Reason.CORRUPT_ARCHIVE, "the archive's directory names another file in its place")
+    *_, name_bytes, extra_bytes = _LOCAL.unpack_from(local)
+    blocks = file.range(entry.start + _LOCAL.size + name_bytes + extra_bytes, entry.compressed)
+    checksum = num_bytes = 0
+    for block in _unpack(blocks, entry.method, limits):
+        budget.charge(len(block))
+        num_bytes += len(block)
+        if num_bytes > entry.size:
+            break
+        checksum = zlib.crc32(block, checksum)
+        yield block
+    if num_bytes != entry.size or checksum != entry.crc:
+        raise StreamError(Reason.CORRUPT_ARCHIVE, "its size or CRC-32 is not that of the archive's directory")
+
+
+def _unpack(blocks: Iterator[bytes], method: int, limits: LimitSettings) -> Iterator[bytes]:
+    match _METHODS[method]:
+        case "deflate":
+            return inflate(blocks)
+        case "bz2":
+            return decompress(blocks, "bz2", limits)
+        case "zst":
+            return decompress(blocks, "zst", limits)
+        case _:
+            return blocks
+
+
+class _Bytes:
+    """The bytes of an open file by place, whatever place an archive gives: beyond the end there are none."""
+
+    def __init__(self, file: Readable, num_bytes: int) -> None:
+        self._file = file
+        self.num_bytes = num_bytes
+
+    def at(self, start: int, size: int) -> bytes:
+        """`size` bytes from `start` on; fewer where the file ends."""
+        if start >= self.num_bytes:
+            return b""
+        self._file.seek(start)
+        return self._file.read(min(size, self.num_bytes - start))
+
+    def range(self, start: int, size: int) -> Iterator[bytes]:
+        """The same in blocks, whatever else is read in between."""
+        while size > 0 and (block := self.at(start, min(size, 1 << 18))):
+            yield block
+            start, size = start + len(block), size - len(block)

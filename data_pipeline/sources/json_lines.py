@@ -1,0 +1,138 @@
+"""JSON Lines to documents: one object a line, read strictly.
+
+Stricter than Python: NaN and infinity are no JSON, an object that names a field twice does not say which one it means, and nesting
+has a limit. A fast parser reads what is plainly good; whatever it refuses, or might read otherwise, is left to the strict one, so
+that the two never differ.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NoReturn
+
+import orjson
+
+from data_pipeline.config import LimitSettings, RecordSettings
+from data_pipeline.documents import Document, Reason, Rejection
+from data_pipeline.sources.decoding import BOM, MalformedError, Origin, explain_bytes, has_surrogate, metadata_json
+from data_pipeline.sources.streams import Line
+
+__all__ = ["parse_json_line", "parse_quickly", "parse_strictly"]
+
+_KEY_END = re.compile(rb'"[ \t\r\n]*:')
+_BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|([\[{])|([\]}])', re.DOTALL)
+_EXACT_BELOW = 2.0**63  # the fast parser makes floats of integers from here on
+
+
+def parse_json_line(line: Line, origin: Origin, records: RecordSettings, limits: LimitSettings) -> Document | Rejection:
+    """The document in one line of JSON, or why there is none."""
+    data = line.data.removeprefix(BOM) if line.offset == 0 else line.data
+    try:
+        if line.too_long:
+            raise MalformedError(Reason.LINE_TOO_LONG, "longer than limits.max_line_bytes")
+        if not data.strip():
+            raise MalformedError(Reason.EMPTY, "an empty line")
+        value = parse_quickly(data, limits.max_json_depth)
+        if value is None or any(_may_be_rounded(value.get(name)) for name in records.metadata):
+            value = parse_strictly(data, limits.max_json_depth)
+        return origin.document(
+            _text_of(value, records.text_field), line.number, line.offset, metadata_json(value, records.metadata)
+        )
+    except MalformedError as error:
+        return Rejection.of_bytes(error.reason, origin.path, line.number, data, str(error))
+
+
+def parse_quickly(data: bytes, max_depth: int) -> dict[str, Any] | None:
+    """The object that the strict parser would find, integers beyond 64 bits aside; None where that is not certain.
+
+    Every field's name is followed by a colon, so a line without more such places than the object has fields names none twice. The
+    text may have some too: then it takes the strict parser to tell.
+    """
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    if type(value) is not dict or _count_fields(value, max_depth) != len(_KEY_END.findall(data)):
+        return None
+    return value
+
+
+def parse_strictly(data: bytes, max_depth: int) -> Any:
+    """The JSON value in a line.
+
+    Raises:
+        MalformedError: it is none, is nested too deeply, or names a field twice.
+    """
+    if _is_deeper(data, max_depth):
+        raise MalformedError(Reason.TOO_DEEP, f"nested more than limits.max_json_depth = {max_depth} deep")
+    try:
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise MalformedError(Reason.INVALID_UTF8, explain_bytes(data, error)) from None
+    except RecursionError:
+        raise MalformedError(Reason.TOO_DEEP, "nested too deeply") from None
+    except MalformedError:
+        raise
+    except ValueError as error:  # JSONDecodeError, and integers of more digits than Python converts
+        raise MalformedError(Reason.NOT_JSON, str(error)) from None
+
+
+def _text_of(value: Any, name: str) -> str:
+    if not isinstance(value, dict):
+        raise MalformedError(Reason.NOT_AN_OBJECT, f"a JSON {type(value).__name__} where an object is needed")
+    if name not in value:
+        fields = ", ".join(map(repr, list(value)[:8])) or "none at all"
+        raise MalformedError(Reason.NO_TEXT_FIELD, f"no field {name!r}; there are {fields}; see records.text_field")
+    text = value[name]
+    if not isinstance(text, str):
+        raise MalformedError(Reason.TEXT_NOT_A_STRING, f"field {name!r} is a {type(text).__name__}")
+    if has_surrogate(text):
+        raise MalformedError(Reason.LONE_SURROGATE, f"field {name!r} holds half of a surrogate pair")
+    return text
+
+
+def _may_be_rounded(value: object) -> bool:
+    return type(value) is float and abs(value) >= _EXACT_BELOW
+
+
+def _count_fields(value: dict[str, Any], max_depth: int) -> int:
+    """Fields of an object and of all objects in it; -1 where it is nested more deeply than `max_depth`."""
+    num_fields = 0
+    level: list[Any] = [value]
+    for _ in range(max_depth):
+        below: list[Any] = []
+        for container in level:
+            is_object = type(container) is dict
+            num_fields += is_object and len(container)
+            below += [item for item in (container.values() if is_object else container) if type(item) in (dict, list)]
+        level = below
+        if not level:
+            return num_fields
+    return -1
+
+
+def _is_deeper(data: bytes, max_depth: int) -> bool:
+    """Whether brackets outside of strings are nested more than `max_depth` deep."""
+    if data.count(b"[") + data.count(b"{") <= max_depth:
+        return False
+    depth = 0
+    for match in _BRACKETS.finditer(data):
+        if match.lastindex is not None:
+            depth += 1 if match.lastindex == 1 else -1
+            if depth > max_depth:
+                return True
+    return False
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise MalformedError(Reason.DUPLICATE_KEY, f"field {twice!r} stands twice in one object")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")

@@ -1,0 +1,167 @@
+"""Parquet to documents: one row is one document. The decoding happens in a child process that a hostile file cannot leave.
+
+See `parquet_child` for what the two processes say to each other. A child costs about 0.15 s of start; it serves one file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+from data_pipeline.config import LimitSettings, RecordSettings
+from data_pipeline.documents import Document, Reason, Rejection
+from data_pipeline.sources.decoding import Origin, explain_bytes
+from data_pipeline.sources.streams import Budget, Readable, StreamError
+
+__all__ = ["read_parquet"]
+
+_CHILD = Path(__file__).with_name("parquet_child.py")
+_SILENCE_S = 600.0  # a batch of rows takes milliseconds; a child that is silent so long is in an endless loop
+_MAX_READ_BYTES = 1 << 20
+_MAX_EXTRA_BYTES = 64 << 20  # rows with short texts, and metadata, in a message that may also have one longest text
+_QUIET_ALLOCATION = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Other allocators reserve gigabytes of addresses, which the limit on memory would count."""
+_FAILURES = {-1: (Reason.TEXT_NOT_A_STRING, "null"), -2: (Reason.FIELD_TOO_LARGE, "longer than limits.max_line_bytes")}
+
+
+def read_parquet(
+    file: Readable, num_bytes: int, origin: Origin, records: RecordSettings, limits: LimitSettings, budget: Budget
+) -> Iterator[Document | Rejection]:
+    """The documents of an open Parquet file of `num_bytes`.
+
+    Raises:
+        StreamError: it is damaged, or its rows are more than `budget` or the child's memory allow; what came before is good.
+    """
+    request = {
+        "bytes": num_bytes,
+        "text_field": records.text_field,
+        "metadata": list(records.metadata),
+        "max_text_bytes": limits.max_line_bytes,
+        "memory_bytes": limits.reader_memory_bytes,
+    }
+    row = 0
+    with _Child(request) as child:
+        for letter, body in child.messages(limits.max_line_bytes + _MAX_EXTRA_BYTES):
+            if letter == b"R":
+                child.answer(_piece(file, body, num_bytes))
+            elif letter == b"B":
+                for text, metadata in _rows(body):
+                    row += 1
+                    budget.charge(max(len(text) if isinstance(text, bytes) else 0, 1))
+                    yield _document(text, metadata, origin, row)
+            elif letter == b"E":
+                reason, _, detail = body.decode("utf-8", "backslashreplace").partition("\0")
+                raise StreamError(Reason(reason), detail)
+
+
+def _document(text: bytes | int, metadata: str, origin: Origin, row: int) -> Document | Rejection:
+    if isinstance(text, int):
+        reason, detail = _FAILURES.get(text, (Reason.CORRUPT_PARQUET, "no text"))
+        return Rejection(reason, origin.path, row, detail)
+    try:
+        return origin.document(text.decode("utf-8"), row, 0, metadata)
+    except UnicodeDecodeError as error:
+        return Rejection.of_bytes(
+            Reason.INVALID_UTF8, origin.path, row, text[max(error.start - 40, 0) :], explain_bytes(text, error)
+        )
+
+
+def _piece(file: Readable, body: bytes, num_bytes: int) -> bytes:
+    """The bytes that the child asks for."""
+    offset, size = struct.unpack("<qq", body)
+    if not (0 <= offset <= num_bytes and 0 <= size <= _MAX_READ_BYTES):
+        raise StreamError(Reason.CORRUPT_PARQUET, f"its reader asked for {size} bytes at {offset}, of {num_bytes}")
+    file.seek(offset)
+    return file.read(size)
+
+
+def _rows(body: bytes) -> Iterator[tuple[bytes | int, str]]:
+    """Text and metadata of each row in a message; a negative number says why there is no text."""
+    [num_rows] = struct.unpack_from("<q", body)
+    lengths = array("q", body[8 : 8 + 16 * num_rows])
+    text_lengths, metadata_lengths = lengths[:num_rows], lengths[num_rows:]
+    position = 8 + 16 * num_rows
+    metadata_position = position + sum(max(length, 0) for length in text_lengths)
+    for text_length, metadata_length in zip(text_lengths, metadata_lengths, strict=True):
+        text = body[position : position + text_length] if text_length >= 0 else text_length
+        metadata = body[metadata_position : metadata_position + metadata_length]
+        yield text, metadata.decode("utf-8", "backslashreplace")
+        position += max(text_length, 0)
+        metadata_position += metadata_length
+
+
+class _Child:
+    """The process that reads one file. It ends with the `with` block, whatever it is doing."""
+
+    def __init__(self, request: dict[str, object]) -> None:
+        self._request = request
+
+    def __enter__(self) -> _Child:
+        # A new program and not a fork of this one, which may have threads, and memory that is not the child's to see.
+        environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
+        environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **_QUIET_ALLOCATION}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_CHILD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            env=environment,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self._write(json.dumps(self._request).encode() + b"\n")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        with self._process:  # closes the pipes and waits
+            pass
+
+    def messages(self, max_bytes: int) -> Iterator[tuple[bytes, bytes]]:
+        """What the child says, up to its last message.
+
+        Raises:
+            StreamError: it died, fell silent, or says what it cannot say.
+        """
+        letter = b""
+        while letter not in (b"E", b"Z"):
+            letter, length = struct.unpack("<cq", self._read(9))
+            if not 0 <= length <= max_bytes:
+                raise StreamError(Reason.CORRUPT_PARQUET, f"its reader sent a message of {length} bytes")
+            yield letter, self._read(length)
+
+    def answer(self, data: bytes) -> None:
+        """Sends the bytes of the file that the child asked for."""
+        self._write(struct.pack("<q", len(data)) + data)
+
+    def _read(self, size: int) -> bytes:
+        pieces = []
+        while size:
+            if not select.select([self._out], [], [], _SILENCE_S)[0]:
+                raise StreamError(Reason.CORRUPT_PARQUET, f"its reader was silent for {_SILENCE_S:.0f} s")
+            if not (piece := os.read(self._out, min(size, _MAX_READ_BYTES))):
+                raise StreamError(Reason.CORRUPT_PARQUET, f"its reader {self._how_it_ended()}")
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        with contextlib.suppress(BrokenPipeError):  # it died; what it said before is still to be read
+            while view:
+                view = view[os.write(self._in, view) :]
+
+    def _how_it_ended(self) -> str:
+        status = self._process.wait()
+        return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

@@ -1,0 +1,193 @@
+"""Reads one Parquet file in a process of its own; started as a script by `parquet`, and imports nothing of this package.
+
+Parquet is decoded by C++ that trusts what a file says of itself: hostile ones make it allocate whatever they like, or crash. Here
+memory has a limit, no file can be opened for writing, and a crash ends nobody else. The file's bytes come from the parent, so that
+this process needs no credentials and no network.
+
+The first line on standard input is the request, a JSON object. Then messages go to standard output, each a letter and a 64-bit
+length, both little-endian, and so many bytes:
+
+    R  offset and size, 64 bits each    the parent answers on standard input with a 64-bit length and the bytes
+    B  rows: their number n, 64 bits; n lengths of texts (-1: null, -2: too large); n lengths of metadata; the texts; the metadata
+    E  reason and explanation, separated by a NUL; the last message of a file that cannot be read on
+    Z  nothing; the last message of a file that was read to its end
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import resource
+import struct
+import sys
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_MAX_BATCH_ROWS = 1024
+_READ_BYTES = 1 << 20
+_MESSAGE_BYTES = 4 << 20
+_MAX_METADATA_CHARS = 1 << 16
+_NULL, _TOO_LARGE = -1, -2
+
+
+class _Refused(Exception):  # noqa: N818 - it is an outcome of reading
+    """The file holds no documents."""
+
+
+def main() -> None:
+    """Serves one request."""
+    source, sink = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
+    request = json.loads(source.readline())
+    _restrict(request["memory_bytes"])
+    try:
+        _read(_RemoteFile(source, sink, request["bytes"]), request, sink)
+        _send(sink, b"Z", b"")
+    except _Refused as error:
+        _send(sink, b"E", "\0".join(error.args).encode("utf-8", "backslashreplace"))
+    except MemoryError:
+        _send(sink, b"E", b"reader-memory\0it needs more memory than limits.reader_memory_bytes")
+    except Exception as error:  # the file is hostile until the contrary is shown
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        _send(sink, b"E", f"corrupt-parquet\0{text}".encode("utf-8", "backslashreplace"))
+
+
+def _restrict(memory_bytes: int) -> None:
+    """Takes from this process what it needs no more: memory beyond the limit, files, and core dumps."""
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    usage = Path("/proc/self/statm")
+    if usage.exists():  # elsewhere the system does not tell, and such a limit has no effect
+        in_use = int(usage.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (in_use + memory_bytes, in_use + memory_bytes))
+
+
+def _read(file: io.RawIOBase, request: dict[str, Any], sink: io.BufferedWriter) -> None:
+    text_field, metadata = request["text_field"], request["metadata"]
+    source = pa.PythonFile(file, mode="r")
+    table = pq.ParquetFile(source, buffer_size=_READ_BYTES, pre_buffer=False, page_checksum_verification=True)
+    schema = table.schema_arrow
+    _check(schema, text_field)
+    columns = [text_field, *(name for name in metadata if schema.names.count(name) == 1 and name != text_field)]
+    for batch in table.iter_batches(_batch_rows(table.metadata), columns=columns, use_threads=False):
+        texts = _texts(batch.column(batch.schema.names.index(text_field)), request["max_text_bytes"])
+        fields = [(name, _values(batch.column(batch.schema.names.index(name)))) for name in sorted(set(metadata) & set(columns))]
+        records = [_record(fields, row) for row in range(batch.num_rows)]
+        _send_rows(sink, texts, records)
+
+
+def _batch_rows(metadata: pq.FileMetaData) -> int:
+    """Rows that make about one message, by the sizes that the file gives."""
+    groups = [metadata.row_group(number) for number in range(min(metadata.num_row_groups, 16))]
+    num_bytes, num_rows = sum(group.total_byte_size for group in groups), sum(group.num_rows for group in groups)
+    return int(min(max(_MESSAGE_BYTES * num_rows // max(num_bytes, 1), 1), _MAX_BATCH_ROWS))
+
+
+def _check(schema: pa.Schema, text_field: str) -> None:
+    found = schema.names.count(text_field)
+    if found != 1:
+        shown = ", ".join(map(repr, schema.names[:8]))
+        detail = "stands twice" if found else f"is not there; there are {shown}; see records.text_field"
+        raise _Refused("duplicate-key" if found else "no-text-field", f"column {text_field!r} {detail}")
+    kind = schema.field(text_field).type
+    if not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
+        raise _Refused("text-not-a-string", f"column {text_field!r} is of type {kind}")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
+
+
+def _texts(column: pa.Array, max_bytes: int) -> list[bytes | int]:
+    """The bytes of each text, or why there are none."""
+    buffers = (value.as_buffer() for value in _as_binary(column))
+    return [_NULL if buffer is None else bytes(buffer) if buffer.size <= max_bytes else _TOO_LARGE for buffer in buffers]
+
+
+def _as_binary(column: pa.Array) -> pa.Array:
+    """Texts as bytes: whether they are UTF-8 is for the parent to say."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    column = column.cast(kind) if kind != column.type else column
+    return column.cast(pa.large_binary())
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """The values that are strings and finite numbers; times and decimal numbers as strings; None for the rest."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if _is_text(kind):
+        strings = (text and text.decode("utf-8", "backslashreplace") for text in _as_binary(column).to_pylist())
+        return [None if string is None or len(string) > _MAX_METADATA_CHARS else string or "" for string in strings]
+    if pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
+        return list(column.cast(pa.string()).to_pylist())
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        return [None if isinstance(value, float) and not math.isfinite(value) else value for value in column.to_pylist()]
+    return [None] * len(column)
+
+
+def _record(fields: list[tuple[str, list[Any]]], row: int) -> bytes:
+    kept = {name: values[row] for name, values in fields if values[row] is not None}
+    return json.dumps(kept, ensure_ascii=False, separators=(",", ":")).encode() if kept else b""
+
+
+def _send_rows(sink: io.BufferedWriter, texts: list[bytes | int], records: list[bytes]) -> None:
+    """In messages that the parent need not fear: of a few megabytes, or of one row."""
+    first = num_bytes = 0
+    sizes = [text if isinstance(text, int) else len(text) for text in texts]
+    for row, size in enumerate(sizes, 1):
+        num_bytes += max(size, 0)
+        if num_bytes >= _MESSAGE_BYTES or row == len(sizes):
+            body = [text for text in texts[first:row] if not isinstance(text, int)]
+            lengths = array("q", sizes[first:row] + [len(record) for record in records[first:row]])
+            _send(sink, b"B", struct.pack("<q", row - first), lengths.tobytes(), *body, *records[first:row])
+            first, num_bytes = row, 0
+
+
+def _send(sink: io.BufferedWriter, letter: bytes, *pieces: bytes) -> None:
+    sink.write(letter + struct.pack("<q", sum(map(len, pieces))))
+    sink.writelines(pieces)
+    sink.flush()
+
+
+class _RemoteFile(io.RawIOBase):
+    """The file as the parent serves it."""
+
+    def __init__(self, source: io.BufferedReader, sink: io.BufferedWriter, num_bytes: int) -> None:
+        self._source = source
+        self._sink = sink
+        self._bytes = num_bytes
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._position = offset + (0, self._position, self._bytes)[whence]
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        end = self._bytes if size < 0 else min(self._position + size, self._bytes)
+        pieces = []
+        while self._position < end:
+            _send(self._sink, b"R", struct.pack("<qq", self._position, min(end - self._position, _READ_BYTES)))
+            [length] = struct.unpack("<q", self._source.read(8))
+            pieces.append(self._source.read(length))
+            self._position += length
+        return b"".join(pieces)
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()

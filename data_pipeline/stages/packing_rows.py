@@ -1,0 +1,114 @@
+"""Token ids to shards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_pipeline.config import PackingSettings
+from data_pipeline.files import commit_directory, digest_file
+from data_pipeline.packing import METHODS, count_packing, pack
+from data_pipeline.rows import Window, cut_into_shards, cut_into_windows, fill_rows
+from data_pipeline.shards import ShardContent, write_shard
+from data_pipeline.split import SPLITS, Split
+from data_pipeline.tasks import Counts, commit_result, read_batches, read_column
+
+__all__ = ["PackResult", "PackTask", "pack_group"]
+
+
+@dataclass(frozen=True)
+class PackTask:
+    """Pack one split of some consecutive partitions of one source."""
+
+    source: str
+    tokens: tuple[Path, ...]
+    chosen: tuple[Path, ...]
+    """How often each document of each partition is taken."""
+    split: Split
+    row_length: int
+    token_bytes: int
+    pad_id: int
+    settings: PackingSettings
+    output: Path
+    """The folder that receives the shards."""
+
+
+@dataclass
+class PackResult:
+    """Counts of one group of partitions, and its shards in order."""
+
+    documents: int = 0
+    cut_documents: int = 0
+    pieces: int = 0
+    document_tokens: int = 0
+    """Tokens of the documents, before some are repeated where a document is cut."""
+    methods: dict[str, Counts] = field(
+        default_factory=lambda: {method: {"rows": 0, "cut_documents": 0, "tokens": 0} for method in METHODS}
+    )
+    """What each way of packing would do with the same documents."""
+    shards: list[dict[str, Any]] = field(default_factory=list)
+    """Name, rows, tokens, targets, bytes and digest of each."""
+
+
+def pack_group(task: PackTask) -> PackResult:
+    """Writes the shards of a group of partitions into the folder `output`."""
+    result = PackResult()
+    temporary = task.output.with_name(f".{task.output.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    rows_per_shard = max(1, task.settings.shard_bytes // (task.row_length * task.token_bytes))
+    for number, content in enumerate(cut_into_shards(_packed_windows(task, result), rows_per_shard)):
+        path = temporary / f"{number:05d}.arrow"
+        write_shard(path, content)
+        result.shards.append(
+            {
+                "name": path.name,
+                "rows": len(content.tokens_RL),
+                "tokens": content.num_tokens,
+                "targets": content.num_targets,
+                "bytes": path.stat().st_size,
+                "sha256": digest_file(path),
+            }
+        )
+    shutil.rmtree(task.output, ignore_errors=True)  # committed by a run that was killed before it could say so
+    commit_directory(temporary, task.output)
+    return commit_result(task, result)
+
+
+def _packed_windows(task: PackTask, result: PackResult) -> Iterator[ShardContent]:
+    for window in cut_into_windows(_tokenized(task), task.settings.window_tokens):
+        packing = pack(window.lengths_D, task.row_length, task.settings.method)
+        result.documents += len(window.ids_D)
+        result.document_tokens += len(window.tokens_T)
+        result.pieces += len(packing.rows)
+        result.cut_documents += int((np.bincount(packing.documents) > 1).sum())
+        for method, counts in ((method, result.methods[method]) for method in METHODS):
+            for name, count in count_packing(window.lengths_D, task.row_length, method).items():
+                counts[name] += count
+        yield fill_rows(window, packing, task.row_length, task.pad_id)
+
+
+def _tokenized(task: PackTask) -> Iterator[Window]:
+    """The documents in order; then those that are taken twice once more, and so on, so that copies lie far apart."""
+    copy, most = 0, 1
+    while copy < most:
+        for tokens, chosen in zip(task.tokens, task.chosen, strict=True):
+            copies = read_column(chosen, "copies")
+            most = max(most, int(copies.max(initial=0)))
+            position = 0
+            for batch in read_batches(tokens):
+                copies_D = copies[position : position + batch.num_rows]
+                position += batch.num_rows
+                is_taken_D = (copies_D > copy) & (batch.column("split").to_numpy() == SPLITS.index(task.split))
+                if is_taken_D.any():
+                    taken = batch.select(["id", "tokens"]).filter(pa.array(is_taken_D))
+                    lengths_D = np.diff(taken.column("tokens").offsets.to_numpy())
+                    yield Window(taken.column("id").to_numpy(), lengths_D, taken.column("tokens").flatten().to_numpy())
+        copy += 1

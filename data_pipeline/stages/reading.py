@@ -1,0 +1,154 @@
+"""Bytes to clean documents, and the keys by which duplicates among them are found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data_pipeline.config import KINDS, PrepareConfig
+from data_pipeline.dedup.keys import KeyWriter
+from data_pipeline.dedup.overlap import load_benchmarks
+from data_pipeline.dedup.signatures import sign
+from data_pipeline.documents import Document, Rejection, document_id
+from data_pipeline.judge import JudgedBatch, JudgedDocument, judge_batch
+from data_pipeline.partitions import Partition
+from data_pipeline.sources.inputs import Part
+from data_pipeline.sources.readers import read_part
+from data_pipeline.split import tail_offset
+from data_pipeline.tasks import Counts, TableWriter, add_counts, commit_result
+
+__all__ = ["TEXT_SCHEMA", "ReadResult", "ReadTask", "read_partition"]
+
+_BATCH_CHARS = 1 << 20  # judged together: enough for vectorised rules, little enough for the memory
+_BATCH_ITEMS = 1 << 14
+_SAMPLES_PER_REASON = 10
+
+TEXT_SCHEMA = pa.schema(
+    [
+        ("id", pa.uint64()),
+        ("kind", pa.uint8()),
+        ("language", pa.string()),
+        ("metadata", pa.string()),
+        ("characters", pa.uint32()),
+        ("tail", pa.bool_()),
+        ("text", pa.large_string()),
+    ]
+)
+"""One row for each kept document; `tail` says whether it begins in the last part of its file."""
+
+
+@dataclass(frozen=True)
+class ReadTask:
+    """Read, clean and judge one partition."""
+
+    partition: Partition
+    config: PrepareConfig
+    keys: Path
+    output: Path
+
+
+@dataclass
+class ReadResult:
+    """Counts of one partition."""
+
+    source: str
+    input_bytes: int
+    documents: int = 0
+    """Everything that was read, rejections included; in JSON Lines this is the number of lines."""
+    kept: int = 0
+    bytes: int = 0
+    """Of the kept documents, as UTF-8."""
+    rejected: Counts = field(default_factory=dict)
+    changes: Counts = field(default_factory=dict)
+    """How many documents were changed by each cleaning rule."""
+    confidences: dict[str, Counts] = field(default_factory=dict)
+    """Number of documents by language and by the confidence with which it was identified."""
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    """The first rejections of each reason."""
+
+
+def read_partition(task: ReadTask) -> ReadResult:
+    """Writes the kept documents of a partition to `output`.arrow and their keys beside `keys`."""
+    config = task.config.for_source(task.partition.source)
+    result = ReadResult(task.partition.source, task.partition.bytes)
+    rejected: Counter[str] = Counter()
+    with TableWriter(task.output, TEXT_SCHEMA) as table, KeyWriter(task.keys, config.dedup) as keys:
+        for parts, items in _batches(task.partition, config):
+            judged = judge_batch(items, config)
+            ids = [document_id(task.partition.number, result.documents + number) for number in range(len(items))]
+            kept = [number for number, item in enumerate(judged.items) if isinstance(item, JudgedDocument)]
+            if kept:
+                rows = _rows(judged, kept, parts, ids, config)
+                table.write(rows)
+                result.bytes += pc.sum(pc.binary_length(rows.column("text"))).as_py()
+                _add_keys(keys, judged, [ids[number] for number in kept], rows, config)
+            _count(judged, rejected, result)
+            result.documents += len(items)
+            result.kept += len(kept)
+    result.rejected = dict(rejected)
+    return commit_result(task, result)
+
+
+def _batches(partition: Partition, config: PrepareConfig) -> Iterator[tuple[list[Part], list[Document | Rejection]]]:
+    """Everything that is read from a partition, in batches, each item with the part of a file that it comes from."""
+    parts: list[Part] = []
+    items: list[Document | Rejection] = []
+    characters = 0
+    for part in partition.parts:
+        for item in read_part(part, config):
+            parts.append(part)
+            items.append(item)
+            characters += len(item.text) if isinstance(item, Document) else 0
+            if characters >= _BATCH_CHARS or len(items) >= _BATCH_ITEMS:
+                yield parts, items
+                parts, items, characters = [], [], 0
+    if items:
+        yield parts, items
+
+
+def _rows(judged: JudgedBatch, kept: list[int], parts: list[Part], ids: list[int], config: PrepareConfig) -> pa.RecordBatch:
+    documents: list[JudgedDocument] = [judged.items[number] for number in kept]  # type: ignore[misc]
+    texts = judged.texts.bytes_N
+    starts, ends = judged.texts.starts_D[judged.kept].tolist(), judged.texts.ends_D[judged.kept].tolist()
+    is_tail = [
+        one.document.offset >= tail_offset(parts[number].file.bytes, config.split.val_fraction)
+        for number, one in zip(kept, documents, strict=True)
+    ]
+    return pa.record_batch(
+        [
+            pa.array([ids[number] for number in kept], pa.uint64()),
+            pa.array([KINDS.index(one.document.kind) for one in documents], pa.uint8()),
+            pa.array([one.language for one in documents], pa.string()),
+            pa.array([one.document.metadata for one in documents], pa.string()),
+            pa.array([len(one.document.text) for one in documents], pa.uint32()),
+            pa.array(is_tail, pa.bool_()),
+            pa.array([texts[start:end].tobytes() for start, end in zip(starts, ends, strict=True)], pa.large_string()),
+        ],
+        schema=TEXT_SCHEMA,
+    )
+
+
+def _add_keys(keys: KeyWriter, judged: JudgedBatch, ids: list[int], rows: pa.RecordBatch, config: PrepareConfig) -> None:
+    kinds = [KINDS[kind] for kind in rows.column("kind").to_pylist()]
+    signed = sign(judged.texts, judged.kept, kinds, config.dedup)
+    overlaps = None
+    if config.dedup.benchmarks:
+        overlaps = load_benchmarks(config.dedup.benchmarks, config.dedup.benchmark_words).count(judged.texts)[judged.kept]
+    keys.add(ids, signed, overlaps)
+
+
+def _count(judged: JudgedBatch, rejected: Counter[str], result: ReadResult) -> None:
+    for item in judged.items:
+        if isinstance(item, Rejection):
+            rejected[item.reason] += 1
+            if rejected[item.reason] <= _SAMPLES_PER_REASON:
+                result.samples.append(asdict(item))
+    result.changes = add_counts([result.changes, judged.changes])
+    for language, bins in judged.confidences.items():
+        result.confidences[language] = add_counts([result.confidences.get(language, {}), bins])

@@ -1,0 +1,129 @@
+"""The models by which the quality of documents is judged, trained before any of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.classifier import Classifier, train_classifier
+from data_pipeline.config import PrepareConfig
+from data_pipeline.files import write_atomic
+from data_pipeline.judge import JudgedDocument, judge_batch
+from data_pipeline.quality import ReferenceModel, train_reference
+from data_pipeline.sources.inputs import InputFile, Part
+from data_pipeline.sources.readers import read_part
+from data_pipeline.stages.splitting import read_kept, texts_of
+from data_pipeline.tasks import commit_result
+from data_pipeline.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = [
+    "MODELS",
+    "ClassifierResult",
+    "ClassifierTask",
+    "Models",
+    "ReferenceResult",
+    "ReferenceTask",
+    "load_models",
+    "train_content_classifier",
+    "train_reference_model",
+]
+
+MODELS = "models"
+_REFERENCE, _CLASSIFIER = "reference.safetensors", "classifier.safetensors"
+_EXAMPLES_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class ReferenceTask:
+    """Train the reference model on the training documents of the trusted source."""
+
+    documents: tuple[tuple[Path, Path], ...]
+    """Text and split of each of its partitions."""
+    tokenizer: Path
+    config: PrepareConfig
+    output: Path
+
+
+@dataclass(frozen=True)
+class ReferenceResult:
+    """How much it was trained on."""
+
+    tokens: int
+
+
+def train_reference_model(task: ReferenceTask) -> ReferenceResult:
+    """Writes the model into the folder of `output`."""
+    tokenizer = load_tokenizer(task.tokenizer)
+
+    def batches() -> Iterator[tuple[NDArray[np.int32], NDArray[np.int64]]]:
+        for text, split in task.documents:
+            for batch in read_kept(text, split):
+                encoded = tokenizer.encode_flat(texts_of(batch, "train"))
+                yield encoded.ids_T, encoded.ends_D
+
+    model = train_reference(batches(), tokenizer.vocab_size, task.config.quality)
+    task.output.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(task.output.with_name(_REFERENCE), model.to_bytes())
+    return commit_result(task, ReferenceResult(int(model.singles_V[:-1].sum())))
+
+
+@dataclass(frozen=True)
+class ClassifierTask:
+    """Train the classifier on the user's examples."""
+
+    good: tuple[InputFile, ...]
+    bad: tuple[InputFile, ...]
+    tokenizer: Path
+    config: PrepareConfig
+    output: Path
+
+
+@dataclass(frozen=True)
+class ClassifierResult:
+    """How well it does on examples that it was not trained on."""
+
+    good: int
+    good_kept: int
+    bad: int
+    bad_dropped: int
+    accuracy: float
+
+
+def train_content_classifier(task: ClassifierTask) -> ClassifierResult:
+    """Writes the classifier into the folder of `output`."""
+    tokenizer = load_tokenizer(task.tokenizer)
+    good, bad = (_encoded_examples(files, tokenizer, task.config) for files in (task.good, task.bad))
+    classifier, held_out = train_classifier(good, bad, task.config.quality.classifier_bits)
+    task.output.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(task.output.with_name(_CLASSIFIER), classifier.to_bytes())
+    return commit_result(task, ClassifierResult(**asdict(held_out), accuracy=round(held_out.accuracy, 6)))
+
+
+def _encoded_examples(files: Sequence[InputFile], tokenizer: Tokenizer, config: PrepareConfig) -> Iterator[NDArray[np.int32]]:
+    items = (item for file in files for item in read_part(Part(file, 0, file.bytes), config))
+    while batch := list(islice(items, _EXAMPLES_AT_ONCE)):
+        judged = judge_batch(batch, config)
+        texts = [item.document.text for item in judged.items if isinstance(item, JudgedDocument)]
+        yield from tokenizer.encode_arrays(texts)
+
+
+@dataclass(frozen=True)
+class Models:
+    """What documents are scored by."""
+
+    reference: ReferenceModel | None
+    classifier: Classifier | None
+
+
+def load_models(folder: Path) -> Models:
+    """The models in a folder, as far as they were trained."""
+    reference, classifier = folder / _REFERENCE, folder / _CLASSIFIER
+    return Models(
+        ReferenceModel.from_bytes(reference.read_bytes()) if reference.is_file() else None,
+        Classifier.from_bytes(classifier.read_bytes()) if classifier.is_file() else None,
+    )

@@ -1,0 +1,182 @@
+"""Which tokenised documents become rows, and how often: the cuts by quality, and the balance of the groups."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from data_pipeline.balance import copies_of_documents
+from data_pipeline.config import KINDS, BalanceSettings
+from data_pipeline.documents import Reason
+from data_pipeline.files import digest_file
+from data_pipeline.quality import FATES, Bounds, judge
+from data_pipeline.split import SPLITS
+from data_pipeline.tasks import Counts, TableWriter, commit_result, data_path, read_batches
+
+__all__ = ["CHOSEN_SCHEMA", "Cuts", "SelectResult", "SelectTask", "WeighResult", "WeighTask", "select_partition", "weigh_partition"]
+
+CHOSEN_SCHEMA = pa.schema([("copies", pa.uint8())])
+_TRAIN = SPLITS.index("train")
+_REASONS = np.array([reason or "" for reason in FATES], np.object_)
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """What a document of a source must reach."""
+
+    bounds: Bounds
+    by_perplexity: bool
+    by_classifier: bool
+
+
+@dataclass(frozen=True)
+class WeighTask:
+    """Count the training tokens of each group in one partition."""
+
+    tokens: Path
+    source: str
+    cuts: Cuts
+    balance: BalanceSettings
+    output: Path
+
+
+@dataclass(frozen=True)
+class WeighResult:
+    """Training tokens by group, of documents that are good enough."""
+
+    tokens: Counts
+
+
+def weigh_partition(task: WeighTask) -> WeighResult:
+    """Counts what `select_partition` has to choose from."""
+    tokens: Counter[str] = Counter()
+    for batch in read_batches(task.tokens):
+        is_train_D = (_reasons(batch, task.cuts) == "") & (batch.column("split").to_numpy() == _TRAIN)
+        lengths_D = np.diff(batch.column("tokens").offsets.to_numpy())
+        for group, members_D in _groups(batch, task.source, task.balance):
+            tokens[group] += int(lengths_D[members_D & is_train_D].sum())
+    return commit_result(task, WeighResult(dict(tokens)))
+
+
+@dataclass(frozen=True)
+class SelectTask:
+    """Choose the documents of one partition."""
+
+    tokens: Path
+    source: str
+    cuts: Cuts
+    balance: BalanceSettings
+    repeats: Mapping[str, float] | None
+    """Of each group; none where nothing is balanced."""
+    seed: int
+    output: Path
+
+
+@dataclass
+class SelectResult:
+    """What was chosen of one partition. Lengths, bytes and languages count a document once, however often it is taken."""
+
+    sha256: str = ""
+    """Digest of the table of choices."""
+    kept: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    bytes: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    tokens: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    """With repeats, as they go into rows."""
+    unique_tokens: int = 0
+    rejected: Counts = field(default_factory=dict)
+    characters: Counts = field(default_factory=dict)
+    """Number of documents by their length in characters."""
+    lengths: Counts = field(default_factory=dict)
+    """Number of documents by their length in tokens, bos and eos included."""
+    languages: dict[str, Counts] = field(default_factory=dict)
+    """Documents, bytes and tokens by language."""
+    kinds: Counts = field(default_factory=dict)
+
+
+def select_partition(task: SelectTask) -> SelectResult:
+    """Writes how often each document is taken to `output`.arrow, one row for each row of the tokens."""
+    result = SelectResult()
+    rejected: Counter[str] = Counter()
+    lengths: dict[str, Counter[str]] = {"characters": Counter(), "tokens": Counter()}
+    with TableWriter(task.output, CHOSEN_SCHEMA) as table:
+        for batch in read_batches(task.tokens):
+            copies_D = _copies(batch, task, rejected)
+            _count(batch, copies_D, result, lengths)
+            table.write(pa.RecordBatch.from_arrays([pa.array(copies_D)], schema=CHOSEN_SCHEMA))
+    result.rejected = dict(rejected)
+    result.characters, result.lengths = dict(lengths["characters"]), dict(lengths["tokens"])
+    result.sha256 = digest_file(data_path(task.output))
+    return commit_result(task, result)
+
+
+def _copies(batch: pa.RecordBatch, task: SelectTask, rejected: Counter[str]) -> NDArray[np.uint8]:
+    reason_D = _reasons(batch, task.cuts)
+    copies_D: NDArray[np.uint8] = (reason_D == "").astype(np.uint8)
+    if task.repeats is not None:
+        ids_D = batch.column("id").to_numpy()
+        is_train_D = batch.column("split").to_numpy() == _TRAIN
+        for group, members_D in _groups(batch, task.source, task.balance):
+            taken_D = members_D & is_train_D & (reason_D == "")
+            copies_D[taken_D] = copies_of_documents(ids_D[taken_D], task.repeats.get(group, 0.0), task.seed)
+        reason_D[(reason_D == "") & (copies_D == 0)] = Reason.OVER_SHARE
+    rejected.update(reason_D[reason_D != ""].tolist())
+    return copies_D
+
+
+def _count(batch: pa.RecordBatch, copies_D: NDArray[np.uint8], result: SelectResult, lengths: Mapping[str, Counter[str]]) -> None:
+    split_D = batch.column("split").to_numpy()
+    tokens_D = np.diff(batch.column("tokens").offsets.to_numpy())
+    bytes_D = batch.column("bytes").to_numpy()
+    kept_D = copies_D > 0
+    for number, split in enumerate(SPLITS):
+        side_D = kept_D & (split_D == number)
+        result.kept[split] += int(side_D.sum())
+        result.bytes[split] += int(bytes_D[side_D].sum())
+        result.tokens[split] += int((tokens_D * copies_D)[side_D].sum())
+    result.unique_tokens += int(tokens_D[kept_D].sum())
+    lengths["characters"].update(map(str, batch.column("characters").to_numpy()[kept_D].tolist()))
+    lengths["tokens"].update(map(str, tokens_D[kept_D].tolist()))
+    for language, members_D in _members(batch.column("language")):
+        counts = result.languages.setdefault(language, {"documents": 0, "bytes": 0, "tokens": 0})
+        counts["documents"] += int((members_D & kept_D).sum())
+        counts["bytes"] += int(bytes_D[members_D & kept_D].sum())
+        counts["tokens"] += int(tokens_D[members_D & kept_D].sum())
+    for kind, count in Counter(batch.column("kind").to_numpy()[kept_D].tolist()).items():
+        result.kinds[KINDS[kind]] = result.kinds.get(KINDS[kind], 0) + count
+
+
+def _reasons(batch: pa.RecordBatch, cuts: Cuts) -> NDArray[np.object_]:
+    """Why each document is not good enough; empty where it is."""
+    if not (cuts.by_perplexity or cuts.by_classifier):
+        return np.full(batch.num_rows, "", np.object_)
+    scores_D = batch.column("perplexity").to_numpy() if cuts.by_perplexity else None
+    probabilities_D = batch.column("wanted").to_numpy() if cuts.by_classifier else None
+    reasons_D: NDArray[np.object_] = _REASONS[judge(cuts.bounds, scores_D, probabilities_D)]
+    return reasons_D
+
+
+def _groups(batch: pa.RecordBatch, source: str, balance: BalanceSettings) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    """Every group that occurs, and which documents belong to it."""
+    if balance.by == "source":
+        yield source, np.ones(batch.num_rows, np.bool_)
+    elif balance.by == "kind":
+        kinds_D = batch.column("kind").to_numpy()
+        yield from ((KINDS[kind], kinds_D == kind) for kind in np.unique(kinds_D).tolist())
+    elif balance.by == "language":
+        yield from _members(batch.column("language"))
+    else:
+        metadata = (json.loads(text) if text else {} for text in batch.column("metadata").to_pylist())
+        yield from _members(pa.array([str(fields.get(balance.field, "")) for fields in metadata], pa.string()))
+
+
+def _members(column: pa.Array) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    encoded = column.dictionary_encode()
+    numbers_D = encoded.indices.to_numpy()
+    yield from ((value, numbers_D == number) for number, value in enumerate(encoded.dictionary.to_pylist()))

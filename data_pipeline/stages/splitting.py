@@ -1,0 +1,86 @@
+"""Every document that is no duplicate to its side of the split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from data_pipeline.config import SplitSettings
+from data_pipeline.split import SPLITS, Split, is_held_out
+from data_pipeline.tasks import Counts, TableWriter, commit_result, read_batches, read_table
+
+__all__ = ["SplitResult", "SplitTask", "read_kept", "split_partition", "texts_of"]
+
+_DROPPED = 255  # in the place of a side
+_SPLIT_SCHEMA = pa.schema([("split", pa.uint8())])
+
+
+@dataclass(frozen=True)
+class SplitTask:
+    """Choose the sides of one partition's documents."""
+
+    text: Path
+    duplicates: Path
+    settings: SplitSettings
+    output: Path
+
+
+@dataclass
+class SplitResult:
+    """What is left of one partition."""
+
+    kept: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    bytes: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+
+
+def split_partition(task: SplitTask) -> SplitResult:
+    """Writes the side of every document of a partition to `output`.arrow, one row for each row of its text."""
+    result = SplitResult()
+    with TableWriter(task.output, _SPLIT_SCHEMA) as table:
+        for text, duplicates in _side_by_side(task.text, task.duplicates):
+            split_D = _choose(text, duplicates, task.settings)
+            num_bytes_D = pc.binary_length(text.column("text")).to_numpy()
+            for number, split in enumerate(SPLITS):
+                result.kept[split] += int((split_D == number).sum())
+                result.bytes[split] += int(num_bytes_D[split_D == number].sum())
+            table.write(pa.RecordBatch.from_arrays([pa.array(split_D)], schema=_SPLIT_SCHEMA))
+    return commit_result(task, result)
+
+
+def _choose(text: pa.RecordBatch, duplicates: pa.Table, settings: SplitSettings) -> NDArray[np.uint8]:
+    if settings.by == "tail":
+        held_out_D = text.column("tail").to_numpy(zero_copy_only=False)
+    else:
+        keys_D = np.array(duplicates.column("split_key").to_pylist(), "S16")
+        held_out_D = is_held_out(np.frombuffer(keys_D, np.uint64)[::2], settings.val_fraction, settings.seed)
+    is_kept_D = duplicates.column("fate").to_numpy() == 0
+    return np.where(is_kept_D, np.where(held_out_D, SPLITS.index("val"), SPLITS.index("train")), _DROPPED).astype(np.uint8)
+
+
+def read_kept(text: Path, split: Path) -> Iterator[pa.RecordBatch]:
+    """The kept documents of a partition, in batches: the columns of its text, and `split`."""
+    for documents, sides in _side_by_side(text, split):
+        split_D = sides.column("split").combine_chunks()
+        yield documents.append_column("split", split_D).filter(pa.array(split_D.to_numpy() != _DROPPED))
+
+
+def texts_of(batch: pa.RecordBatch, split: Split) -> list[str]:
+    """The texts on one side."""
+    chosen = batch.filter(pa.array(batch.column("split").to_numpy() == SPLITS.index(split)))
+    texts: list[str] = chosen.column("text").to_pylist()
+    return texts
+
+
+def _side_by_side(text: Path, other: Path) -> Iterator[tuple[pa.RecordBatch, pa.Table]]:
+    """The batches of a partition's text, each with the rows of another table of the same partition."""
+    rows = read_table(other)
+    position = 0
+    for batch in read_batches(text):
+        yield batch, rows.slice(position, batch.num_rows)
+        position += batch.num_rows

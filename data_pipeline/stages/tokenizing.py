@@ -1,0 +1,151 @@
+"""Documents to token ids, and the scores of their quality, which the ids give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from data_pipeline.augment import Augmenter, is_on
+from data_pipeline.config import KINDS, PrepareConfig, TokenizerSettings
+from data_pipeline.files import digest_file
+from data_pipeline.quality import count_scores
+from data_pipeline.shards import token_type
+from data_pipeline.split import SPLITS
+from data_pipeline.stages.scoring import Models, load_models
+from data_pipeline.stages.splitting import read_kept
+from data_pipeline.tasks import Counts, TableWriter, add_counts, commit_result, data_path
+from data_pipeline.tokenizer import Encoded, Tokenizer, load_tokenizer, round_trip_failures
+
+__all__ = ["TokenizeResult", "TokenizeTask", "tokenize_partition"]
+
+_ROUND_TRIPS = 8  # documents of each partition that are decoded again
+
+
+@dataclass(frozen=True)
+class TokenizeTask:
+    """Encode the documents of one partition."""
+
+    source: str
+    text: Path
+    split: Path
+    tokenizer: Path
+    models: Path
+    """The folder with the models of quality."""
+    config: PrepareConfig
+    output: Path
+
+
+@dataclass
+class TokenizeResult:
+    """Counts of one partition."""
+
+    sha256: str = ""
+    """Digest of the table of tokens."""
+    tokens: int = 0
+    unknown: int = 0
+    round_trip_failures: int = 0
+    """How many of the first documents did not come back from their ids as they were."""
+    scores: Counts = field(default_factory=dict)
+    """Number of documents by their score under the reference model."""
+    probabilities: Counts = field(default_factory=dict)
+    """Number of documents by the classifier's probability."""
+    augmented: Counts = field(default_factory=dict)
+
+
+def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
+    """Writes the token ids of a partition's documents, with what is known of them, to `output`.arrow."""
+    tokenizer = _load(task.tokenizer)
+    models = load_models(task.models)
+    augmenter = _Augmentation(tokenizer, task.config)
+    ids_type = token_type(tokenizer.vocab_size)
+    schema = _schema(ids_type)
+    result = TokenizeResult()
+    with TableWriter(task.output, schema) as table:
+        for batch in read_kept(task.text, task.split):
+            texts: list[str] = batch.column("text").to_pylist()
+            if not result.tokens:
+                result.round_trip_failures = round_trip_failures(tokenizer, texts[:_ROUND_TRIPS])
+            plain = tokenizer.encode_flat(texts)
+            perplexity_D, wanted_D = _score(plain, models, result)
+            encoded = augmenter.apply(plain, batch, texts).framed(*_frame(tokenizer, task.config.tokenizer))
+            result.tokens += len(encoded.ids_T)
+            result.unknown += 0 if tokenizer.unk_id is None else int((encoded.ids_T == tokenizer.unk_id).sum())
+            offsets = pa.array(np.concatenate([[0], encoded.ends_D]))
+            columns = [
+                *(batch.column(name) for name in ("id", "split", "kind", "language", "metadata", "characters")),
+                pc.cast(pc.binary_length(batch.column("text")), pa.uint32()),
+                pa.array(perplexity_D),
+                pa.array(wanted_D),
+                pa.LargeListArray.from_arrays(offsets, pa.array(encoded.ids_T.astype(ids_type))),
+            ]
+            table.write(pa.RecordBatch.from_arrays(columns, schema=schema))
+    result.augmented = augmenter.counts
+    result.sha256 = digest_file(data_path(task.output))
+    return commit_result(task, result)
+
+
+def _frame(tokenizer: Tokenizer, settings: TokenizerSettings) -> tuple[int | None, int | None]:
+    return tokenizer.bos_id if settings.add_bos else None, tokenizer.eos_id if settings.add_eos else None
+
+
+@lru_cache(maxsize=1)
+def _load(folder: Path) -> Tokenizer:
+    """Once for each process, which keeps its cache of words from one partition to the next."""
+    return load_tokenizer(folder)
+
+
+class _Augmentation:
+    """Changes the documents for training as the settings ask."""
+
+    def __init__(self, tokenizer: Tokenizer, config: PrepareConfig) -> None:
+        self._augmenter = Augmenter(tokenizer, config.augment) if is_on(config.augment) else None
+        self.counts: Counts = {}
+
+    def apply(self, encoded: Encoded, batch: pa.RecordBatch, texts: Sequence[str]) -> Encoded:
+        """The same documents, those for training changed."""
+        if self._augmenter is None:
+            return encoded
+        places = np.flatnonzero(batch.column("split").to_numpy() == SPLITS.index("train")).tolist()
+        kinds, ids = ([batch.column(name)[place].as_py() for place in places] for name in ("kind", "id"))
+        changed, counts = self._augmenter.encode([texts[place] for place in places], [KINDS[kind] for kind in kinds], ids)
+        arrays = encoded.arrays()
+        for place, array in zip(places, changed.arrays(), strict=True):
+            arrays[place] = array
+        self.counts = add_counts([self.counts, asdict(counts)])
+        return Encoded.of(arrays)
+
+
+def _score(encoded: Encoded, models: Models, result: TokenizeResult) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+    """Perplexity and probability of being wanted; 0 where there is no model."""
+    perplexity_D, wanted_D = np.zeros((2, len(encoded.ends_D)), np.uint16)
+    if models.reference is not None:
+        perplexity_D = models.reference.score(encoded.ids_T, encoded.ends_D)
+        result.scores = add_counts([result.scores, count_scores(perplexity_D)])
+    if models.classifier is not None:
+        wanted_D = models.classifier.probability(encoded.ids_T, encoded.ends_D)
+        result.probabilities = add_counts([result.probabilities, count_scores(wanted_D)])
+    return perplexity_D, wanted_D
+
+
+def _schema(ids_type: np.dtype[np.unsignedinteger]) -> pa.Schema:
+    return pa.schema(
+        [
+            ("id", pa.uint64()),
+            ("split", pa.uint8()),
+            ("kind", pa.uint8()),
+            ("language", pa.string()),
+            ("metadata", pa.string()),
+            ("characters", pa.uint32()),
+            ("bytes", pa.uint32()),
+            ("perplexity", pa.uint16()),
+            ("wanted", pa.uint16()),
+            ("tokens", pa.large_list(pa.from_numpy_dtype(ids_type))),
+        ]
+    )

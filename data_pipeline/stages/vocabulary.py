@@ -1,0 +1,82 @@
+"""A sample of the training text, and the tokenizer that is trained on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from data_pipeline.config import TokenizerSettings
+from data_pipeline.stages.splitting import read_kept, texts_of
+from data_pipeline.tasks import TableWriter, commit_result, read_batches
+from data_pipeline.tokenizer import Tokenizer, save_tokenizer
+from data_pipeline.tokenizer_training import alphabet_of, sample_pieces, train_tokenizer
+
+__all__ = ["SampleResult", "SampleTask", "TrainTask", "TrainedTokenizer", "sample_partition", "train"]
+
+_SAMPLE_SCHEMA = pa.schema([("text", pa.large_string())])
+
+
+@dataclass(frozen=True)
+class SampleTask:
+    """Draw one partition's share of the tokenizer's training text."""
+
+    text: Path
+    split: Path
+    fraction: float
+    alphabet_only: bool
+    output: Path
+
+
+@dataclass(frozen=True)
+class SampleResult:
+    """Size of one partition's share."""
+
+    bytes: int
+
+
+def sample_partition(task: SampleTask) -> SampleResult:
+    """Writes pieces of the training text, or only its alphabet, to `output`.arrow."""
+    num_bytes = 0
+    texts = (text for batch in read_kept(task.text, task.split) for text in texts_of(batch, "train"))
+    with TableWriter(task.output, _SAMPLE_SCHEMA) as table:
+        for piece in [alphabet_of(texts)] if task.alphabet_only else sample_pieces(texts, task.fraction):
+            data = piece.encode()
+            table.add((data,), len(data))
+            num_bytes += len(data)
+    return commit_result(task, SampleResult(num_bytes))
+
+
+@dataclass(frozen=True)
+class TrainTask:
+    """Train the tokenizer on all shares, in the order of the partitions, or take the one that the user supplies."""
+
+    samples: tuple[Path, ...]
+    settings: TokenizerSettings
+    extra_special: tuple[str, ...]
+    output: Path
+    """The tokenizer's folder."""
+
+
+@dataclass(frozen=True)
+class TrainedTokenizer:
+    """What is known of the tokenizer without loading it."""
+
+    kind: str
+    vocab_size: int
+    digest: str
+    pad_id: int
+
+    @staticmethod
+    def of(tokenizer: Tokenizer) -> TrainedTokenizer:
+        """The facts of a tokenizer."""
+        return TrainedTokenizer(tokenizer.kind, tokenizer.vocab_size, tokenizer.digest, tokenizer.pad_id)
+
+
+def train(task: TrainTask) -> TrainedTokenizer:
+    """Writes the tokenizer's files into the folder `output`."""
+    sample = [text for path in task.samples for batch in read_batches(path) for text in batch.column("text").to_pylist()]
+    tokenizer = train_tokenizer(sample, task.settings, task.extra_special)
+    save_tokenizer(tokenizer, task.output)
+    return commit_result(task, TrainedTokenizer.of(tokenizer))

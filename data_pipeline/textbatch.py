@@ -1,0 +1,282 @@
+"""Texts side by side in one array of bytes, with their words and lines: the common ground of all vectorised measures.
+
+Heuristics and near-duplicate detection ask the same questions of every text: where are its words and lines, and which of them are
+equal? Asked for each text in Python that costs more than reading the text; asked of a batch of texts in NumPy it costs a few
+nanoseconds a byte, once.
+
+A word is a run of letters, digits, `_`, `'` and bytes of other scripts, without the punctuation of Latin-1, of General Punctuation
+and of CJK. A character of a script that writes no spaces (Thai, Lao, Tibetan, Burmese, Khmer, and all from U+3000 on: Chinese,
+Japanese, Korean, …) is a word by itself. Words are compared by a 64-bit hash that takes no notice of the case of ASCII letters.
+
+Shape suffixes: N bytes of all texts, D texts, W their words, T their tokens (runs between white space), K their lines, G their
+n-grams. A name with `_D1` holds D + 1 borders: text d owns the items [border[d], border[d + 1]).
+"""
+
+# ruff: noqa: N802, N815 - names of arrays carry their shape
+
+from __future__ import annotations
+
+import hashlib
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["NGrams", "TextBatch", "mix_hashes", "ngrams_of", "runs_of", "writes_no_spaces"]
+
+Bools = NDArray[np.bool_]
+Bytes = NDArray[np.uint8]
+Int64s = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
+
+_HASH_BLOCK_BYTES = 1 << 15  # the arrays of one block, 8 bytes a byte of text, stay in the cache
+_HASHED_WORD_BYTES = 1 << 12  # what follows in a longer word is not looked at
+_MULTIPLIER = 0x9E3779B97F4A7C15
+_INVERSE = pow(_MULTIPLIER, -1, 1 << 64)
+
+
+def _table_of_values() -> Hashes:
+    digests = b"".join(hashlib.sha256(bytes([byte])).digest()[:8] for byte in range(256))
+    values = np.frombuffer(digests, np.uint64).copy()
+    values[ord("A") : ord("Z") + 1] = values[ord("a") : ord("z") + 1]
+    return values
+
+
+def _table_of_word_bytes() -> Bools:
+    table = np.zeros(256, np.bool_)
+    for byte in range(256):
+        table[byte] = byte >= 0x80 or chr(byte).isalnum() or chr(byte) in "_'"
+    return table
+
+
+_VALUE_OF_BYTE = _table_of_values()
+_IS_WORD_BYTE = _table_of_word_bytes()
+_IS_SPACE = np.isin(np.arange(256), list(string.whitespace.encode()))
+
+
+def _powers(base: int, count: int) -> Hashes:
+    """1, base, base², … modulo 2**64."""
+    powers = np.full(count, base, np.uint64)
+    powers[0] = 1
+    return np.multiply.accumulate(powers)
+
+
+_POWERS = _powers(_MULTIPLIER, _HASH_BLOCK_BYTES + _HASHED_WORD_BYTES)
+_INVERSE_POWERS = _powers(_INVERSE, _HASH_BLOCK_BYTES + _HASHED_WORD_BYTES)
+
+
+@dataclass(frozen=True)
+class NGrams:
+    """Every run of n words that lies within one text."""
+
+    n: int
+    hashes_G: Hashes
+    first_words_G: Int64s
+    """Index of the first of its words among all words of the batch."""
+    borders_D1: Int64s
+
+
+class TextBatch:
+    """Some texts, measured together. What is expensive is computed when it is first asked for."""
+
+    def __init__(self, texts: Sequence[bytes]) -> None:
+        """`texts` are valid UTF-8."""
+        self.bytes_N: Bytes = np.frombuffer(b"\n".join([*texts, b""]), np.uint8)
+        """All texts, each followed by one newline that is not part of it, so that no word or line reaches into the next text."""
+        self.starts_D: Int64s
+        self.ends_D: Int64s
+        lengths_D = np.fromiter((len(text) for text in texts), np.int64, len(texts))
+        self.ends_D = np.cumsum(lengths_D + 1) - 1
+        self.starts_D = self.ends_D - lengths_D
+
+    def __len__(self) -> int:
+        return len(self.ends_D)
+
+    @cached_property
+    def is_ascii(self) -> bool:
+        """Whether no text holds any other character."""
+        return not len(self.bytes_N) or int(self.bytes_N.max()) < 0x80
+
+    @cached_property
+    def _words(self) -> tuple[Int64s, Int64s, Bools]:
+        is_word_N = _IS_WORD_BYTE[self.bytes_N]
+        if self.is_ascii:
+            starts_W, ends_W = runs_of(is_word_N)
+            return starts_W, ends_W, is_word_N
+        is_start_N = _mark_other_scripts(self.bytes_N, is_word_N)
+        is_start_N[1:] |= ~is_word_N[:-1]
+        is_start_N[:1] = True
+        is_start_N &= is_word_N
+        is_end_N = is_word_N[:-1] & (~is_word_N[1:] | is_start_N[1:])
+        return np.flatnonzero(is_start_N), np.flatnonzero(is_end_N) + 1, is_word_N
+
+    @property
+    def is_word_N(self) -> Bools:
+        """Whether each byte belongs to a word."""
+        return self._words[2]
+
+    @property
+    def word_starts_W(self) -> Int64s:
+        """Index of each word's first byte in `bytes_N`."""
+        return self._words[0]
+
+    @property
+    def word_ends_W(self) -> Int64s:
+        """Index behind each word's last byte."""
+        return self._words[1]
+
+    @cached_property
+    def words_D1(self) -> Int64s:
+        """Borders of the texts among the words."""
+        return np.append(np.searchsorted(self.word_starts_W, self.starts_D), len(self.word_starts_W))
+
+    @cached_property
+    def word_hashes_W(self) -> Hashes:
+        """A hash of each word: of its first 4096 bytes, without regard to the case of ASCII letters."""
+        ends_W = np.minimum(self.word_ends_W, self.word_starts_W + _HASHED_WORD_BYTES)
+        hashes_W = np.empty(len(ends_W), np.uint64)
+        room = np.empty(_HASH_BLOCK_BYTES + _HASHED_WORD_BYTES + 1, np.uint64)
+        first = 0
+        while first < len(ends_W):
+            begin = self.word_starts_W[first]
+            last = int(np.searchsorted(self.word_starts_W, begin + _HASH_BLOCK_BYTES))
+            block_N = self.bytes_N[begin : ends_W[last - 1]]
+            hashes_W[first:last] = _hash_spans(block_N, self.word_starts_W[first:last] - begin, ends_W[first:last] - begin, room)
+            first = last
+        return hashes_W
+
+    @cached_property
+    def _tokens(self) -> tuple[Int64s, Int64s]:
+        return runs_of(~_IS_SPACE[self.bytes_N])
+
+    @property
+    def token_starts_T(self) -> Int64s:
+        """Index of the first byte of each run of characters other than ASCII white space."""
+        return self._tokens[0]
+
+    @property
+    def token_ends_T(self) -> Int64s:
+        """Index behind the last byte of each such run."""
+        return self._tokens[1]
+
+    @cached_property
+    def _lines(self) -> tuple[Int64s, Int64s]:
+        ends_K = np.flatnonzero(self.bytes_N == ord("\n"))
+        return np.concatenate([[0], ends_K[:-1] + 1]).astype(np.int64)[: len(ends_K)], ends_K
+
+    @property
+    def line_starts_K(self) -> Int64s:
+        """Index of each line's first byte; empty lines are lines too."""
+        return self._lines[0]
+
+    @property
+    def line_ends_K(self) -> Int64s:
+        """Index of the newline that ends each line."""
+        return self._lines[1]
+
+    @cached_property
+    def lines_D1(self) -> Int64s:
+        """Borders of the texts among the lines."""
+        return np.append(np.searchsorted(self.line_starts_K, self.starts_D), len(self.line_starts_K))
+
+    def hash_of_spans(self, starts: Int64s, ends: Int64s) -> Hashes:
+        """A hash of each range of bytes: of the words that begin in it, in their order; 0 where there is none."""
+        return self.hash_of_words(np.searchsorted(self.word_starts_W, starts), np.searchsorted(self.word_starts_W, ends))
+
+    @cached_property
+    def _characters_before_N1(self) -> NDArray[np.int32]:
+        is_first_byte_N = (self.bytes_N & 0xC0) != 0x80
+        before_N1 = np.zeros(len(is_first_byte_N) + 1, np.int32)
+        np.cumsum(is_first_byte_N, out=before_N1[1:])
+        return before_N1
+
+    def count_characters(self, starts: Int64s, ends: Int64s) -> Int64s:
+        """Number of characters (code points) in each range of bytes."""
+        if self.is_ascii:
+            return ends - starts
+        before_N1 = self._characters_before_N1
+        return (before_N1[ends] - before_N1[starts]).astype(np.int64)
+
+    @cached_property
+    def _sums_of_hashes(self) -> tuple[Hashes, Hashes]:
+        """Sums of the hashes of all words before each, plain and weighted by the word's place, modulo 2**64."""
+        position_W = np.arange(1, len(self.word_hashes_W) + 1, dtype=np.uint64)
+        plain_W1, weighted_W1 = np.zeros((2, len(position_W) + 1), np.uint64)
+        np.cumsum(self.word_hashes_W, out=plain_W1[1:])
+        np.cumsum(self.word_hashes_W * position_W, out=weighted_W1[1:])
+        return plain_W1, weighted_W1
+
+    def hash_of_words(self, first: Int64s, last: Int64s) -> Hashes:
+        """A hash of each run [first, last) of words, in their order; 0 for an empty run."""
+        count = (last - first).astype(np.uint64)
+        # A sum of hash(word) times its place in the run: the order counts, and sums over all words answer for any run.
+        plain_W1, weighted_W1 = self._sums_of_hashes
+        plain = plain_W1[last] - plain_W1[first]
+        weighted = weighted_W1[last] - weighted_W1[first] - plain * first.astype(np.uint64)
+        return np.where(count == 0, np.uint64(0), mix_hashes(weighted * np.uint64(_MULTIPLIER) + plain + count))
+
+    def ngrams(self, n: int) -> NGrams:
+        """All runs of `n` words, in the order of their first words; a text with fewer words has none."""
+        return ngrams_of(self.word_hashes_W, self.words_D1, n)
+
+
+def writes_no_spaces(lead: Bytes, second: Bytes) -> Bools:
+    """Whether a character belongs to a script without spaces between words, by the first two bytes of its UTF-8."""
+    is_thai_lao_tibetan = (lead == 0xE0) & (second >= 0xB8)
+    is_burmese_khmer = (lead == 0xE1) & ((second <= 0x81) | (second == 0x9E) | (second == 0x9F))
+    writes_none: Bools = ((lead >= 0xE3) & (lead <= 0xED)) | is_thai_lao_tibetan | is_burmese_khmer
+    return writes_none
+
+
+def ngrams_of(word_hashes_W: Hashes, words_D1: Int64s, n: int) -> NGrams:
+    """All runs of `n` words of some texts, in the order of their first words; a text with fewer words has none."""
+    counts_D = np.maximum(np.diff(words_D1) - n + 1, 0)
+    borders_D1 = np.concatenate([[0], np.cumsum(counts_D)])
+    first_G = np.arange(borders_D1[-1]) + np.repeat(words_D1[:-1] - borders_D1[:-1], counts_D)
+    hashes_G = word_hashes_W[first_G]
+    for distance in range(1, n):
+        hashes_G = hashes_G * np.uint64(_MULTIPLIER) + word_hashes_W[first_G + distance]
+    return NGrams(n, mix_hashes(hashes_G) if n > 1 else hashes_G, first_G, borders_D1)
+
+
+def mix_hashes(hashes: Hashes) -> Hashes:
+    """Spreads every bit over all others: the finaliser of splitmix64 (Steele, Lea and Flood, 2014). A bijection."""
+    hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return hashes ^ (hashes >> np.uint64(31))
+
+
+def runs_of(is_inside_N: Bools) -> tuple[Int64s, Int64s]:
+    """Where the runs of true values begin and end; the last value is false."""
+    borders = np.flatnonzero(np.diff(is_inside_N, prepend=False))
+    return borders[::2], borders[1::2]
+
+
+def _hash_spans(block_N: Bytes, starts: Int64s, ends: Int64s, room: Hashes) -> Hashes:
+    """A polynomial in the byte values of each span, from sums over the block; the multiplier is odd, so it has an inverse."""
+    sums_N1 = room[: len(block_N) + 1]
+    sums_N1[0] = 0
+    terms_N = sums_N1[1:]
+    np.take(_VALUE_OF_BYTE, block_N, out=terms_N, mode="clip")
+    terms_N *= _POWERS[: len(block_N)]
+    np.cumsum(terms_N, out=terms_N)
+    sums = sums_N1[ends] - sums_N1[starts]
+    return mix_hashes(sums * _INVERSE_POWERS[starts])
+
+
+def _mark_other_scripts(bytes_N: Bytes, is_word_N: Bools) -> Bools:
+    """Clears punctuation outside ASCII in `is_word_N`, and returns where a character that stands alone begins or has ended."""
+    is_border_N = np.zeros(len(bytes_N), np.bool_)
+    leads = np.flatnonzero(bytes_N >= 0xC2)  # never among the last bytes: valid UTF-8, and a newline at the end
+    lead, second = bytes_N[leads], bytes_N[leads + 1]
+    is_separator = (lead == 0xC2) | ((lead == 0xE2) & (second <= 0x81)) | ((lead == 0xE3) & (second == 0x80))
+    length = 1 + (lead >= 0xC2) + (lead >= 0xE0) + (lead >= 0xF0)
+    for distance in range(4):
+        is_word_N[leads[is_separator & (distance < length)] + distance] = False
+    stands_alone = writes_no_spaces(lead, second) & ~is_separator
+    is_border_N[leads[stands_alone]] = True
+    is_border_N[leads[stands_alone] + length[stands_alone]] = True
+    return is_border_N

@@ -1,0 +1,126 @@
+"""Text to token ids and back: SentencePiece models (bpe, unigram), characters, bytes, and tokenizers that the user supplies.
+
+In tokenizers of our own, ids 0 to 3 are pad, unk, bos and eos; in a supplied one they are what its files say. `encode` adds neither
+bos nor eos. Every kind of our own but `char` gives back exactly the text it was given, whatever it holds; `char` knows the
+characters of the training text and writes unk for any other; of a supplied one, `round_trip_failures` tells.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from data_pipeline.errors import ConfigError, PreparedDataError
+from data_pipeline.files import write_atomic
+from data_pipeline.tokenizer.base import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Encoded, Tokenizer, round_trip_failures
+from data_pipeline.tokenizer.huggingface import HuggingFaceTokenizer
+from data_pipeline.tokenizer.plain import ByteTokenizer, CharacterTokenizer
+from data_pipeline.tokenizer.sentence_pieces import SentencePieceTokenizer
+from data_pipeline.tokenizer.special import SIBLINGS, names_in_siblings
+
+__all__ = [
+    "BOS_ID",
+    "EOS_ID",
+    "PAD_ID",
+    "UNK_ID",
+    "ByteTokenizer",
+    "CharacterTokenizer",
+    "Encoded",
+    "HuggingFaceTokenizer",
+    "SentencePieceTokenizer",
+    "Tokenizer",
+    "load_tokenizer",
+    "open_supplied",
+    "round_trip_failures",
+    "save_tokenizer",
+]
+
+_MAX_FILE_BYTES = 256 << 20
+_Files = Mapping[str, bytes]
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """The tokenizer in a folder, which is `tokenizer` in prepared data.
+
+    Raises:
+        PreparedDataError: there is none, or its file cannot be read.
+    """
+    for file_name, build in _BUILDERS.items():
+        path = directory / file_name
+        if path.is_file():
+            try:
+                return build(_read_with_siblings(path))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise PreparedDataError(f"{path}: not a tokenizer that can be read ({error}); run `prepare` again") from None
+    raise PreparedDataError(f"{directory}: no tokenizer in it; run `prepare`, or name a folder that it has written")
+
+
+def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
+    """Writes the tokenizer's files into a folder, the one that names its kind last."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for file_name, content in sorted(tokenizer.files().items(), key=lambda item: item[0] == tokenizer.file_name):
+        write_atomic(directory / file_name, content)
+
+
+def open_supplied(path: Path, chosen: Mapping[str, str]) -> Tokenizer:
+    """A tokenizer that was made elsewhere: a `tokenizer.json` or SentencePiece `.model` file, or a folder with one of them.
+
+    `chosen` names its special tokens by role (`pad`, `unk`, `bos`, `eos`) where its files do not, or not as wanted.
+
+    Raises:
+        ConfigError: there is none, it cannot be read, or it lacks a chosen token.
+    """
+    file = _file_of(path)
+    try:
+        files = _read_with_siblings(file)
+        found = names_in_siblings(files)
+        if file.suffix == ".json":
+            return HuggingFaceTokenizer(files[file.name], chosen, found)
+        return SentencePieceTokenizer(files[file.name], "sentencepiece", chosen, found)
+    except OSError as error:
+        raise ConfigError(f"tokenizer.path: {file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"tokenizer.path: {file} cannot be used: {error}") from None
+
+
+def _file_of(path: Path) -> Path:
+    if not path.is_dir():
+        if path.suffix not in (".json", ".model"):
+            raise ConfigError(f"tokenizer.path: {path} is no tokenizer.json, SentencePiece .model, or folder with one")
+        return path
+    candidates = [path / HuggingFaceTokenizer.file_name, *sorted(path.glob("*.model"))]
+    present = [file for file in candidates if file.is_file()]
+    if not present:
+        raise ConfigError(f"tokenizer.path: {path} holds no tokenizer.json or SentencePiece .model; name one that does")
+    if present[0].suffix == ".model" and len(present) > 1:
+        raise ConfigError(f"tokenizer.path: {path} holds {len(present)} SentencePiece models; name the file that is meant")
+    return present[0]
+
+
+def _read_with_siblings(file: Path) -> _Files:
+    """A tokenizer's file and those beside it that name special tokens, by name."""
+    siblings = [file.with_name(name) for name in SIBLINGS]
+    paths = [file, *(path for path in siblings if path.is_file())]
+    if too_large := [path for path in paths if path.stat().st_size > _MAX_FILE_BYTES]:
+        raise ValueError(f"{too_large[0].name} has more than {_MAX_FILE_BYTES >> 20} MiB, which no tokenizer has")
+    return {path.name: path.read_bytes() for path in paths}
+
+
+def _characters(files: _Files) -> Tokenizer:
+    content = json.loads(files[CharacterTokenizer.file_name])
+    return CharacterTokenizer(content["pieces"], content.get("extra", ()))
+
+
+_BUILDERS: dict[str, Callable[[_Files], Tokenizer]] = {
+    "bpe.model": lambda files: SentencePieceTokenizer(files["bpe.model"], "bpe"),
+    "unigram.model": lambda files: SentencePieceTokenizer(files["unigram.model"], "unigram"),
+    "sentencepiece.model": lambda files: SentencePieceTokenizer(
+        files["sentencepiece.model"], "sentencepiece", found=names_in_siblings(files)
+    ),
+    HuggingFaceTokenizer.file_name: lambda files: HuggingFaceTokenizer(
+        files[HuggingFaceTokenizer.file_name], found=names_in_siblings(files)
+    ),
+    CharacterTokenizer.file_name: _characters,
+    ByteTokenizer.file_name: lambda files: ByteTokenizer(json.loads(files[ByteTokenizer.file_name]).get("extra", ())),
+}

@@ -1,0 +1,91 @@
+"""A `tokenizer.json` of Hugging Face's tokenizers library, as the user supplied it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tokenizers
+
+from data_pipeline.files import canonical_json, digest_bytes
+from data_pipeline.tokenizer.base import Encoded, Tokenizer
+from data_pipeline.tokenizer.special import CONFIG_FILE, ROLES, SpecialTokens, special_tokens
+
+__all__ = ["HuggingFaceTokenizer"]
+
+_CHANGES_NO_ID = ("truncation", "padding", "post_processor")  # none of them is applied here
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """Encodes as the file says, but adds no special tokens, cuts nothing off, and reads none of the special tokens in a text."""
+
+    kind = "huggingface"
+    file_name = "tokenizer.json"
+
+    def __init__(
+        self, content: bytes, chosen: Mapping[str, str] | None = None, found: Mapping[str, str | None] | None = None
+    ) -> None:
+        """`chosen` names special tokens, and `found` is what the files beside it name.
+
+        Raises:
+            ValueError: this is no such file, or a chosen token is not in it.
+        """
+        # The work is spread over processes already, and the library's threads do not survive a fork.
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        self._content = content
+        self._library = _read(content)
+        self._library.no_truncation()
+        self._library.no_padding()
+        self._library.encode_special_tokens = True  # a special token that is spelt out in a text is text
+        self._special = special_tokens(chosen or {}, found or {}, self._library.token_to_id, {})
+        self.pad_id = self._special.pad_id
+        self.unk_id, self.bos_id, self.eos_id = (self._special.ids[role] for role in ROLES[1:])
+        self._silent = {i for i in self._special.ids.values() if i is not None}
+        self._vocab_size = 1 + max(self._library.get_vocab(with_added_tokens=True).values(), default=-1)
+        if not self._vocab_size:
+            raise ValueError("its vocabulary is empty")
+
+    @property
+    def special(self) -> SpecialTokens:
+        """The special tokens and their names."""
+        return self._special
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id, special ones included."""
+        return self._vocab_size
+
+    @property
+    def digest(self) -> str:
+        """`sha256:…` over kind, special ids and the file in canonical form, without what changes no id."""
+        content = {key: value for key, value in json.loads(self._content).items() if key not in _CHANGES_NO_ID}
+        return digest_bytes(canonical_json({"kind": self.kind, "special": dict(self._special.ids), "tokenizer": content}))
+
+    def encode_flat(self, texts: Sequence[str]) -> Encoded:
+        """The ids of all texts in one array, without bos and eos."""
+        encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+        return Encoded.of([np.array(encoding.ids, np.int32) for encoding in encodings])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`; special ids stand for no text."""
+        return str(self._library.decode([int(i) for i in ids if i not in self._silent], skip_special_tokens=True))
+
+    def files(self) -> dict[str, bytes]:
+        """The file as it was supplied, and the names of its special tokens."""
+        return {self.file_name: self._content, CONFIG_FILE: self._special.to_bytes()}
+
+    def token_id(self, name: str) -> int | None:
+        """The id of the token of this name; none where there is none."""
+        number = self._library.token_to_id(name)
+        return None if number is None else int(number)
+
+
+def _read(content: bytes) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(content.decode())
+    except BaseException as error:  # the library raises plain Exception, and panics of its Rust code are not even that
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise ValueError(f"tokenizers cannot read it: {error}") from None
+        raise

@@ -1,0 +1,162 @@
+"""What a SentencePiece model file says about how it was made and how it treats text.
+
+The file is a protocol buffer (sentencepiece_model.proto). SentencePiece's own Python reader of it works only with the version of
+protobuf that it was generated with, so the few fields that matter here are read from the wire format
+(https://protobuf.dev/programming-guides/encoding/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from data_pipeline.files import digest_bytes
+
+__all__ = ["BPE", "UNIGRAM", "ModelSpec", "read_spec", "without_dummy_prefix", "without_provenance"]
+
+UNIGRAM, BPE = 1, 2
+"""Values of `ModelSpec.model_type`; 1 is also what an absent field means."""
+
+_PIECE, _TRAINER_SPEC, _NORMALIZER_SPEC = 1, 2, 3
+_INPUT, _MODEL_PREFIX, _MODEL_TYPE, _NUM_THREADS, _WHITESPACE_AS_SUFFIX, _BYTE_FALLBACK = 1, 2, 3, 16, 24, 35
+_CHARSMAP, _ADD_DUMMY_PREFIX, _REMOVE_EXTRA_WHITESPACES, _ESCAPE_WHITESPACES = 2, 3, 4, 5
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """How a model treats text."""
+
+    pieces: str
+    """Digest of the vocabulary: pieces, scores and what sort of piece each is."""
+    model_type: int
+    byte_fallback: bool
+    whitespace_as_suffix: bool
+    charsmap: bytes
+    """The rules by which characters are replaced; empty where none is."""
+    add_dummy_prefix: bool
+    remove_extra_whitespaces: bool
+    escape_whitespaces: bool
+
+    @property
+    def keeps_text(self) -> bool:
+        """Whether every character reaches the vocabulary as it is, but for a space that may be put before the first."""
+        changes = self.charsmap or self.remove_extra_whitespaces or self.whitespace_as_suffix
+        return self.escape_whitespaces and not changes
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """All of it in JSON values."""
+        return vars(self) | {"charsmap": digest_bytes(self.charsmap)}
+
+
+class _Field(NamedTuple):
+    number: int
+    start: int
+    """Its first byte, with the key."""
+    end: int
+    value: int | bytes
+
+
+def read_spec(model: bytes) -> ModelSpec:
+    """What a model file says about itself.
+
+    Raises:
+        ValueError: it is no protocol buffer of this kind, or holds no vocabulary.
+    """
+    pieces, sections = [], {}
+    for field in _fields(model):
+        if field.number == _PIECE:
+            pieces.append(model[field.start : field.end])
+        else:
+            sections[field.number] = field.value
+    if not pieces:
+        raise ValueError("it holds no vocabulary")
+    trainer, normalizer = _values(sections.get(_TRAINER_SPEC, b"")), _values(sections.get(_NORMALIZER_SPEC, b""))
+    charsmap = normalizer.get(_CHARSMAP, b"")
+    return ModelSpec(
+        pieces=digest_bytes(b"".join(pieces)),
+        model_type=int(trainer.get(_MODEL_TYPE, UNIGRAM)),
+        byte_fallback=bool(trainer.get(_BYTE_FALLBACK, False)),
+        whitespace_as_suffix=bool(trainer.get(_WHITESPACE_AS_SUFFIX, False)),
+        charsmap=charsmap if isinstance(charsmap, bytes) else b"",
+        add_dummy_prefix=bool(normalizer.get(_ADD_DUMMY_PREFIX, True)),
+        remove_extra_whitespaces=bool(normalizer.get(_REMOVE_EXTRA_WHITESPACES, True)),
+        escape_whitespaces=bool(normalizer.get(_ESCAPE_WHITESPACES, True)),
+    )
+
+
+def without_provenance(model: bytes) -> bytes:
+    """The model file without the thread count and the paths of its training, which change no id.
+
+    Raises:
+        ValueError: it is no protocol buffer of this kind.
+    """
+    return _changed(model, _TRAINER_SPEC, {_INPUT, _MODEL_PREFIX, _NUM_THREADS})
+
+
+def without_dummy_prefix(model: bytes) -> bytes:
+    """The model file of a model that puts no space before the first character.
+
+    Raises:
+        ValueError: it is no protocol buffer of this kind.
+    """
+    return _changed(model, _NORMALIZER_SPEC, {_ADD_DUMMY_PREFIX}, bytes([_ADD_DUMMY_PREFIX << 3, False]))
+
+
+def _changed(model: bytes, section: int, drop: Set[int], add: bytes = b"") -> bytes:
+    parts = []
+    for field in _fields(model):
+        if field.number == section and isinstance(field.value, bytes):
+            inner = [field.value[part.start : part.end] for part in _fields(field.value) if part.number not in drop]
+            content = b"".join(inner) + add
+            parts += [bytes([section << 3 | 2]), _varint(len(content)), content]
+        else:
+            parts.append(model[field.start : field.end])
+    return b"".join(parts)
+
+
+def _values(section: int | bytes) -> dict[int, int | bytes]:
+    if isinstance(section, int):
+        raise ValueError("a section of the model is a number")
+    return {field.number: field.value for field in _fields(section)}
+
+
+def _fields(data: bytes) -> Iterator[_Field]:
+    """The fields of a message, in the order of the file; fixed-width numbers as their bytes."""
+    position = 0
+    while position < len(data):
+        start = position
+        key, position = _read_varint(data, position)
+        wire_type = key & 7
+        value: int | bytes
+        if wire_type == 0:
+            value, position = _read_varint(data, position)
+        else:
+            if wire_type == 2:
+                length, position = _read_varint(data, position)
+            else:
+                length = {1: 8, 5: 4}.get(wire_type, -1)
+            if length < 0 or position + length > len(data):
+                raise ValueError(f"no protocol buffer: byte {start} begins no field")
+            value = data[position : position + length]
+            position += length
+        yield _Field(key >> 3, start, position, value)
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """A number in base 128, least significant digit first, and where it ends."""
+    value = 0
+    for index, byte in enumerate(data[position : position + 10]):
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return value, position + index + 1
+    raise ValueError(f"no protocol buffer: byte {position} begins no number")
+
+
+def _varint(value: int) -> bytes:
+    digits = bytearray()
+    while value >= 0x80:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*digits, value])

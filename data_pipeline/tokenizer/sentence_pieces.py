@@ -1,0 +1,183 @@
+"""SentencePiece models: bpe and unigram of our own training, and those that users supply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import sentencepiece
+from numpy.typing import NDArray
+
+from data_pipeline.files import canonical_json, digest_bytes
+from data_pipeline.tokenizer.base import Encoded, Tokenizer
+from data_pipeline.tokenizer.model_file import BPE, read_spec, without_dummy_prefix
+from data_pipeline.tokenizer.special import CONFIG_FILE, ROLES, SpecialTokens, special_tokens
+from data_pipeline.tokenizer.word_cache import WordCache, places_to_cut
+
+__all__ = ["SPACE_MARK", "SentencePieceTokenizer"]
+
+SPACE_MARK = "\u2581"
+"""SentencePiece writes a space as this character, and so would decode the character itself as a space."""
+
+_SPACE_MARK_BYTES = SPACE_MARK.encode()
+_PROCESSOR_CHARS = 1 << 20  # longest text given to SentencePiece in one piece; it needs some 100 bytes of memory a character
+_SUPPLIED = "sentencepiece"
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A SentencePiece model. Its kind is bpe or unigram if it is our own, which loses no text; else sentencepiece."""
+
+    def __init__(
+        self, model: bytes, kind: str, chosen: Mapping[str, str] | None = None, found: Mapping[str, str | None] | None = None
+    ) -> None:
+        """`chosen` and `found` name the special tokens where they are not those of the model.
+
+        Raises:
+            ValueError: this is no such model, or a chosen token is not in it.
+        """
+        self.kind = kind
+        self.file_name = f"{kind}.model"
+        self._model = model
+        self._spec = read_spec(model)
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise ValueError(f"SentencePiece cannot read it: {str(error).strip()}") from None
+        self._pieces: list[str] = self._processor.id_to_piece(list(range(self.vocab_size)))
+        ids = {role: getattr(self._processor, f"{role}_id")() for role in ROLES}
+        own = {role: self._pieces[i] if i >= 0 else None for role, i in ids.items()}
+        self._special = special_tokens(chosen or {}, found or {}, self._id_of_piece, own)
+        self.pad_id = self._special.pad_id
+        self.unk_id, self.bos_id, self.eos_id = (self._special.ids[role] for role in ROLES[1:])
+        self._is_silent = np.array(self._processor.is_control(list(range(self.vocab_size))))
+        self._is_silent[[i for i in self._special.ids.values() if i is not None]] = True
+        # A space that the model would put before the first character is put there by us, so that text can be handed over in parts.
+        self._prefix = " " if self._spec.keeps_text and self._spec.add_dummy_prefix else ""
+        self._parts_processor = self._processor
+        if self._prefix:
+            self._parts_processor = sentencepiece.SentencePieceProcessor(model_proto=without_dummy_prefix(model))
+        self._words = self._word_cache()
+
+    @property
+    def special(self) -> SpecialTokens:
+        """The special tokens and their names."""
+        return self._special
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, special ones included."""
+        return int(self._processor.get_piece_size())
+
+    @property
+    def digest(self) -> str:
+        """`sha256:…` over all that decides the ids; how it was trained, which the file says too, changes none."""
+        return digest_bytes(canonical_json({"kind": self.kind, "special": dict(self._special.ids)} | self._spec.content))
+
+    def encode_flat(self, texts: Sequence[str]) -> Encoded:
+        """The ids of all texts in one array, without bos and eos."""
+        texts = [self._prefix + text if text else text for text in texts]
+        if self._words is None:
+            return Encoded.of(self._encode_texts(texts))
+        data = [text.encode() for text in texts]
+        ends_D = np.cumsum(np.fromiter(map(len, data), np.int64, len(data)))
+        joined, cuts = b"".join(data), ends_D
+        if self._spells_marks and (marks := _positions(joined, _SPACE_MARK_BYTES)):
+            cuts = np.unique(np.concatenate([ends_D, marks, np.add(marks, len(_SPACE_MARK_BYTES))]))
+        return Encoded(*self._words.encode(joined, cuts, ends_D))
+
+    def sample(self, text: str, alpha: float, seed: int) -> NDArray[np.int32]:
+        """The ids of one of the ways to write the text with these pieces, without bos and eos.
+
+        Unigram: one of all segmentations, drawn with its probability to the power of `alpha` (Kudo 2018). Bpe: each join is left
+        out with probability `alpha` (Provilkov et al. 2020). The same `seed`, in [0, 2**32), draws the same, as long as the version
+        of SentencePiece is the same.
+        """
+        sentencepiece.set_random_generator_seed(seed)
+        text = self._prefix + text if text else text
+        return self._encode_with_care(text, enable_sampling=True, nbest_size=-1, alpha=alpha)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`; special ids stand for no text."""
+        return str(self._processor.decode([int(i) for i in ids if not self._is_silent[i]]))
+
+    def files(self) -> dict[str, bytes]:
+        """The model, and for one that was supplied the names of its special tokens."""
+        return {self.file_name: self._model} | ({CONFIG_FILE: self._special.to_bytes()} if self.kind == _SUPPLIED else {})
+
+    def token_id(self, name: str) -> int | None:
+        """The id of the control symbol or user-defined symbol of this name; none where there is none."""
+        return self._id_of_piece(name)
+
+    def _id_of_piece(self, name: str) -> int | None:
+        number = self._processor.piece_to_id(name)
+        return int(number) if self._pieces[number] == name else None
+
+    @property
+    def _spells_marks(self) -> bool:
+        return self.kind != _SUPPLIED
+
+    def _word_cache(self) -> WordCache | None:
+        """The words of a byte-pair model that leaves text as it is and spells what it does not know; none for another model."""
+        if not (self._spec.model_type == BPE and self._spec.byte_fallback and self._spec.keeps_text):
+            return None
+        processor, ids = self._processor, list(range(self.vocab_size))
+        skip = np.array(processor.is_control(ids)) | processor.is_byte(ids) | processor.is_unknown(ids)
+        pieces = [piece for piece, is_skipped in zip(self._pieces, skip, strict=True) if not is_skipped]
+        may_cut = places_to_cut(pieces, SPACE_MARK, (" ",) if self._spells_marks else (" ", SPACE_MARK))
+        return WordCache(may_cut, lambda words: self._encode_texts([word.decode() for word in words]))
+
+    def _encode_texts(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """The ids of texts that already begin with the model's prefix."""
+        careful = {
+            index: self._encode_with_care(text)
+            for index, text in enumerate(texts)
+            if len(text) > _PROCESSOR_CHARS or (SPACE_MARK in text and self._spells_marks)
+        }
+        plain = [text for index, text in enumerate(texts) if index not in careful] if careful else list(texts)
+        encoded: list[NDArray[np.int32]] = self._parts_processor.encode(plain, return_type="numpy", num_threads=1)
+        for index in sorted(careful):
+            encoded.insert(index, careful[index])
+        return encoded
+
+    def _encode_with_care(self, text: str, **options: Any) -> NDArray[np.int32]:
+        """Spells the space mark in bytes, and hands long text over in parts cut where no piece can reach across."""
+        parts: list[NDArray[np.int32]] = []
+        for number, run in enumerate(text.split(SPACE_MARK) if self._spells_marks else [text]):
+            if number:
+                parts.append(self._space_mark_ids)
+            cut = _cut_at_spaces(run, _PROCESSOR_CHARS) if self._spec.keeps_text else [run]
+            parts += self._parts_processor.encode(cut, return_type="numpy", num_threads=1, **options)
+        return np.concatenate(parts)
+
+    @property
+    def _space_mark_ids(self) -> NDArray[np.int32]:
+        return np.array([self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE_MARK_BYTES], np.int32)
+
+
+def _positions(data: bytes, pattern: bytes) -> list[int]:
+    """Where `pattern` begins in `data`."""
+    positions = []
+    position = data.find(pattern)
+    while position >= 0:
+        positions.append(position)
+        position = data.find(pattern, position + 1)
+    return positions
+
+
+def _cut_at_spaces(text: str, max_chars: int) -> list[str]:
+    """`text` in parts of at most `max_chars`, each cut before a space that follows another character.
+
+    No piece has a space after its first non-space character, so the parts encode to the ids of the whole. Only where `max_chars`
+    go by without a space is the cut made anywhere.
+    """
+    parts = []
+    start = 0
+    while len(text) - start > max_chars:
+        end = text.rfind(" ", start + 1, start + max_chars)
+        while end > start and text[end - 1] == " ":
+            end = text.rfind(" ", start + 1, end)
+        end = end if end > start else start + max_chars
+        parts.append(text[start:end])
+        start = end
+    return [*parts, text[start:]]

@@ -1,0 +1,91 @@
+"""Which tokens of a supplied tokenizer mean pad, unk, bos and eos."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from data_pipeline.files import canonical_json
+
+__all__ = ["CONFIG_FILE", "ROLES", "SIBLINGS", "SpecialTokens", "names_in_siblings", "special_tokens"]
+
+ROLES = ("pad", "unk", "bos", "eos")
+CONFIG_FILE = "tokenizer_config.json"
+SIBLINGS = (CONFIG_FILE, "special_tokens_map.json")
+"""Files that may stand beside `tokenizer.json` and name the special tokens, the first that names one winning."""
+
+_USUAL_NAMES = {
+    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>", "<|endoftext|>"),
+    "unk": ("<unk>", "[UNK]", "<|unk|>"),
+    "bos": ("<s>", "<bos>", "[CLS]", "<|begin_of_text|>", "<|startoftext|>", "<|endoftext|>"),
+    "eos": ("</s>", "<eos>", "[SEP]", "<|end_of_text|>", "<|endoftext|>"),
+}
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """The names of the special tokens and their ids; none where the tokenizer has no such token."""
+
+    names: Mapping[str, str | None]
+    ids: Mapping[str, int | None]
+
+    @property
+    def pad_id(self) -> int:
+        """The id that fills rows: that of pad, else of eos, else 0. It is never a target, so another meaning does no harm."""
+        return next((i for i in (self.ids["pad"], self.ids["eos"]) if i is not None), 0)
+
+    def to_bytes(self) -> bytes:
+        """The names in the form of a `tokenizer_config.json`."""
+        return canonical_json({f"{role}_token": self.names[role] for role in ROLES})
+
+
+def special_tokens(
+    chosen: Mapping[str, str], found: Mapping[str, str | None], id_of: Callable[[str], int | None], own: Mapping[str, str | None]
+) -> SpecialTokens:
+    """Each role's token: the one chosen by the user, found beside the file, or of the file's own; else one of a usual name.
+
+    Raises:
+        ValueError: a chosen token is not in the vocabulary.
+    """
+    names: dict[str, str | None] = {}
+    for role in ROLES:
+        if role in chosen:
+            if id_of(chosen[role]) is None:
+                raise ValueError(f"tokenizer.{role}_token = {chosen[role]!r} is no special token of it; name one that it has")
+            names[role] = chosen[role]
+        elif role in found and (found[role] is None or id_of(str(found[role])) is not None):
+            names[role] = found[role]
+        else:
+            candidates = (own[role],) if role in own else _USUAL_NAMES[role]
+            names[role] = next((name for name in candidates if name is not None and id_of(name) is not None), None)
+    return SpecialTokens(names, {role: id_of(name) if name is not None else None for role, name in names.items()})
+
+
+def names_in_siblings(files: Mapping[str, bytes]) -> dict[str, str | None]:
+    """The special tokens that the files beside a tokenizer name; none where a file says that there is no such token.
+
+    Raises:
+        ValueError: a file is not a JSON object.
+    """
+    names: dict[str, str | None] = {}
+    for file_name in SIBLINGS:
+        if file_name not in files:
+            continue
+        try:
+            content = json.loads(files[file_name])
+        except RecursionError:
+            raise ValueError(f"{file_name} is nested too deeply") from None
+        if not isinstance(content, dict):
+            raise ValueError(f"{file_name} is no JSON object")
+        for role in ROLES:
+            if role not in names and f"{role}_token" in content:
+                names[role] = _name(content[f"{role}_token"])
+    return names
+
+
+def _name(value: Any) -> str | None:
+    """A token is named by a string, or by an object that holds it as its content."""
+    name = value.get("content") if isinstance(value, dict) else value
+    return name if isinstance(name, str) else None

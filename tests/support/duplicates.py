@@ -1,0 +1,199 @@
+"""Documents and their keys as the read stage leaves them, corpora with planted look-alikes, and the plain truth about them."""
+
+from __future__ import annotations
+
+import random
+import re
+import textwrap
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_pipeline.config import DedupSettings, Kind
+from data_pipeline.dedup.candidates import read_pairs
+from data_pipeline.dedup.duplicates import Duplicates, PartitionKeys, find_duplicates
+from data_pipeline.dedup.keys import KeyWriter
+from data_pipeline.dedup.overlap import load_benchmarks
+from data_pipeline.dedup.signatures import sign
+from data_pipeline.documents import document_id
+from data_pipeline.sources.builtin import code_files, standard_library
+from data_pipeline.tasks import TableWriter, read_batches
+from data_pipeline.textbatch import TextBatch
+
+__all__ = ["Fates", "find", "found_pairs", "naive_fates", "plant", "read_fates", "run_inline", "true_pairs", "write_documents"]
+
+_TEXT_SCHEMA = pa.schema([("id", pa.uint64()), ("text", pa.large_string())])
+_ROWS = 100  # documents of one record batch
+_ALL_IDS = (0, (1 << 64) - 1)
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Fates:
+    """What the stage says about each document, by its index in the corpus."""
+
+    fates: list[int]
+    leaders: list[int]
+    split_keys: list[bytes]
+
+
+def run_inline(_name: str, function: Callable[[Any], Any], tasks: list[Any], sizes: Sequence[int], _kind: object) -> list[Any]:
+    """Runs a stage's tasks one after the other."""
+    assert len(tasks) == len(sizes)
+    return [function(task) for task in tasks]
+
+
+def find(
+    work: Path,
+    texts: Sequence[str],
+    settings: DedupSettings,
+    *,
+    per_partition: int = 50,
+    sources: Sequence[str] = ("one",),
+    kinds: Sequence[Kind] | None = None,
+    run: Callable[..., list[Any]] = run_inline,
+    **options: Any,
+) -> tuple[Duplicates, Fates]:
+    """Writes a corpus, looks for duplicates, and reads what was decided."""
+    partitions = write_documents(work, texts, settings, per_partition, sources, kinds)
+    duplicates = find_duplicates(run, partitions, settings, work, **options)
+    return duplicates, read_fates(work, len(texts), per_partition)
+
+
+def write_documents(
+    work: Path,
+    texts: Sequence[str],
+    settings: DedupSettings,
+    per_partition: int,
+    sources: Sequence[str] = ("one",),
+    kinds: Sequence[Kind] | None = None,
+) -> list[PartitionKeys]:
+    """Text and key tables of a corpus; partitions belong to the sources in turn, and every second ordinal was rejected."""
+    partitions = []
+    index = load_benchmarks(settings.benchmarks, settings.benchmark_words)
+    for number, begin in enumerate(range(0, len(texts), per_partition)):
+        members = texts[begin : begin + per_partition]
+        ids = [document_id(number, 2 * place) for place in range(len(members))]
+        name = f"{number:06d}"
+        with TableWriter(work / "text" / name, _TEXT_SCHEMA) as table, KeyWriter(work / "keys" / name, settings) as keys:
+            for first in range(0, len(members), _ROWS):
+                rows = slice(first, first + _ROWS)
+                batch = TextBatch([text.encode() for text in members[rows]])
+                table.write(
+                    pa.record_batch([pa.array(ids[rows], pa.uint64()), pa.array(members[rows], pa.large_string())], _TEXT_SCHEMA)
+                )
+                of_each = (kinds or ["prose"] * len(texts))[begin : begin + per_partition][rows]
+                keys.add(ids[rows], sign(batch, range(len(batch)), of_each, settings), index.count(batch))
+        partitions.append(PartitionKeys(number, sources[number % len(sources)], len(members)))
+    return partitions
+
+
+def read_fates(work: Path, num_documents: int, per_partition: int) -> Fates:
+    """The tables of all partitions, with places in the corpus instead of ids."""
+    rows = [
+        row
+        for number in range(-(-num_documents // per_partition))
+        for batch in read_batches(work / "duplicates" / f"{number:06d}")
+        for row in batch.to_pylist()
+    ]
+    place = {row["id"]: index for index, row in enumerate(rows)}
+    return Fates([row["fate"] for row in rows], [place[row["leader"]] for row in rows], [row["split_key"] for row in rows])
+
+
+def found_pairs(work: Path, per_partition: int) -> set[Pair]:
+    """The pairs of similar documents, equal ones included, as places in the corpus, the later first."""
+    tables = [path.with_suffix("") for path in (work / "duplicates").glob("*.arrow") if re.search("verify|copies", path.name)]
+    later, earlier = (_places(ids, per_partition) for ids in read_pairs(tables, *_ALL_IDS))
+    return set(zip(later, earlier, strict=True))
+
+
+def _places(ids: np.ndarray, per_partition: int) -> list[int]:
+    return ((ids >> np.uint64(32)) * np.uint64(per_partition) + (ids & np.uint64(0xFFFFFFFF)) // np.uint64(2)).tolist()
+
+
+def shingles_of(text: str, num_words: int) -> set[tuple[str, ...]]:
+    """Runs of words, found in the plainest way; for ASCII texts."""
+    words = re.findall(r"[a-z0-9_']+", text.lower())
+    return {tuple(words[place : place + num_words]) for place in range(max(len(words) - num_words + 1, min(len(words), 1)))}
+
+
+def true_pairs(texts: Sequence[str], settings: DedupSettings) -> dict[Pair, float]:
+    """All pairs with at least the threshold's similarity, the later first, and how similar they are: every pair is compared."""
+    sets = [shingles_of(text, settings.shingle_words) for text in texts]
+    owners = defaultdict(list)
+    for place, members in enumerate(sets):
+        for member in members:
+            owners[member].append(place)
+    common = Counter(pair for places in owners.values() for pair in combinations(places, 2))
+    similarity = {(later, earlier): n / (len(sets[later]) + len(sets[earlier]) - n) for (earlier, later), n in common.items()}
+    return {pair: value for pair, value in similarity.items() if value >= settings.threshold}
+
+
+def naive_fates(num_documents: int, copies: dict[int, int], similar: Iterable[Pair], max_cluster: int) -> list[tuple[int, int]]:
+    """Fate and leader of each document, decided one by one; shares nothing with the real thing."""
+    earlier_of = defaultdict(set)
+    for later, earlier in similar:
+        earlier_of[later].add(earlier)
+    absorbed: Counter[int] = Counter()
+    decided: list[tuple[int, int]] = []
+    for document in range(num_documents):
+        if document in copies:
+            decided.append((1, decided[copies[document]][1]))
+            continue
+        kept = (other for other in sorted(earlier_of[document]) if decided[other][0] == 0 and absorbed[other] < max_cluster)
+        leader = next(kept, document)
+        absorbed[leader] += leader != document
+        decided.append((0 if leader == document else 2, leader))
+    return decided
+
+
+def plant(
+    num_bases: int, rates: Sequence[float], *, families: bool = False, seed: int = 0, num_words: int = 300
+) -> tuple[list[str], list[tuple[int, float | None]]]:
+    """Passages of the standard library's source, and edited copies of them, in random order.
+
+    A passage has one copy, its rate taken from `rates` in turn, or in families a copy for each. Returns the texts, and for each the
+    number of its passage and the share of the words that were replaced, removed or put in: None for the passage itself.
+    """
+    generator = random.Random(seed)
+    bases = list(_bases(num_bases, num_words))
+    vocabulary = sorted({word for base in bases for word in base})
+    made: list[tuple[Sequence[str], tuple[int, float | None]]] = []
+    for number, base in enumerate(bases):
+        made.append((base, (number, None)))
+        for rate in rates if families else [rates[number % len(rates)]]:
+            made.append((edit(base, rate, vocabulary, generator), (number, rate)))
+    generator.shuffle(made)
+    return [textwrap.fill(" ".join(words), 100) for words, _ in made], [origin for _, origin in made]
+
+
+def _bases(num_bases: int, num_words: int) -> Iterator[list[str]]:
+    words: list[str] = []
+    for path in sorted(code_files(standard_library())):
+        words += re.findall(r"[A-Za-z0-9_']+", path.read_text("utf-8", "ignore"))
+        while len(words) >= num_words:
+            yield words[:num_words]
+            del words[:num_words]
+            num_bases -= 1
+            if not num_bases:
+                return
+    raise AssertionError("the standard library is shorter than that")
+
+
+def edit(words: Sequence[str], rate: float, vocabulary: Sequence[str], generator: random.Random) -> list[str]:
+    """`words` with the share `rate` of them replaced, removed, or followed by another."""
+    edited: list[str] = []
+    for word in words:
+        kind = generator.choice(("replace", "remove", "insert")) if generator.random() < rate else "keep"
+        if kind in ("keep", "insert"):
+            edited.append(word)
+        if kind in ("replace", "insert"):
+            edited.append(generator.choice(vocabulary))
+    return edited

@@ -1,0 +1,54 @@
+"""How many faults are injected, and by which seeds: a sample by default, the counts of the full campaign with `FAULTS=full`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["count", "peak_growth_bytes", "seeds"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_MEASURE = """
+import re, sys
+from pathlib import Path
+def _peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
+{prepare}
+Path("/proc/self/clear_refs").write_text("5")
+_before = _peak()
+{action}
+print(_peak() - _before)
+"""
+
+
+def count(sample: int, full: int) -> int:
+    """`full` in a full campaign, else `sample`."""
+    return full if os.environ.get("FAULTS") == "full" else sample
+
+
+def seeds(sample: int, full: int) -> Iterator[int]:
+    """The seeds of so many injections; each is printed first, so that pytest shows the failing one last.
+
+    `FAULTS_SEED=n` begins with seed n.
+    """
+    begin = int(os.environ.get("FAULTS_SEED", "0"))
+    for seed in range(begin, begin + count(sample, full)):
+        print(f"seed {seed}: FAULTS_SEED={seed} begins with it")
+        yield seed
+
+
+def peak_growth_bytes(prepare: str, action: str, *arguments: str | Path) -> int:
+    """By how much the resident memory of a fresh process grows at most while it runs `action`, after `prepare`, both code.
+
+    The arguments are in `sys.argv`. Only Linux tells.
+    """
+    code = _MEASURE.format(prepare=prepare, action=action)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.splitlines()[-1])

@@ -1,0 +1,96 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_pipeline.config import DedupSettings
+from data_pipeline.dedup import keys as module
+from data_pipeline.dedup.keys import KeyWriter, entries_path, read_keys
+from data_pipeline.dedup.signatures import choose_bands, fold_digest, sign
+from data_pipeline.dedup.texts import Texts
+from data_pipeline.dedup.verify import ShingleCache
+from data_pipeline.documents import document_id
+from data_pipeline.tasks import read_batches
+from data_pipeline.textbatch import TextBatch
+from tests.support.duplicates import plant, shingles_of, write_documents
+
+SETTINGS = DedupSettings()
+TEXTS = ["first text of all", "", "another text", "first TEXT of all", "!!!"]
+
+
+def write(output: Path, texts: list[str], settings: DedupSettings, *, at_once: int, overlaps: list[int] | None = None) -> None:
+    with KeyWriter(output, settings) as writer:
+        for begin in range(0, len(texts), at_once):
+            rows = slice(begin, begin + at_once)
+            batch = TextBatch([text.encode() for text in texts[rows]])
+            ids = [document_id(3, place) for place in range(len(texts))[rows]]
+            kinds = ["prose"] * len(batch)
+            writer.add(ids, sign(batch, range(len(batch)), kinds, settings), overlaps[rows] if overlaps else None)
+
+
+def entries(output: Path) -> list[tuple[int, int, int]]:
+    return sorted(tuple(row.values()) for batch in read_batches(entries_path(output)) for row in batch.to_pylist())
+
+
+def test_keys_are_there_in_the_order_of_the_documents_and_as_sorted_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "at-once", TEXTS, SETTINGS, at_once=9)
+    monkeypatch.setattr(module, "_RUN_DOCUMENTS", 2)
+    write(tmp_path / "in-runs", TEXTS, SETTINGS, at_once=1)
+    runs = [batch.column("key").to_numpy() for batch in read_batches(entries_path(tmp_path / "in-runs"))]
+    assert len(runs) == 3
+    assert all((run[:-1] <= run[1:]).all() for run in runs)
+    assert entries(tmp_path / "at-once") == entries(tmp_path / "in-runs")
+    for name in ("at-once", "in-runs"):
+        ids, digests, overlaps = read_keys(tmp_path / name)
+        assert ids.tolist() == [document_id(3, place) for place in range(5)]
+        assert [digest.tobytes() for digest in digests] == [fold_digest(text.encode(), "prose") for text in TEXTS]
+        assert not overlaps.any()
+
+
+def test_a_document_has_one_entry_and_one_for_each_band_where_it_has_words(tmp_path: Path) -> None:
+    write(tmp_path / "keys", TEXTS, SETTINGS, at_once=9)
+    ordinals = np.array([ordinal for _, _, ordinal in entries(tmp_path / "keys")])
+    with_words = 1 + choose_bands(SETTINGS).num_bands
+    assert np.bincount(ordinals).tolist() == [with_words, 1, with_words, with_words, 1]
+    is_digest = [key & 1 for key, _, _ in entries(tmp_path / "keys")]
+    assert sum(is_digest) == len(TEXTS)
+
+
+def test_what_is_dropped_for_a_benchmark_has_no_entries(tmp_path: Path) -> None:
+    write(tmp_path / "keys", TEXTS, DedupSettings(benchmark_overlaps=2), at_once=2, overlaps=[2, 0, 1, 5, 0])
+    assert {ordinal for _, _, ordinal in entries(tmp_path / "keys")} == {1, 2, 4}
+    assert read_keys(tmp_path / "keys")[2].tolist() == [2, 0, 1, 5, 0]
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, DedupSettings(near=False), DedupSettings(exact=False, near=False)])
+def test_a_batch_or_a_partition_without_documents_has_no_keys(tmp_path: Path, settings: DedupSettings) -> None:
+    with KeyWriter(tmp_path / "empty", settings) as writer:
+        writer.add([], sign(TextBatch([b"rejected"]), [], [], settings))
+    assert [len(column) for column in read_keys(tmp_path / "empty")] == [0, 0, 0]
+    assert entries(tmp_path / "empty") == []
+
+
+def test_texts_are_found_by_their_ids_in_any_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data_pipeline.dedup.texts._OPEN_FILES", 2)
+    expected = [f"text number {place} é" for place in range(450)]
+    write_documents(tmp_path, expected, SETTINGS, per_partition=210)
+    texts = Texts(tmp_path / "text")
+    for place in np.random.default_rng(0).permutation(450).tolist():
+        identity = document_id(place // 210, place % 210 * 2)
+        assert texts.read(identity).decode() == expected[place]
+        assert texts.size(identity) == len(expected[place].encode())
+    for missing in (document_id(0, 1), document_id(0, 500), document_id(2, 59)):
+        with pytest.raises(KeyError, match="no document with id"):
+            texts.read(missing)
+
+
+def test_forgotten_shingles_are_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data_pipeline.dedup.verify._CACHE_BYTES", 1000)
+    texts, _ = plant(20, (0.0,))
+    write_documents(tmp_path, texts, SETTINGS, per_partition=100)
+    cache = ShingleCache(Texts(tmp_path / "text"), 5)
+    for places in ({0, 1}, {1, 2, 3}, set(range(20)), {0, 19}):
+        cache.load({2 * place for place in places})
+        assert all(len(cache[2 * place]) == len(shingles_of(texts[place], 5)) for place in places)
+    with pytest.raises(KeyError):
+        cache[2 * 7]

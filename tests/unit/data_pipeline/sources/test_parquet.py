@@ -1,0 +1,204 @@
+import io
+import os
+import signal
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data_pipeline.config import LimitSettings, RecordSettings
+from data_pipeline.documents import Document, Reason, Rejection
+from data_pipeline.sources import parquet as parquet_module
+from data_pipeline.sources.decoding import Origin
+from data_pipeline.sources.parquet import read_parquet
+from data_pipeline.sources.streams import Budget, StreamError
+
+ORIGIN = Origin("a.parquet", "web", "html")
+
+
+def parquet(columns: dict[str, Any], **options: Any) -> bytes:
+    output = io.BytesIO()
+    pq.write_table(pa.table(columns), output, **options)
+    return output.getvalue()
+
+
+def read(data: bytes, limits: LimitSettings | None = None, **records: object) -> list[Document | Rejection]:
+    limits = limits or LimitSettings()
+    budget = Budget(limits, lambda: len(data))
+    return list(read_parquet(io.BytesIO(data), len(data), ORIGIN, RecordSettings.model_validate(records), limits, budget))
+
+
+def outcomes(items: list[Document | Rejection]) -> list[str]:
+    return [item.text if isinstance(item, Document) else f"<{item.reason}>" for item in items]
+
+
+def refusal(data: bytes, limits: LimitSettings | None = None, **records: object) -> StreamError:
+    with pytest.raises(StreamError) as caught:
+        read(data, limits, **records)
+    return caught.value
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd", "gzip", "lz4", "brotli"])
+def test_rows_become_documents_in_order(compression: str) -> None:
+    texts = [f"{number} é\n" * (number % 7) for number in range(500)]
+    items = read(parquet({"id": range(500), "text": texts}, compression=compression, row_group_size=130))
+    assert outcomes(items) == texts
+    assert items[3] == ORIGIN.document(texts[3], 4, 0)
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.binary(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())], ids=str
+)
+def test_texts_of_every_type_are_read(kind: pa.DataType) -> None:
+    column = pa.array(["a", None, "b", ""], pa.string()).cast(kind)
+    assert outcomes(read(parquet({"text": column}))) == ["a", "<text-not-a-string>", "b", ""]
+
+
+def test_a_text_that_is_no_utf8_is_rejected_with_its_row() -> None:
+    column = pa.Array.from_buffers(pa.string(), 2, pa.array([b"good", b"caf\xe9"]).buffers())
+    good, bad = read(parquet({"text": column}))
+    assert isinstance(good, Document)
+    assert isinstance(bad, Rejection)
+    assert (bad.reason, bad.line, bad.sample) == (Reason.INVALID_UTF8, 2, "caf\\xe9")
+
+
+def test_a_text_over_the_limit_is_rejected_and_the_next_one_is_read() -> None:
+    assert outcomes(read(parquet({"text": ["x" * 65, "x" * 64]}), LimitSettings(max_line_bytes=64))) == [
+        "<field-too-large>",
+        "x" * 64,
+    ]
+
+
+def test_other_columns_can_come_along_as_strings_and_numbers() -> None:
+    columns = {
+        "text": ["t", "u"],
+        "url": ["é", None],
+        "n": [7, None],
+        "x": [float("nan"), 0.5],
+        "ok": [True, None],
+        "when": pa.array([0, None], pa.timestamp("s")),
+        "price": [Decimal("1.50"), None],
+        "tags": [["a"], None],
+        "bytes": [b"\xff", None],
+    }
+    first, second = read(parquet(columns), metadata=[*columns, "missing"])
+    assert isinstance(first, Document)
+    assert isinstance(second, Document)
+    assert first.metadata == (
+        r'{"bytes":"\\xff","n":7,"ok":true,"price":"1.50","text":"t","url":"é","when":"1970-01-01 00:00:00.000"}'
+    )
+    assert second.metadata == '{"text":"u","x":0.5}'
+
+
+def test_many_large_rows_are_no_burden() -> None:
+    texts = ["x" * 300_000] * 100
+    assert outcomes(read(parquet({"text": texts}, use_dictionary=False, compression="none"))) == texts
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason", "detail"),
+    [
+        ({"body": ["a"]}, Reason.NO_TEXT_FIELD, "column 'text' is not there; there are 'body'; see records.text_field"),
+        ({"text": [1]}, Reason.TEXT_NOT_A_STRING, "column 'text' is of type int64"),
+        ({"text": [["a"]]}, Reason.TEXT_NOT_A_STRING, "column 'text' is of type list"),
+    ],
+)
+def test_a_file_without_texts_is_refused_with_what_is_there(columns: dict[str, Any], reason: Reason, detail: str) -> None:
+    error = refusal(parquet(columns))
+    assert error.reason == reason
+    assert error.detail.startswith(detail)
+
+
+def test_a_column_that_stands_twice_is_refused() -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    output = io.BytesIO()
+    pq.write_table(table, output)
+    assert refusal(output.getvalue()).reason == Reason.DUPLICATE_KEY
+
+
+GOOD = parquet({"text": ["some words"] * 100})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"PAR1", b"no parquet at all", GOOD[:-20], GOOD[:-8] + b"\xff\xff\xff\x7f" + GOOD[-4:], b"PAR1" + bytes(100) + b"PAR1"],
+    ids=["empty", "magic", "words", "cut short", "footer of 2 GiB", "zeros"],
+)
+def test_a_damaged_file_is_refused(data: bytes) -> None:
+    assert refusal(data).reason == Reason.CORRUPT_PARQUET
+
+
+def test_a_bomb_is_given_up_at_the_budget() -> None:
+    bomb = parquet({"text": ["x" * 100_000] * 500}, compression="zstd")
+    assert len(bomb) < 20_000
+    error = refusal(bomb)
+    assert error.reason == Reason.DECOMPRESSION_BUDGET
+
+
+def test_rows_that_are_no_texts_spend_the_budget_too() -> None:
+    bomb = parquet({"text": pa.nulls(100_000, pa.string())})
+    assert refusal(bomb, LimitSettings(max_decompressed_bytes=50_000)).reason == Reason.DECOMPRESSION_BUDGET
+
+
+def test_a_file_that_needs_more_memory_than_allowed_is_refused() -> None:
+    giant = parquet({"text": ["x" * (100 << 20)]}, compression="zstd", use_dictionary=False)
+    limits = LimitSettings(reader_memory_bytes=64 << 20, max_expansion=10**6)
+    assert refusal(giant, limits).reason == Reason.READER_MEMORY
+
+
+@pytest.mark.parametrize(
+    ("program", "detail"),
+    [
+        ("import os; os.abort()", "its reader was ended by SIGABRT"),
+        ("raise SystemExit(7)", "its reader ended with status 7"),
+        ("import os; os.write(1, b'B' + b'\\xff' * 8)", "its reader sent a message of -1 bytes"),
+        ("import os; os.write(1, b'R' + bytes([16]) + bytes(7) + b'\\xff' * 16)", "its reader asked for -1 bytes at -1"),
+    ],
+)
+def test_whatever_a_child_does_is_a_rejection_here(
+    program: str, detail: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path_factory.mktemp("child") / "child.py"
+    child.write_text(program)
+    monkeypatch.setattr(parquet_module, "_CHILD", child)
+    error = refusal(GOOD)
+    assert error.reason == Reason.CORRUPT_PARQUET
+    assert error.detail.startswith(detail)
+
+
+def test_a_silent_child_is_ended(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = tmp_path_factory.mktemp("child") / "child.py"
+    child.write_text("while True: pass")
+    monkeypatch.setattr(parquet_module, "_CHILD", child)
+    monkeypatch.setattr(parquet_module, "_SILENCE_S", 0.2)
+    assert "silent" in refusal(GOOD).detail
+
+
+def test_a_child_ends_with_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    popen = parquet_module.subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        process = popen(*arguments, **options)
+        started.append(process.pid)
+        return process
+
+    monkeypatch.setattr(parquet_module.subprocess, "Popen", start)
+    limits = LimitSettings()
+    items = read_parquet(io.BytesIO(GOOD), len(GOOD), ORIGIN, RecordSettings(), limits, Budget(limits, lambda: len(GOOD)))
+    next(items)
+    items.close()  # type: ignore[attr-defined]
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], signal.SIG_DFL)
+
+
+def test_a_child_knows_no_secrets_of_its_parent(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = tmp_path_factory.mktemp("child") / "environment"
+    child = seen.with_suffix(".py")
+    child.write_text(f"import os; open({str(seen)!r}, 'w').write(repr(os.environ))")
+    monkeypatch.setattr(parquet_module, "_CHILD", child)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-value")
+    refusal(GOOD)
+    assert "canary-value" not in seen.read_text()

@@ -1,0 +1,307 @@
+import io
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from data_pipeline.config import LimitSettings, PrepareConfig
+from data_pipeline.documents import Document
+from data_pipeline.errors import SourceError
+from data_pipeline.partitions import cut_into_partitions
+from data_pipeline.sources import storage
+from data_pipeline.sources.inputs import InputFile, find_inputs, remember_digests
+from data_pipeline.sources.readers import read_part
+from data_pipeline.sources.storage import Location, check_unchanged, digest, list_files, open_file
+
+LIMITS = LimitSettings(retry_wait_s=0)
+LINES = b"".join(b'{"text": "line %d"}\n' % number for number in range(500))
+
+
+@pytest.fixture(autouse=True)
+def store() -> Iterator[MemoryFileSystem]:
+    memory = fsspec.filesystem("memory")
+    yield memory
+    memory.store.clear()
+    memory.pseudo_dirs[:] = [""]
+
+
+def find(*sources: str, known: Path = Path("/nowhere"), **settings: Any) -> tuple[InputFile, ...]:
+    return find_inputs(PrepareConfig(sources=sources, limits={"retry_wait_s": 0}, **settings), known)
+
+
+def texts(files: tuple[InputFile, ...], **settings: Any) -> list[str]:
+    config = PrepareConfig(sources=("x",), limits={"retry_wait_s": 0}, **settings)
+    parts = [part for partition in cut_into_partitions(files, config.partition_bytes) for part in partition.parts]
+    items = [item for part in parts for item in read_part(part, config)]
+    return [item.text for item in items if isinstance(item, Document)]
+
+
+def test_a_folder_a_file_and_a_pattern_of_a_store_are_sources(store: MemoryFileSystem) -> None:
+    for name in ("/data/books/a.txt", "/data/books/old/b.md", "/data/books/c.bin", "/data/books/.d.txt", "/data/web/e.jsonl"):
+        store.pipe(name, b"some text")
+    found = find("memory://data/books", "memory://data/web/e.jsonl", "memory://data/*/*.txt")
+    assert [(file.source, file.path) for file in found] == [
+        ("books", "a.txt"),
+        ("books", "old/b.md"),
+        ("e", "e.jsonl"),
+        ("data", "books/.d.txt"),
+        ("data", "books/a.txt"),
+    ]
+
+
+def test_a_large_file_of_a_store_is_read_in_ranges(store: MemoryFileSystem) -> None:
+    store.pipe("/data/a.jsonl", LINES)
+    assert texts(find("memory://data/a.jsonl"), partition_bytes=1024) == [f"line {number}" for number in range(500)]
+
+
+@pytest.mark.parametrize("url", ["memory://data/none", "memory://data/*.txt"])
+def test_what_is_not_there_is_refused_or_replaced_by_the_built_in_corpus(url: str) -> None:
+    with pytest.raises(SourceError, match=r"no such file or folder|no file matches"):
+        find(url)
+    assert {file.source for file in find(url, if_empty="builtin")} == {"stdlib-code", "stdlib-manual"}
+
+
+def test_a_file_of_a_store_that_changes_or_goes_is_refused(store: MemoryFileSystem) -> None:
+    store.pipe("/data/a.txt", b"before")
+    found = find("memory://data")
+    store.pipe("/data/a.txt", b"after!")
+    with pytest.raises(SourceError, match=r"memory://data/a\.txt changed while it was being prepared"):
+        texts(found)
+    store.rm("/data/a.txt")
+    with pytest.raises(SourceError, match=r"memory://data/a\.txt disappeared while it was being prepared"):
+        texts(found)
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    [file] = find(str(tmp_path))
+    [partition] = cut_into_partitions([file], 1 << 20)
+    items = read_part(partition.parts[0], PrepareConfig(sources=("x",)))
+    next(items)
+    with (tmp_path / "a.jsonl").open("ab") as appended:
+        appended.write(b"{}\n")
+    with pytest.raises(SourceError, match=r"a\.jsonl changed while it was being prepared"):
+        list(items)
+
+
+class Flaky:
+    """A store's file that fails after every so many bytes, each time in another way."""
+
+    def __init__(self, data: bytes, failures: list[Exception], bytes_between: int) -> None:
+        self._data = data
+        self._failures = failures
+        self._between = bytes_between
+        self.opened_at: list[int] = []
+
+    def open(self, *_: object, **__: object) -> Any:
+        flaky, inner = self, io.BytesIO(self._data)
+
+        class File:
+            def seek(self, offset: int) -> None:
+                flaky.opened_at.append(offset)
+                self._left = flaky._between
+                inner.seek(offset)
+
+            def read(self, size: int) -> bytes:
+                if self._left <= 0 and flaky._failures:
+                    raise flaky._failures.pop(0)
+                data = inner.read(min(size, max(self._left, 1)))
+                self._left -= len(data)
+                return data
+
+            def close(self) -> None:
+                pass
+
+        return File()
+
+
+def read_flaky(monkeypatch: pytest.MonkeyPatch, flaky: Flaky, num_bytes: int, limits: LimitSettings = LIMITS) -> bytes:
+    monkeypatch.setattr(storage, "_store", lambda url: flaky)
+    with open_file(Location("bucket/a.txt", "s3://key:hunter2@bucket/a.txt?sig=hunter2"), num_bytes, limits) as file:
+        return b"".join(iter(lambda: file.read(7), b""))
+
+
+def test_reading_goes_on_where_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [OSError("reset"), TimeoutError(), RuntimeError("whatever a backend raises")]
+    flaky = Flaky(bytes(range(100)), failures, 30)
+    assert read_flaky(monkeypatch, flaky, 100) == bytes(range(100))
+    assert flaky.opened_at == [0, 30, 60, 90]
+
+
+def test_failures_count_in_a_row_and_progress_forgives_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    flaky = Flaky(bytes(100), [OSError() for _ in range(9)], 10)
+    assert read_flaky(monkeypatch, flaky, 100, LimitSettings(retries=1, retry_wait_s=0)) == bytes(100)
+
+
+def test_waits_double_up_to_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(storage.time, "sleep", waits.append)
+    with pytest.raises(SourceError):
+        read_flaky(monkeypatch, Flaky(b"x", [OSError()] * 9, 0), 1, LimitSettings(retries=8))
+    assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30]
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        (OSError(5, "https://host/a?sig=hunter2"), "reading failed 6 times, at last with OSError 5; run the same command again"),
+        (PermissionError("key hunter2 is not allowed"), "access is refused; check the credentials in the environment"),
+    ],
+)
+def test_a_final_failure_names_the_address_without_its_secrets(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: Exception, message: str
+) -> None:
+    with caplog.at_level(logging.DEBUG), pytest.raises(SourceError) as caught:
+        read_flaky(monkeypatch, Flaky(b"data", [failure] * 99, 0), 4)
+    assert str(caught.value) == f"s3://bucket/a.txt: {message}"
+    assert caught.value.__suppress_context__
+    assert "hunter2" not in caplog.text + repr(caught.value)
+
+
+def test_a_file_that_ends_too_early_is_no_whole_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SourceError, match="reading failed 6 times, at last with OSError"):
+        read_flaky(monkeypatch, Flaky(bytes(50), [], 1000), 100)
+
+
+def test_a_server_that_only_sends_from_the_beginning_is_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FromTheBeginning:
+        def open(self, name: str, mode: str, block_size: int) -> Any:
+            class File(io.BytesIO):
+                def read(self, size: int | None = -1) -> bytes:
+                    if block_size:
+                        raise ValueError("The HTTP server doesn't appear to support range requests")
+                    return super().read(size)
+
+                def seek(self, offset: int, whence: int = 0) -> int:
+                    if not block_size:
+                        raise ValueError("Cannot seek streaming HTTP file")
+                    return super().seek(offset, whence)
+
+            return File(bytes(range(200)))
+
+    monkeypatch.setattr(storage, "_store", lambda url: FromTheBeginning())
+    with open_file(Location("a", "http://host/a"), 200, LIMITS) as file:
+        file.seek(150)
+        assert file.read(10) == bytes(range(150, 160))
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://key:hunter2@bucket/a/b.txt?versionId=hunter2", "s3://bucket/a/b.txt"),
+        ("https://me:hunter2@host:80/a/b.txt?token=hunter2&x=y/z#hunter2", "https://host:80/a/b.txt"),
+        ("https://host/a@b.txt", "https://host/a@b.txt"),
+        ("memory://a\x1b.txt", r"memory://a\x1b.txt"),
+    ],
+)
+def test_an_address_is_shown_without_its_secrets(url: str, shown: str) -> None:
+    assert str(Location(url, url)) == repr(Location(url, url)) == shown
+
+
+@pytest.mark.parametrize(
+    ("info", "checksum"),
+    [
+        ({"lfs": {"sha256": "ab"}, "blob_id": "cd"}, "sha256:ab"),
+        ({"md5Hash": "x==", "etag": "y"}, "md5:x=="),
+        ({"ETag": '"abc-2"', "LastModified": 7}, "etag:abc-2"),
+        ({"blob_id": "cd"}, "git:cd"),
+        ({"Last-Modified": "Sat"}, "modified:Sat"),
+        ({"size": 7}, ""),
+    ],
+)
+def test_a_file_of_a_store_is_known_by_the_best_checksum_there_is(info: dict[str, Any], checksum: str) -> None:
+    assert storage._checksum(info) == checksum
+
+
+def test_a_file_without_any_checksum_is_known_by_its_content(store: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.pipe("/data/a.txt", b"some text")
+    monkeypatch.setattr(storage, "_checksum", lambda info: "")
+    [file] = find("memory://data")
+    assert file.checksum == digest(file.location, 9, LIMITS)
+    check_unchanged(file.location, file.bytes, file.stamp, LIMITS)
+
+
+def test_a_checksum_of_content_is_the_same_identity_as_on_this_machine(
+    store: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_bytes(b"some text")
+    store.pipe("/data/a.txt", b"some text")
+    [here] = find(str(tmp_path / "data"))
+    monkeypatch.setattr(storage, "_checksum", lambda info: here.checksum)
+    [there] = find("memory://data")
+    assert there.identity == here.identity
+    monkeypatch.setattr(storage, "_checksum", lambda info: "etag:1")
+    [other] = find("memory://data")
+    assert other.identity == {"source": "data", "path": "a.txt", "bytes": 9, "checksum": "etag:1"}
+
+
+class WebServer:
+    """A store that knows files by their whole addresses, as web servers do."""
+
+    def _strip_protocol(self, url: str) -> str:
+        return url
+
+    def invalidate_cache(self) -> None:
+        pass
+
+    def info(self, name: str) -> dict[str, Any]:
+        return {"name": name, "size": 9, "type": "file", "ETag": "1"}
+
+    def open(self, name: str, *_: object, **__: object) -> io.BytesIO:
+        return io.BytesIO(b"some text")
+
+
+def test_no_secret_of_an_address_is_written_down(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(storage, "_store", lambda url: WebServer())
+    url = "https://me:hunter2@host/dir/a.txt?sig=hunter2/x"
+    with caplog.at_level(logging.DEBUG):
+        found = find(url)
+    assert [(file.source, file.path, str(file.location)) for file in found] == [("a", "a.txt", "https://host/dir/a.txt")]
+    assert texts(found) == ["some text"]
+    remember_digests(found, tmp_path / "inputs.json")
+    written = (tmp_path / "inputs.json").read_text() + repr([(file, file.identity) for file in found])
+    assert "hunter2" not in written + caplog.text
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(url: str) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(storage.fsspec.core, "url_to_fs", missing)
+    with pytest.raises(SourceError, match=r"^s3://bucket/a: s3:// needs a package .*: python -m pip install s3fs$"):
+        list_files("s3://key:hunter2@bucket/a?sig=hunter2", LIMITS)
+
+
+def test_an_unknown_store_is_refused() -> None:
+    with pytest.raises(SourceError, match=r"^nowhere://a: nowhere:// is no store that fsspec knows"):
+        list_files("nowhere://a", LIMITS)
+
+
+def test_a_server_that_hides_the_size_is_refused(store: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.pipe("/data/a.txt", b"some text")
+    monkeypatch.setattr(type(store), "info", lambda self, path, **_: {"name": path, "type": "file", "size": None})
+    with pytest.raises(SourceError, match="does not tell its size; download it"):
+        list_files("memory://data/a.txt", LIMITS)
+
+
+def test_a_store_that_says_not_found_for_other_failures_is_asked_again(
+    store: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.pipe("/data/a.txt", b"some text")
+    failures = [OSError("connection refused")]
+    info = type(store).info
+
+    def flaky(self: Any, path: str, **options: Any) -> Any:
+        if failures:
+            raise FileNotFoundError(path) from failures.pop()
+        return info(self, path, **options)
+
+    monkeypatch.setattr(type(store), "info", flaky)
+    assert [file.path for file in list_files("memory://data/a.txt", LIMITS).files] == ["a.txt"]

@@ -1,0 +1,41 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipeline.balance import copies_of_documents, repeats_of_groups
+
+groups = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 10**12), min_size=1)
+weights = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 100))
+
+
+@given(groups, weights, st.floats(1, 10))
+def test_shares_come_out_as_weights_and_nothing_is_repeated_more_often_than_allowed(
+    tokens: dict[str, int], weight: dict[str, float], max_repeats: float
+) -> None:
+    repeats = repeats_of_groups(tokens, weight, max_repeats)
+    taken = {group: tokens[group] * repeat for group, repeat in repeats.items()}
+    assert all(repeat <= max_repeats * (1 + 1e-12) for repeat in repeats.values())
+    total, total_weight = sum(taken.values()), sum(weight.get(group, 1.0) for group in taken)
+    for group, count in taken.items():
+        assert count / total == pytest.approx(weight.get(group, 1.0) / total_weight)
+    if repeats:
+        assert max(repeats.values()) == pytest.approx(max_repeats)  # as much is taken as the weights allow
+
+
+def test_a_group_of_weight_0_is_left_out_and_others_are_not() -> None:
+    assert repeats_of_groups({"a": 100, "b": 50}, {"a": 0.0}, 1.0) == {"a": 0.0, "b": 1.0}
+
+
+@given(st.floats(0, 5), st.integers(0, 2**63 - 1))
+def test_documents_are_taken_as_often_as_asked_on_average(repeats: float, seed: int) -> None:
+    copies = copies_of_documents(np.arange(4000, dtype=np.uint64), repeats, seed)
+    assert abs(copies.mean() - repeats) < 0.05
+    assert set(copies.tolist()) <= {int(repeats), int(repeats) + 1}
+
+
+def test_a_document_is_taken_by_its_id_alone() -> None:
+    ids = np.arange(1000, dtype=np.uint64)
+    whole = copies_of_documents(ids, 0.5, 7)
+    assert copies_of_documents(ids[300:400], 0.5, 7).tolist() == whole[300:400].tolist()
+    assert copies_of_documents(ids, 0.5, 8).tolist() != whole.tolist()

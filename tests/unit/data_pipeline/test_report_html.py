@@ -1,0 +1,199 @@
+import random
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipeline.report_html import render_report
+from data_pipeline.report_html.charts import Bin, histogram
+from data_pipeline.report_html.parts import bar, element, join, number_table, text
+from tests.support.report_example import HOSTILE, example_manifest, example_report, example_timings, thinned
+
+REPORT = example_report(2000)
+MANIFEST = example_manifest(REPORT)
+VOID = {"meta"}
+
+
+class Page(HTMLParser):
+    """The elements of a page, with a check that every one is closed in its turn."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+
+def render(report: dict[str, Any]) -> str:
+    return render_report(replace(MANIFEST, totals=report), example_timings())
+
+
+def test_the_page_shows_every_part_of_the_report() -> None:
+    page = Page(render(REPORT))
+    for words in (
+        MANIFEST.root_digest,
+        "Every document is accounted for: 12,809 read = 2,000 kept + 10,809 rejected.",
+        "near-duplicate",
+        "fill-in-the-middle",
+        "Rows of 1,024 tokens, as set, hold",
+        "0.9 (set)",
+        "web lost more of its documents to duplicates than the alarm allows",
+        "max 1,000",
+        "every text came back exactly",
+        "best-fit (set)",
+        "42 s in all",
+        "tokenizer.vocab_size",
+    ):
+        assert words in page.text, words
+    assert page.tags.count("svg") == 3
+
+
+def test_the_page_needs_no_network_and_no_script() -> None:
+    page = render(REPORT)
+    parsed = Page(page)
+    assert not {"script", "img", "link", "iframe", "object", "embed", "base", "form"} & set(parsed.tags)
+    assert not [name for name, _ in parsed.attributes if name.startswith("on") or name in ("src", "srcset", "action", "data")]
+    assert all(value and value.startswith("#") for name, value in parsed.attributes if name == "href")
+    assert not re.search(r"url\(|@import|https?:", page)
+
+
+def test_links_within_the_page_lead_somewhere() -> None:
+    attributes = Page(render(REPORT)).attributes
+    targets = {value for name, value in attributes if name == "id"}
+    links = [value for name, value in attributes if name == "href" and value]
+    assert len(links) > 8
+    assert {link[1:] for link in links} == targets
+
+
+def _with_strings_replaced(value: Any, by: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_strings_replaced(item, by) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_strings_replaced(item, by) for item in value]
+    return by if isinstance(value, str) else value
+
+
+def test_hostile_text_stays_text_wherever_it_stands() -> None:
+    report = _with_strings_replaced(REPORT, HOSTILE)
+    report["sources"] = {HOSTILE: REPORT["sources"]["web"]}
+    report["rejected"] = {HOSTILE: {HOSTILE: 3}}
+    report["cleaned"] = report["augmentation"] = {HOSTILE: 3}
+    report["languages"] = {HOSTILE: REPORT["languages"]["en"]}
+    report["rows"] = report["packing_methods"] = {HOSTILE: REPORT["rows"]["train"]}
+    page = render(report)
+    assert set(Page(page).tags) == set(Page(render(REPORT)).tags), "no element comes out of the text"
+    assert "alert('x')" in Page(page).text, "and the text is there to read"
+    assert not [character for character in page if ord(character) < 32 and character != "\n"]
+    assert "\u202e" not in page
+    assert "⟨U+202E⟩" in page
+    assert page.encode()
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_text_and_attributes_come_out_as_text_and_attributes(words: str) -> None:
+    page = Page(element("p", words, title=words))
+    assert page.tags == ["p", *["span"] * page.tags.count("span")]
+    shown = "".join(page.texts)
+    assert shown == str(dict(page.attributes)["title"])
+    if words.isprintable():
+        assert shown == words
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_report_with_parts_missing_is_shown_without_them(seed: int) -> None:
+    Page(render(thinned(REPORT, random.Random(seed))))
+
+
+def test_an_empty_report_still_makes_a_page() -> None:
+    page = Page(render_report(replace(MANIFEST, totals={}, config={})))
+    assert MANIFEST.root_digest in page.text
+    assert "Sources" not in page.text
+
+
+def test_counts_that_do_not_add_up_are_an_alarm() -> None:
+    report = {**REPORT, "documents": {**REPORT["documents"], "kept": 1}}
+    page = render(report)
+    assert "do not add up" in page
+    assert "accounted for" not in page
+
+
+def test_a_leak_is_an_alarm_and_none_is_said_to_be_none() -> None:
+    assert "none also in training" in render(REPORT)
+    leaking = render({**REPORT, "leaks": {"exact": 0, "near": 2}})
+    assert "none also in training" not in leaking
+    assert "its loss will look too good" in leaking
+
+
+def test_what_is_set_is_marked_in_the_tables() -> None:
+    page = render(REPORT)
+    marked = re.findall(r'<tr class="marked">(.*?)</tr>', page)
+    assert [re.sub("<.*?>", " ", row).split()[0] for row in marked] == ["1,024", "best-fit"]
+
+
+def test_samples_are_folded_by_reason_in_the_order_of_the_stages() -> None:
+    folded = re.findall(
+        r"<summary>(.*?)</summary>", render({**REPORT, "samples": [s for s in REPORT["samples"] if s["source"] != HOSTILE]})
+    )
+    assert [re.sub("<.*?>", "", summary) for summary in folded[:3]] == [
+        "not-json at read: 41 rejected, 1 shown",
+        "too-short at judge: 1,930 rejected, 1 shown",
+        "near-duplicate at deduplicate: 2,873 rejected, 1 shown",
+    ]
+
+
+def test_a_long_list_of_sources_is_cut_and_says_so() -> None:
+    page = render({**REPORT, "sources": {f"source-{number}": REPORT["sources"]["web"] for number in range(100)}})
+    assert "and 60 others, in report.json" in page
+    assert "source-99" not in page
+
+
+def test_the_bars_of_a_histogram_have_the_heights_of_the_shares() -> None:
+    bins = [Bin(1, 2, (10,)), Bin(2, 4, (20,)), Bin(4, 8, (0,)), Bin(8, 16, (10,))]
+    chart = histogram(bins, ("documents",), "length", {"P50": 3.0}, lambda one: f"{one.low} to {one.high}")
+    heights = [float(height) for height in re.findall(r'height="([\d.]+)" class="bin"', chart)]
+    assert heights == pytest.approx([heights[1] / 2, heights[1], 0, heights[1] / 2], abs=0.1)
+    [mark] = re.findall(r'<line x1="([\d.]+)"[^>]*class="mark"', chart)
+    starts = [float(x) for x in re.findall(r'<rect x="([\d.]+)"', chart)]
+    assert starts[1] < float(mark) < starts[2], "3 lies within the bin from 2 to 4"
+
+
+def test_marks_close_together_stand_in_lines_of_their_own() -> None:
+    bins = [Bin(1 << k, 2 << k, (1,)) for k in range(10)]
+    chart = histogram(bins, ("documents",), "length", {"P90": 30.0, "P95": 31.0, "P99": 33.0}, str)
+    heights = re.findall(r'y="(\d+)" class="middle strong"', chart)
+    assert len(set(heights)) == 3
+
+
+def test_a_bar_stays_within_its_cell() -> None:
+    assert [re.findall(r"width:([\d.]+)%", bar(value)) for value in (-1, 0.5, 7)] == [["0.00"], ["50.00"], ["100.00"]]
+
+
+def test_parts_are_escaped_once() -> None:
+    assert text(text("<&>")) == "&lt;&amp;&gt;"
+    assert join(("<", element("b", ">"))) == "&lt;<b>&gt;</b>"
+    assert "<td>&lt;x&gt;</td>" in number_table(("a",), [("<x>",)])

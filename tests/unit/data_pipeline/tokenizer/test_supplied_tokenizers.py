@@ -1,0 +1,242 @@
+import inspect
+import io
+import json
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import sentencepiece
+import tokenizers
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from data_pipeline.config import TokenizerSettings
+from data_pipeline.errors import ConfigError, PreparedDataError
+from data_pipeline.tokenizer import (
+    HuggingFaceTokenizer,
+    SentencePieceTokenizer,
+    load_tokenizer,
+    open_supplied,
+    round_trip_failures,
+    save_tokenizer,
+)
+from data_pipeline.tokenizer_training import train_tokenizer
+
+LINES = inspect.getsource(random).splitlines(keepends=True)
+SPECIAL = ["<|endoftext|>", "<|pad|>"]
+
+texts = st.lists(st.sampled_from([" ", "\n", "random", "é", "日本", "<s>", "</s>", "<|endoftext|>", "self."]) | st.text()).map(
+    "".join
+)
+
+
+@cache
+def json_file(special: tuple[str, ...] = tuple(SPECIAL)) -> bytes:
+    """A byte-level BPE as GPT-2 has it, whose post-processor would add a token and which would cut at 8 tokens."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(LINES, trainer)
+    if special:
+        tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {special[0]}", special_tokens=[(special[0], 0)])
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=32)
+    return tokenizer.to_str().encode()
+
+
+@cache
+def model_file(**settings: object) -> bytes:
+    written = io.BytesIO()
+    options: dict[str, object] = {"vocab_size": 600, "minloglevel": 2, "byte_fallback": True, "model_type": "bpe"}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(LINES), model_writer=written, **options | settings)
+    return written.getvalue()
+
+
+def supplied(path: Path, content: bytes, **siblings: object) -> Path:
+    path.write_bytes(content)
+    for name, value in siblings.items():
+        path.with_name(f"{name}.json").write_text(json.dumps(value))
+    return path
+
+
+@hypothesis_settings(deadline=None)
+@given(text=texts)
+def test_a_tokenizer_json_encodes_and_decodes_as_the_library_does(text: str) -> None:
+    library = tokenizers.Tokenizer.from_str(json_file().decode())
+    library.no_truncation()
+    library.no_padding()
+    library.encode_special_tokens = True
+    tokenizer = HuggingFaceTokenizer(json_file())
+    ids = tokenizer.encode(text)
+    assert ids == library.encode(text, add_special_tokens=False).ids
+    assert tokenizer.decode([*ids, 0]) == text
+    assert not {0, 1} & set(ids)  # "<|endoftext|>" in a text is text
+
+
+def test_special_tokens_are_found_by_their_usual_names(tmp_path: Path) -> None:
+    tokenizer = open_supplied(supplied(tmp_path / "tokenizer.json", json_file()), {})
+    assert (tokenizer.kind, tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id) == (
+        "huggingface",
+        1,
+        0,
+        0,
+        None,
+    )
+
+
+def test_files_beside_it_name_special_tokens_and_the_user_overrules_them(tmp_path: Path) -> None:
+    config = {"bos_token": None, "eos_token": {"content": "random"}, "unk_token": "not in the vocabulary"}
+    path = supplied(
+        tmp_path / "tokenizer.json",
+        json_file(),
+        tokenizer_config=config,
+        special_tokens_map={"pad_token": "self", "bos_token": "x"},
+    )
+    ids = HuggingFaceTokenizer(json_file())
+    found = open_supplied(tmp_path, {})
+    assert (found.pad_id, found.bos_id, found.eos_id, found.unk_id) == (ids.token_id("self"), None, ids.token_id("random"), None)
+    chosen = open_supplied(path, {"bos": "<|endoftext|>", "pad": "<|pad|>"})
+    assert (chosen.pad_id, chosen.bos_id, chosen.eos_id) == (1, 0, ids.token_id("random"))
+    with pytest.raises(ConfigError, match=r"tokenizer\.eos_token = '<eot>' is no special token of it"):
+        open_supplied(path, {"eos": "<eot>"})
+
+
+def test_padding_falls_back_to_eos_and_then_to_zero() -> None:
+    assert HuggingFaceTokenizer(json_file(), {"eos": "random"}, {"pad": None}).pad_id == HuggingFaceTokenizer(json_file()).token_id(
+        "random"
+    )
+    assert HuggingFaceTokenizer(json_file(())).pad_id == 0
+
+
+@pytest.mark.parametrize("role", ["bos", "eos"])
+def test_a_missing_token_is_refused_only_if_it_is_to_be_added(tmp_path: Path, role: str) -> None:
+    path = supplied(tmp_path / "tokenizer.json", json_file(), tokenizer_config={f"{role}_token": None})
+    with pytest.raises(ConfigError, match=rf"does not say which token is {role}; name it in tokenizer\.{role}_token"):
+        train_tokenizer([], TokenizerSettings(path=path))
+    tokenizer = train_tokenizer([], TokenizerSettings(path=path, **{f"add_{role}": False}))
+    assert getattr(tokenizer, f"{role}_id") is None
+
+
+def test_a_token_that_augmentation_needs_and_the_file_lacks_is_refused(tmp_path: Path) -> None:
+    path = supplied(tmp_path / "tokenizer.json", json_file())
+    with pytest.raises(ConfigError, match=r"has no token <\|fim_prefix\|>, which augment\.fim_rate needs"):
+        train_tokenizer([], TokenizerSettings(path=path), ["<|pad|>", "<|fim_prefix|>"])
+    assert train_tokenizer([], TokenizerSettings(path=path), ["<|pad|>"]).token_id("<|pad|>") == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pad_id": 3, "eos_id": 0, "unk_id": 1, "bos_id": -1},
+        {"model_type": "unigram", "byte_fallback": False},
+        {"normalization_rule_name": "identity", "remove_extra_whitespaces": False},
+    ],
+)
+def test_a_sentencepiece_model_is_used_with_its_own_special_ids(settings: dict[str, object], tmp_path: Path) -> None:
+    content = model_file(**settings)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=content)
+    tokenizer = open_supplied(supplied(tmp_path / "my.model", content), {})
+    eos = processor.eos_id()
+    assert (tokenizer.kind, tokenizer.eos_id, tokenizer.unk_id) == ("sentencepiece", eos, processor.unk_id())
+    assert tokenizer.bos_id == (None if processor.bos_id() < 0 else processor.bos_id())
+    assert tokenizer.pad_id == (eos if processor.pad_id() < 0 else processor.pad_id())
+    texts = ["", " two  spaces ", "\n", "▁", "日本", *LINES]
+    assert tokenizer.encode_batch(texts) == processor.encode(texts)
+    ids = tokenizer.encode(LINES[0])
+    assert tokenizer.decode([*ids, eos]) == processor.decode(ids)
+
+
+MAKE: dict[str, Callable[[], HuggingFaceTokenizer | SentencePieceTokenizer]] = {
+    "huggingface": lambda: HuggingFaceTokenizer(json_file(), {"eos": "random", "bos": "self"}, {"unk": None}),
+    "sentencepiece": lambda: SentencePieceTokenizer(model_file(), "sentencepiece", {"eos": "<unk>"}, {"bos": None}),
+}
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_a_supplied_tokenizer_is_the_same_after_it_was_saved_and_loaded(kind: str, tmp_path: Path) -> None:
+    tokenizer = MAKE[kind]()
+    save_tokenizer(tokenizer, tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert isinstance(loaded, HuggingFaceTokenizer | SentencePieceTokenizer)
+    assert (loaded.kind, loaded.digest, loaded.special) == (tokenizer.kind, tokenizer.digest, tokenizer.special)
+    assert loaded.encode_batch(LINES) == tokenizer.encode_batch(LINES)
+    (tmp_path / tokenizer.file_name).write_bytes(b"{}")
+    with pytest.raises(PreparedDataError, match="not a tokenizer that can be read"):
+        load_tokenizer(tmp_path)
+
+
+def test_the_digest_changes_with_what_decides_the_ids_and_with_nothing_else() -> None:
+    content = json.loads(json_file())
+    first = HuggingFaceTokenizer(json_file())
+    laid_out_otherwise = json.dumps(
+        content | {"truncation": None, "padding": None, "post_processor": None}, indent=1, sort_keys=True
+    )
+    assert HuggingFaceTokenizer(laid_out_otherwise.encode()).digest == first.digest
+    content["pre_tokenizer"]["add_prefix_space"] = True
+    assert HuggingFaceTokenizer(json.dumps(content).encode()).digest != first.digest
+    assert HuggingFaceTokenizer(json_file(), {"eos": "random"}).digest != first.digest
+    models = [
+        model_file(),
+        model_file(normalization_rule_name="nfkc_cf"),
+        model_file(add_dummy_prefix=False),
+        model_file(vocab_size=601),
+    ]
+    digests = {SentencePieceTokenizer(content, "sentencepiece").digest for content in [*models, model_file(num_threads=2)]}
+    assert len(digests) == len(models)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", b"", "tokenizers cannot read it"),
+        ("tokenizer.json", b"\xff\xfe{}", "cannot be used"),
+        ("tokenizer.json", b'{"model": {"type": "BPE"}}', "tokenizers cannot read it"),
+        ("tokenizer.json", b"[" * 200_000, "tokenizers cannot read it"),
+        ("a.model", b"", "holds no vocabulary"),
+        ("a.model", b"\x0a\xff\xff\xff\xff\x0f", "begins no field"),
+        ("a.model", b"not a model", "cannot be used"),
+        ("a.txt", b"", "is no tokenizer.json, SentencePiece .model, or folder with one"),
+    ],
+)
+def test_a_file_that_is_no_tokenizer_is_refused_by_name(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        open_supplied(supplied(tmp_path / name, content), {})
+    assert name in str(caught.value)
+
+
+def test_a_folder_without_one_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no tokenizer\.json or SentencePiece \.model"):
+        open_supplied(tmp_path, {})
+    with pytest.raises(ConfigError, match=r"my\.model cannot be read"):
+        open_supplied(tmp_path / "my.model", {})
+    for name in ("a.model", "b.model"):
+        supplied(tmp_path / name, model_file())
+    with pytest.raises(ConfigError, match="holds 2 SentencePiece models; name the file"):
+        open_supplied(tmp_path, {})
+
+
+@pytest.mark.parametrize("sibling", [[], "[" * 100_000, 7])
+def test_a_broken_file_beside_a_tokenizer_is_refused(sibling: object, tmp_path: Path) -> None:
+    path = supplied(tmp_path / "tokenizer.json", json_file())
+    (tmp_path / "tokenizer_config.json").write_text(sibling if isinstance(sibling, str) else json.dumps(sibling))
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json (is no JSON object|is nested too deeply)"):
+        open_supplied(path, {})
+
+
+def test_settings_that_contradict_a_supplied_tokenizer_are_refused() -> None:
+    with pytest.raises(ValueError, match="eos_token is set, but path is not"):
+        TokenizerSettings(eos_token="</s>")
+    with pytest.raises(ValueError, match="extra_special and path are both set"):
+        TokenizerSettings(path=Path("x"), extra_special=("<|user|>",))
+
+
+def test_a_normaliser_that_loses_text_shows_in_the_round_trip() -> None:
+    library = tokenizers.Tokenizer.from_str(json_file().decode())
+    library.normalizer = normalizers.Lowercase()
+    assert round_trip_failures(HuggingFaceTokenizer(library.to_str().encode()), ["abc", "AbC", "x Y"]) == 2
