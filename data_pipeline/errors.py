@@ -16,6 +16,7 @@ Every message says what was found, what is needed, where, and what to do.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from enum import IntEnum
@@ -126,6 +127,9 @@ def run_command(
     """
     try:
         main(arguments)
+    except BrokenPipeError:  # whoever read the output, `head` perhaps, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.DONE
     except (ProjectError, OSError, KeyboardInterrupt) as error:
         code = exit_code_of(error)
         message = str(error) or ("" if isinstance(error, ProjectError) else type(error).__name__)

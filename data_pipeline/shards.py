@@ -14,6 +14,9 @@ Shape suffixes: B rows of a request, R rows of a shard, L tokens of a row, S seg
 from __future__ import annotations
 
 import logging
+import mmap
+import os
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,7 +88,8 @@ def write_shard(path: Path, content: ShardContent) -> None:
 class Rows:
     """The rows of one split, across its shards in the order of the manifest.
 
-    A shard is opened at first use: its size, and with `verify` its digest, is checked then, once.
+    A shard is opened at first use: its size, and with `verify` its digest, is checked then, once. Before each later use it is
+    asked whether the file is still the one that was checked: a mapping of a file that became shorter would end this process.
 
     Raises:
         PreparedDataError: from every reading method, when a shard is missing or not what the manifest says.
@@ -150,6 +154,7 @@ class Rows:
         if shard is None:
             shard = _OpenShard(self._directory, self._entries[number], self._manifest, verify=self._verify)
             self._open[number] = shard
+        shard.check_unchanged()
         return shard, chosen, indices - (self._ends[number] - self._entries[number].rows)
 
     def _check(self, indices: NDArray[np.int64]) -> None:
@@ -163,9 +168,14 @@ class _OpenShard:
     def __init__(self, directory: Path, entry: ShardEntry, manifest: Manifest, *, verify: bool) -> None:
         path = directory / entry.path
         _check_file(path, entry, verify=verify)
+        self._path = path
+        # A mapping outlives the file's name, so preparing again beside a running trainer does not disturb it.
+        self._descriptor = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._descriptor)
+        self._state = self._look()
         try:
-            # A mapping outlives the file's name, so preparing again beside a running trainer does not disturb it.
-            reader = pa.ipc.open_file(pa.memory_map(str(path)))
+            mapping = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
+            reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(mapping)))
             if reader.num_record_batches != 1:
                 raise ValueError(f"{reader.num_record_batches} record batches where one is expected")
             batch = reader.get_batch(0)
@@ -180,6 +190,18 @@ class _OpenShard:
             raise PreparedDataError(f"{path}: not a shard that can be read ({error}); run `prepare` again") from None
         before = np.concatenate([[0], np.cumsum(np.maximum(self._lengths_S.astype(np.int64), 1) - 1)])
         self.targets_R = before[self._offsets[1:]] - before[self._offsets[:-1]]
+
+    def check_unchanged(self) -> None:
+        """Refuses to read on when the file was written to or cut short since it was opened."""
+        if self._look() != self._state:
+            raise PreparedDataError(
+                f"{self._path}: this shard was changed while it was read ({self._look()[0]} bytes now, "
+                f"{self._state[0]} before); something else writes to it: stop that and run `prepare` again"
+            )
+
+    def _look(self) -> tuple[int, int]:
+        status = os.fstat(self._descriptor)
+        return status.st_size, status.st_mtime_ns
 
     def segment_numbers(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Number of the document at every position of these rows, -1 on padding: shape [B, L]."""

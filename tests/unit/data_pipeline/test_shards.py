@@ -1,3 +1,5 @@
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -168,3 +170,24 @@ def test_rows_that_are_open_outlive_the_files_they_came_from(tmp_path: Path) -> 
 @pytest.mark.parametrize(("vocab_size", "name"), [(65_536, "uint16"), (65_537, "uint32")])
 def test_ids_take_two_bytes_where_they_fit(vocab_size: int, name: str) -> None:
     assert token_type(vocab_size).name == name
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: os.truncate(path, path.stat().st_size // 2),
+        lambda path: os.truncate(path, 0),
+        lambda path: path.write_bytes(path.read_bytes() + b"more"),
+        lambda path: path.write_bytes(path.read_bytes()),
+    ],
+    ids=["cut short", "emptied", "longer", "written over"],
+)
+def test_a_shard_that_changes_under_the_reader_is_refused_by_name(tmp_path: Path, change: Callable[[Path], object]) -> None:
+    manifest, _ = write(tmp_path, ("train", "a", [[3], [2, 1]]))
+    rows = Rows(tmp_path, manifest, "train")
+    rows.read(np.array([0]))
+    path = tmp_path / manifest.shards[0].path
+    change(path)
+    os.utime(path)  # whose time stays for one tick of the clock where a file is written twice
+    with pytest.raises(PreparedDataError, match=rf"{path.name}: this shard was changed while it was read"):
+        rows.read(np.array([0]))
