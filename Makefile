@@ -1,7 +1,7 @@
 # Every target is one short line of an executable that also works by itself. `make` alone prints this list.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help demo up down image base smoke test lint compose-env lock
+.PHONY: help demo up down image base smoke test faults lint compose-env lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ smoke: .venv/dev ## test the image and all three services on a real engine
 
 test: .venv/dev ## all tests that need no engine
 	@.venv/bin/python -m pytest
+
+faults: .venv/dev ## the fault campaigns with their full counts (hours)
+	@FAULTS=full .venv/bin/python -m pytest tests/faults
 
 lint: .venv/dev ## style, types, directions of import, shell scripts
 	@.venv/bin/ruff check .

@@ -9,15 +9,17 @@ from collections.abc import Sequence
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import Reason
-from data_pipeline.errors import SourceError
+from data_pipeline.errors import ConfigError, SourceError
 from data_pipeline.partitions import Partition
 from data_pipeline.report import collect_rejects
 from data_pipeline.sources.inputs import InputFile
 from data_pipeline.split import SPLITS
 from data_pipeline.stages.reading import ReadResult
+from data_pipeline.stages.selecting import SelectResult
 from data_pipeline.stages.splitting import SplitResult
+from data_pipeline.tasks import add_counts
 
-__all__ = ["check_positions_exist", "check_rejected", "check_split", "warn_of_losses"]
+__all__ = ["check_positions_exist", "check_rejected", "check_selected", "check_split", "check_trusted", "warn_of_losses"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +29,13 @@ def check_positions_exist(inputs: Sequence[InputFile], config: PrepareConfig) ->
     for file in inputs:
         if config.split.by == "tail" and (file.format != "text" or file.compression != "none"):
             raise SourceError(f"{file.location}: split.by = tail needs plain uncompressed text files; set split.by to content")
+
+
+def check_trusted(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
+    """Refuses a trusted source that is none of the sources, before an hour goes by."""
+    sources = list(dict.fromkeys(file.source for file in inputs))
+    if config.quality.trusted not in (None, *sources):
+        raise ConfigError(f"quality.trusted = {config.quality.trusted} is no source; there are {', '.join(sources)}")
 
 
 def check_rejected(partitions: Sequence[Partition], read: Sequence[ReadResult], config: PrepareConfig) -> None:
@@ -52,8 +61,8 @@ def check_split(read: Sequence[ReadResult], split: Sequence[SplitResult], config
     train_documents, val_documents = (sum(result.kept[side] for result in split) for side in SPLITS)
     if not train_documents:
         raise SourceError(
-            f"no document is left to train on, of {sum(result.documents for result in read)} that were read "
-            f"({val_documents} are held out); add text, or lower clean.min_chars"
+            f"no document is left to train on, of {sum(result.documents for result in read)} that were read ({val_documents} are "
+            f"held out; {_commonest(read)}); add text, or loosen what rejects it"
         )
     if val_documents < config.split.min_val_documents:
         raise SourceError(
@@ -61,6 +70,24 @@ def check_split(read: Sequence[ReadResult], split: Sequence[SplitResult], config
             f"{config.split.min_val_documents}; add text, raise split.val_fraction, set text.documents to chunks or paragraphs, "
             "or lower split.min_val_documents"
         )
+
+
+def _commonest(read: Sequence[ReadResult]) -> str:
+    rejected = Counter(add_counts(result.rejected for result in read))
+    return ", ".join(f"{count} {reason}" for reason, count in rejected.most_common(3)) or "none was rejected when it was read"
+
+
+def check_selected(selected: Sequence[SelectResult]) -> None:
+    """Refuses settings of quality and balance that leave nothing of a side that there was."""
+    for side in SPLITS:
+        if not any(result.kept[side] for result in selected):
+            reasons = add_counts(result.rejected for result in selected)
+            if reasons:
+                found = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+                raise SourceError(
+                    f"no {side} document is left after selection ({found}); loosen the thresholds of quality, or change the "
+                    "weights of balance"
+                )
 
 
 def warn_of_losses(duplicates: Duplicates, config: PrepareConfig) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from data_pipeline.settings import Section, Settings
+from data_pipeline.settings import Section, Settings, explain, with_nones
 
 __all__ = [
     "BUILTIN",
@@ -498,11 +498,9 @@ class PrepareConfig(Settings):
                 if shared := sorted(FOR_ALL_SOURCES.get(section, set()) & set(changes)):
                     raise ValueError(f"source.{name}.{section}.{shared[0]} is one for all sources; set {section}.{shared[0]}")
                 try:
-                    update[section] = type(before)(**before.model_dump() | changes)
+                    update[section] = type(before)(**before.model_dump() | with_nones(type(before), changes))
                 except ValidationError as error:
-                    detail = error.errors()[0]
-                    setting = ".".join(str(part) for part in (section, *detail["loc"]))
-                    raise ValueError(f"source.{name}.{setting}: {detail['msg']}") from None
+                    raise ValueError(explain(type(before), error, "source", name, section)) from None
         return self.model_copy(update=update)
 
     @property
@@ -521,4 +519,5 @@ class PrepareConfig(Settings):
             del values["limits"][name]
         for source in values["source"].values():
             del source["paths"]
+            source.update({section: with_nones(type(getattr(self, section)), source[section]) for section in OVERRIDABLE})
         return values

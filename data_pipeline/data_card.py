@@ -17,13 +17,15 @@ from data_pipeline.config import BUILTIN, OVERRIDABLE, PrepareConfig
 from data_pipeline.lengths import truncation_advice
 from data_pipeline.manifest import Manifest
 from data_pipeline.settings import to_toml
-from data_pipeline.wording import decimal, known, part, share, size, visible
+from data_pipeline.wording import decimal, known, largest_first, part, share, size, visible
 
 __all__ = ["render_card"]
 
 _TO_FILL = "not stated"
 _MAX_FILES = 20
 """Input files listed for a source; the manifest lists all."""
+
+_EMPTY: tuple[object, ...] = (None, {}, [], ())
 
 _MARKUP = re.compile(r"[\\`*_{}\[\]()#+!|~]")
 
@@ -55,7 +57,7 @@ def _summary(manifest: Manifest, report: Report) -> str:
         "root digest": f"`{manifest.root_digest}`",
         "documents": _of(counts, "kept", "read", "{:,} kept of {:,} read"),
         "text": _of(counts, "text_bytes", "input_bytes", "{} kept of {} input", size),
-        "languages": ", ".join(_escaped(code) for code in part(report, "languages")),
+        "languages": ", ".join(_escaped(code) for code in largest_first(part(report, "languages"), "bytes")),
         "rows": ", ".join(f"{one['rows']:,} {split}" for split, one in rows.items() if "rows" in one),
         "tokens": ", ".join(f"{one['tokens']:,} {split}" for split, one in rows.items() if "tokens" in one),
         "row length": f"{manifest.row_length:,} tokens, stored as {manifest.token_type}",
@@ -88,7 +90,7 @@ def _sources(manifest: Manifest, report: Report) -> str:
             )
         )
         files += [
-            f"- {_escaped(name)}: {_code(entry.get('path'))}, {size(entry.get('bytes', 0))}, {_code(entry.get('sha256'))}"
+            f"- {_escaped(name)}: {_code(entry.get('path'))}, {size(entry.get('bytes', 0))}, {_code(_checksum(entry))}"
             for entry in inputs[:_MAX_FILES]
         ]
         if len(inputs) > _MAX_FILES:
@@ -97,6 +99,11 @@ def _sources(manifest: Manifest, report: Report) -> str:
         return ""
     head = ("source", "kind", "files", "size", "documents kept", "tokens", "share of training tokens")
     return "\n\n".join((_table(head, overview, numbers=5), "\n".join(files)))
+
+
+def _checksum(entry: Report) -> str:
+    """The digest of an input's content, or of one in a store what the store says of it."""
+    return entry.get("sha256") or entry.get("checksum") or _TO_FILL
 
 
 def _steps(config: Report) -> str:
@@ -114,9 +121,28 @@ def _clean_in_words(clean: Report) -> str:
     )
 
 
+def _heuristics_in_words(heuristics: Report) -> str:
+    told = []
+    for preset in heuristics.get("presets") or ():
+        thresholds = {name.partition("_")[2]: value for name, value in heuristics.items() if _preset_of(name) == preset}
+        limits = ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in thresholds.items())
+        told.append(f"{_escaped(preset)} ({limits})")
+    return f"Heuristics: {'; '.join(told)}." if told else ""
+
+
+def _preset_of(threshold: str) -> str:
+    """The preset whose rules have this threshold; it begins with the preset's name, but two presets are by Gopher's authors."""
+    family = threshold.partition("_")[0]
+    if family != "gopher":
+        return family
+    return "gopher-repetition" if threshold.startswith(("gopher_max_duplicate_", "gopher_max_top_")) else "gopher-quality"
+
+
 def _language_in_words(language: Report) -> str:
-    if not language.get("keep"):
+    if not language.get("identify", True):
         return "Languages: none was identified, all were kept."
+    if not language.get("keep"):
+        return "Languages: identified, of all but code, and all kept."
     kept = ", ".join(map(_escaped, language["keep"]))
     return f"Languages: {kept} kept where the identifier's confidence was at least {language.get('min_confidence')}."
 
@@ -177,7 +203,7 @@ def _split_in_words(split: Report) -> str:
 
 _IN_WORDS = {
     "clean": _clean_in_words,
-    "heuristics": lambda values: _settings_in_words("Heuristics", values),
+    "heuristics": _heuristics_in_words,
     "language": _language_in_words,
     "dedup": _dedup_in_words,
     "quality": _quality_in_words,
@@ -231,7 +257,7 @@ def _tokenizer(manifest: Manifest, report: Report) -> str:
         lines[0] += " Every text comes back exactly." if not failures else f" {failures:,} texts do not come back exactly."
     by_language = [
         (_escaped(code), _number(one, "documents"), _number(one, "tokens"), decimal(one.get("bytes_per_token") or 0))
-        for code, one in part(report, "languages").items()
+        for code, one in largest_first(part(report, "languages"), "bytes").items()
     ]
     if by_language:
         lines.append(_table(("language", "documents", "tokens", "bytes per token"), by_language, numbers=3))
@@ -255,7 +281,7 @@ def _limits(manifest: Manifest, report: Report) -> str:
     ]
     if any(part(report, "leaks").values()):
         limits.append("Copies of validation documents are in training, so the validation loss is too low.")
-    if not part(config, "language").get("keep"):
+    if not part(config, "language").get("identify", True):
         limits.append("Languages were not identified.")
     if not part(config, "dedup").get("near", True):
         limits.append("Near duplicates were not removed.")
@@ -268,8 +294,7 @@ def _limits(manifest: Manifest, report: Report) -> str:
 
 def _reproduce(manifest: Manifest) -> str:
     """The settings as a recipe, and the command. Paths are no part of prepared data, so those are the reader's to name."""
-    recipe = _recipe(manifest.config)
-    unset = "".join(f" --{name} none" for name in _unset(manifest.config))
+    recipe = _recipe(manifest)
     named = [name for name in manifest.sources if name not in recipe.get("source", {})]
     files = any(
         str(value).startswith("sha256:") for _, one in _leaves(recipe) for value in (one if isinstance(one, list) else [one])
@@ -281,25 +306,47 @@ def _reproduce(manifest: Manifest) -> str:
             "`builtin` stands for the sources `stdlib-code` and `stdlib-manual`)"
             + (", and each digest stands for the path of a file with that digest:" if files else ":"),
             _fenced(to_toml("prepare", recipe).strip(), "toml"),
-            _fenced(f"python -m data_pipeline prepare --recipe recipe.toml{sources}{unset} --output DIR", "sh"),
+            _fenced(f"python -m data_pipeline prepare --recipe recipe.toml{sources} --output DIR", "sh"),
             f"The last line must be `root digest {manifest.root_digest}`. `python -m data_pipeline verify DIR` checks it.",
         )
     )
 
 
-def _recipe(config: Report) -> dict[str, Any]:
-    """The settings without what is empty, and with a place for the paths of the sources that have settings of their own."""
-    filled = {name: _recipe(value) if isinstance(value, Mapping) else value for name, value in config.items()}
-    recipe = {name: value for name, value in filled.items() if value is not None and value not in ({}, [], ())}
-    if "source" in recipe:
-        recipe["source"] = {name: {"paths": ["PATH"], **source} for name, source in recipe["source"].items()}
-    return recipe
+def _recipe(manifest: Manifest) -> dict[str, Any]:
+    """The settings that a recipe must name, and a place for the paths of the sources that have settings of their own.
+
+    Those sources come in the order in which they were read, as it decides which of two copies stays; what yielded nothing is last.
+    """
+    own = manifest.config.get("source", {})
+    defaults = PrepareConfig(sources=(BUILTIN,)).portable
+    recipe = _filled({name: value for name, value in manifest.config.items() if name != "source"}, defaults)
+    order = dict.fromkeys(name for name in (*manifest.sources, *own) if name in own)
+    sources = {name: {"paths": ["PATH"], **_own_settings(own[name])} for name in order}
+    return recipe | ({"source": sources} if sources else {})
 
 
-def _unset(config: Report) -> Iterator[str]:
-    """The settings that were set to none, which TOML cannot say, where that is not the default."""
-    defaults = dict(_leaves(PrepareConfig(sources=(BUILTIN,)).portable))
-    return (name for name, value in _leaves(config) if value is None and defaults.get(name) is not None)
+def _filled(values: Report, defaults: Report) -> dict[str, Any]:
+    """The settings without those that are empty as they are by default."""
+    filled = {
+        name: _filled(value, defaults.get(name) or {}) if isinstance(value, Mapping) else _in_toml(value)
+        for name, value in values.items()
+        if value not in _EMPTY or defaults.get(name) not in _EMPTY
+    }
+    return {name: value for name, value in filled.items() if value != {}}
+
+
+def _own_settings(source: Report) -> dict[str, Any]:
+    """What a source sets for itself; what it leaves empty it sets too, as otherwise that of all sources would apply."""
+    return {
+        name: {setting: _in_toml(one) for setting, one in value.items()} if isinstance(value, Mapping) else value
+        for name, value in source.items()
+        if value not in _EMPTY
+    }
+
+
+def _in_toml(value: object) -> object:
+    """A value as a recipe has it."""
+    return "none" if value is None else value
 
 
 def _leaves(values: Report, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -335,7 +382,7 @@ def _fenced(text: str, language: str) -> str:
 
 
 def _plain(value: object) -> str:
-    return _escaped(", ".join(map(str, value)) if isinstance(value, list | tuple) else value)
+    return _escaped((", ".join(map(str, value)) or "empty") if isinstance(value, list | tuple) else _in_toml(value))
 
 
 def _of(values: Report, first: str, second: str, words: str, form: Callable[[Any], object] = int) -> str:

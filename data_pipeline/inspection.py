@@ -11,7 +11,7 @@ from data_pipeline.errors import PreparedDataError
 from data_pipeline.files import digest_file
 from data_pipeline.lengths import truncation_advice
 from data_pipeline.manifest import Manifest, read_manifest
-from data_pipeline.wording import known, part, share, size, visible
+from data_pipeline.wording import known, largest_first, part, share, size, visible
 
 __all__ = ["describe", "summarise", "verify"]
 
@@ -80,7 +80,10 @@ def describe(summary: dict[str, Any]) -> str:
         _table(summary["shards"], ("split", "source", "shards", "rows", "tokens", "targets", "bytes")),
         _table(_rejected(totals), ("stage", "reason", "documents", "share")),
         _table(_sources(totals), ("source", "kind", "read", "kept", "text", "tokens", "bytes_per_token", "train_tokens", "share")),
-        _table(_named("language", part(totals, "languages")), ("language", "documents", "bytes", "tokens", "bytes_per_token")),
+        _table(
+            _named("language", largest_first(part(totals, "languages"), "bytes")),
+            ("language", "documents", "bytes", "tokens", "bytes_per_token"),
+        ),
         _table(_named("length", part(totals, "lengths")), ("length", "mean", "p50", "p90", "p95", "p99", "max")),
         textwrap.fill(summary["advice"], _COLUMNS),
         _table(
@@ -127,6 +130,10 @@ def _sources(totals: dict[str, Any]) -> list[dict[str, Any]]:
         }
         for line in _named("source", part(totals, "sources"))
     ]
+
+
+def _languages(totals: dict[str, Any]) -> list[dict[str, Any]]:
+    return _named("language", largest_first(part(totals, "languages"), "bytes"))
 
 
 def _named(title: str, values: dict[str, Any]) -> list[dict[str, Any]]:

@@ -66,10 +66,14 @@ class Manifest:
     root_digest: str = field(default="")
 
     def sealed(self) -> tuple[Manifest, bytes]:
-        """This manifest with its root digest, and the bytes of its file."""
+        """This manifest with its root digest, as it is read back, and the bytes of its file.
+
+        So what is made of it does not depend on the order in which its parts came to be, which the file does not keep.
+        """
         content = self._content()
-        root_digest = digest_bytes(canonical_json(content))
-        return Manifest(**{**vars(self), "root_digest": root_digest}), canonical_json({**content, "root_digest": root_digest})
+        sealed = {**content, "root_digest": digest_bytes(canonical_json(content))}
+        data = canonical_json(sealed)
+        return _parse(json.loads(data), Path(MANIFEST)), data
 
     def _content(self) -> dict[str, Any]:
         content = {name: value for name, value in asdict(self).items() if name != "root_digest"}

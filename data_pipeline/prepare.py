@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from data_pipeline.assembly import Prepared, assemble, fingerprint_of, settings_of
-from data_pipeline.checks import check_positions_exist, check_rejected, check_split, warn_of_losses
+from data_pipeline.checks import check_positions_exist, check_rejected, check_selected, check_split, check_trusted, warn_of_losses
 from data_pipeline.config import PrepareConfig
 from data_pipeline.engine import stop_on_signals
 from data_pipeline.manifest import Manifest
@@ -50,6 +50,7 @@ def prepare(config: PrepareConfig) -> Manifest:
     with stop_on_signals(), exclusive(output):
         inputs = find_inputs(config, output / INPUTS)
         check_positions_exist(inputs, config)
+        check_trusted(inputs, config)
         remember_digests(inputs, output / INPUTS)
         settings = settings_of(config)
         fingerprint = fingerprint_of(settings, [file.identity for file in inputs])
@@ -74,11 +75,12 @@ def prepare(config: PrepareConfig) -> Manifest:
             tokenized = tokenize_all(job, split)
             cuts = cuts_of_sources(job, tokenized)
             selected = select_all(job, tokenized, cuts)
+            check_selected(selected)
             documents = documents_of(job, tokenized, selected)
             packed = pack_all(run, config.row_length, config.packing, tokenizer, documents, work)
 
         rows = [(task.split, result) for task, result in packed]
-        results = Results(partitions, read, duplicates, tokenizer, classifier, tokenized, cuts, selected, rows)
+        results = Results(partitions, read, duplicates, split, tokenizer, classifier, tokenized, cuts, selected, rows)
         prepared = Prepared(
             settings=settings,
             inputs=[file.identity for file in inputs],
@@ -90,5 +92,5 @@ def prepare(config: PrepareConfig) -> Manifest:
             report=make_report(results, config),
             timings=run.timings,
         )
-        rejects = {REJECTS: json_lines(collect_rejects(partitions, read))} if config.keep_rejects else {}
+        rejects = {REJECTS: json_lines(collect_rejects(partitions, read, split, selected))} if config.keep_rejects else {}
         return assemble(prepared, output, work, rejects)

@@ -24,6 +24,7 @@ __all__ = ["Advance", "Pace", "Progress", "StageTiming"]
 
 _SECONDS_BETWEEN_LINES = 30.0
 _SECONDS_BETWEEN_REDRAWS = 1.0
+_SECONDS_TO_END = 1.0
 _BAR = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}B/{total_fmt}B{postfix}"
 
 
@@ -151,7 +152,7 @@ class _Stage:
             yield
         finally:
             ended.set()
-            ticker.join()
+            ticker.join(_SECONDS_TO_END)  # a stream that takes no more text must not keep the result, or the error, from its reader
             self._bar.close()
 
     def _tick(self, ended: threading.Event) -> None:

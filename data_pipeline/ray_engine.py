@@ -46,8 +46,8 @@ class _Ray:
             raise error.cause or error from None
         except ray.exceptions.RayError as error:
             raise WorkerError(
-                f"a task was lost on the Ray cluster ({type(error).__name__}: {str(error).splitlines()[0]}); finished work is kept: "
-                "run the same command again, with smaller --partition_bytes if memory ran out"
+                f"a task was lost on the Ray cluster ({type(error).__name__}: {str(error).splitlines()[0]}); finished work is "
+                "kept: run the same command again, with smaller --partition_bytes if memory ran out"
             ) from None
         finally:
             for reference in running:

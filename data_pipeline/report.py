@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 from data_pipeline.classifier import PROBABILITY_STEPS
@@ -23,6 +23,7 @@ from data_pipeline.stages.packing_rows import PackResult
 from data_pipeline.stages.reading import ReadResult
 from data_pipeline.stages.scoring import ClassifierResult
 from data_pipeline.stages.selecting import Cuts, SelectResult
+from data_pipeline.stages.splitting import SplitResult
 from data_pipeline.stages.tokenizing import TokenizeResult
 from data_pipeline.stages.vocabulary import TrainedTokenizer
 from data_pipeline.tasks import Counts, add_counts
@@ -41,6 +42,7 @@ class Results:
     partitions: Sequence[Partition]
     read: Sequence[ReadResult]
     duplicates: Duplicates
+    split: Sequence[SplitResult]
     tokenizer: TrainedTokenizer
     classifier: ClassifierResult | None
     tokenized: Sequence[TokenizeResult]
@@ -64,7 +66,7 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
         "documents": documents,
         "stages": _funnel(documents["read"], _rejected(results, everything)),
         "rejected": _rejected(results, everything),
-        "samples": _few(collect_rejects(results.partitions, results.read)),
+        "samples": _few(collect_rejects(results.partitions, results.read, results.split, results.selected)),
         "cleaned": add_counts(result.changes for result in results.read),
         "sources": {name: _source(results, numbers, config, name, tokens_trained_on) for name, numbers in sources.items()},
         "languages": _languages(results),
@@ -108,13 +110,15 @@ def row_counts(packed: Sequence[tuple[Split, PackResult]], row_length: int) -> d
     }
 
 
-def collect_rejects(partitions: Sequence[Partition], read: Sequence[ReadResult]) -> Iterator[dict[str, Any]]:
-    """A sample of the rejected documents in input order, with the line numbers of whole files instead of their ranges."""
+def collect_rejects(
+    partitions: Sequence[Partition], read: Sequence[ReadResult], *later: Sequence[SplitResult | SelectResult]
+) -> Iterator[dict[str, Any]]:
+    """A sample of what each stage rejected, by partition, with the line numbers of whole files instead of their ranges."""
     shown: Counter[str] = Counter()
     lines_before = 0
-    for partition, result in zip(partitions, read, strict=True):
+    for partition, result, *others in zip(partitions, read, *later, strict=True):
         lines_before = lines_before if partition.parts[0].start else 0
-        for sample in result.samples:
+        for sample in chain(result.samples, *(other.samples for other in others)):
             shown[sample["reason"]] += 1
             if shown[sample["reason"]] <= _MAX_SAMPLES_PER_REASON:
                 line = sample["line"] and sample["line"] + lines_before
@@ -193,7 +197,8 @@ def _confidences(results: Results) -> dict[str, dict[str, int]]:
     """For each language, the number of documents that each confidence would keep."""
     bins = _add_nested(result.confidences for result in results.read)
     return {
-        language: {str(cost.min_confidence): cost.documents for cost in threshold_costs({language: counts})}
+        language: {"all": sum(counts.values())}
+        | {str(cost.min_confidence): cost.documents for cost in threshold_costs({language: counts}) if cost.min_confidence}
         for language, counts in sorted(bins.items(), key=lambda item: (-sum(item[1].values()), item[0]))
     }
 

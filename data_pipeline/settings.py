@@ -10,6 +10,7 @@ import argparse
 import difflib
 import json
 import os
+import re
 import tomllib
 import types
 import typing
@@ -28,11 +29,13 @@ __all__ = [
     "Section",
     "Settings",
     "environment_names",
+    "explain",
     "help_parser",
     "load_settings",
     "schema_text",
     "setting_names",
     "to_toml",
+    "with_nones",
 ]
 
 RECIPES = Path(__file__).resolve().parent.parent / "env" / "recipes"
@@ -63,8 +66,8 @@ def setting_names(model: type[BaseModel], prefix: str = "") -> dict[str, FieldIn
     """
     names: dict[str, FieldInfo] = {}
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            names |= setting_names(field.annotation, f"{prefix}{name}.")
+        if section := _model(field.annotation):
+            names |= setting_names(section, f"{prefix}{name}.")
         elif not _is_table(field):
             names[prefix + name] = field
     return names
@@ -98,7 +101,18 @@ def load_settings(
     try:
         return model(**merged)
     except ValidationError as error:
-        raise ConfigError("; ".join(_explain(model, detail) for detail in error.errors())) from None
+        raise ConfigError(explain(model, error)) from None
+
+
+def with_nones(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recipe sets of a model, with None for the word `none` where a setting may be unset; TOML has no word of its own."""
+    fields = model.model_fields
+    return {name: _with_nones(fields[name], value) if name in fields else value for name, value in values.items()}
+
+
+def explain(model: type[BaseModel], error: ValidationError, *place: str) -> str:
+    """What is wrong with the values of a model, in the user's words; `place` is where the model stands, if it is but a part."""
+    return "; ".join(dict.fromkeys(_explain(model, detail, place) for detail in error.errors()))
 
 
 def help_parser(model: type[Settings], program: str, description: str) -> argparse.ArgumentParser:
@@ -133,10 +147,27 @@ def to_toml(table: str, values: Mapping[str, Any]) -> str:
     """Nested plain values as TOML tables under `[table]`; a value of None is left out, as TOML has no word for it."""
     lines = [f"[{table}]"]
     lines += [
-        f"{name} = {json.dumps(value)}" for name, value in values.items() if not isinstance(value, dict) and value is not None
+        f"{_toml_key(name)} = {_toml_value(value)}"
+        for name, value in values.items()
+        if not isinstance(value, dict) and value is not None
     ]
-    sections = [to_toml(f"{table}.{name}", value) for name, value in values.items() if isinstance(value, dict)]
+    sections = [to_toml(f"{table}.{_toml_key(name)}", value) for name, value in values.items() if isinstance(value, dict)]
     return "\n".join(lines) + "\n" + "".join("\n" + section for section in sections)
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _toml_value(name)
+
+
+def _toml_value(value: Any) -> str:
+    """JSON, but for characters beyond U+FFFF, where TOML knows no surrogates, and for unseen ones, which TOML forbids in part."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else "".join(map(_toml_character, text))
+
+
+def _toml_character(character: str) -> str:
+    code = ord(character)
+    return character if character.isprintable() else f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -196,6 +227,26 @@ def _none_word(field: FieldInfo, value: Any) -> Any:
     return None if value == "none" and type(None) in typing.get_args(field.annotation) else value
 
 
+def _with_nones(field: FieldInfo, value: Any) -> Any:
+    if not isinstance(value, dict):
+        return _none_word(field, value)
+    if section := _model(field.annotation):
+        return with_nones(section, value)
+    if entry := _entry(field):
+        return {name: with_nones(entry, own) if isinstance(own, dict) else own for name, own in value.items()}
+    return value
+
+
+def _model(annotation: Any) -> type[BaseModel] | None:
+    """The model that an annotation is; None where it is something else."""
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _entry(field: FieldInfo) -> type[BaseModel] | None:
+    """The model of each entry of a table with names of the user's own choosing; None where its entries are plain values."""
+    return _model(typing.get_args(field.annotation)[1]) if _is_table(field) else None
+
+
 def _is_list(field: FieldInfo) -> bool:
     return typing.get_origin(field.annotation) in (tuple, list)
 
@@ -207,8 +258,8 @@ def _is_table(field: FieldInfo) -> bool:
 def _tables(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """The settings that are tables with names of the user's own choosing."""
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _tables(field.annotation, f"{prefix}{name}.")
+        if section := _model(field.annotation):
+            yield from _tables(section, f"{prefix}{name}.")
         elif _is_table(field):
             yield prefix + name
 
@@ -236,7 +287,7 @@ def _from_recipe(model: type[Settings], recipe: str | None) -> dict[str, Any]:
         if name not in known and not name.startswith(tables_of_users):
             table = f"{model.recipe_table}.{name}"
             raise ConfigError(f"recipe {path}: {table} is no setting{_nearest(name, known)}")
-    return values
+    return with_nones(model, values)
 
 
 def _flat_names(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -252,16 +303,34 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     return f"; did you mean {matches[0]}?" if matches else ""
 
 
-def _explain(model: type[Settings], detail: ErrorDetails) -> str:
-    name = ".".join(str(part) for part in detail["loc"] if isinstance(part, str) and part != "function-after")
-    known = list(setting_names(model))
+def _explain(model: type[BaseModel], detail: ErrorDetails, place: Sequence[str]) -> str:
+    names = [part for part in detail["loc"] if isinstance(part, str) and part != "function-after"]
+    name = ".".join((*place, *names))
+    known = [".".join((*place, one)) for one in (*setting_names(model), *_entry_names(model, names))]
     if detail["type"] == "extra_forbidden":
         return f"{name} is no setting{_nearest(name, known)}"
     if detail["type"] == "missing":
-        return f"{name} is not set; give --{name} or {environment_names(model)[known.index(name)]}"
+        if isinstance(detail["loc"][-1], int):
+            return f"{name} = {detail['input']!r}: too few values"
+        return f"{name} is not set; give {_places_of(model, name)}"
     message = detail["msg"].removeprefix("Value error, ")
     found = f" = {detail['input']!r}" if name in known else ""
     return f"{name}{found}: {message[:1].lower()}{message[1:]}" if name else message
+
+
+def _entry_names(model: type[BaseModel], names: Sequence[str]) -> list[str]:
+    """The settings of an entry of a table with names of the user's own choosing, if these names lead into one."""
+    field = model.model_fields.get(names[0]) if len(names) > 1 else None
+    entry = _entry(field) if field else None
+    return [f"{names[0]}.{names[1]}.{name}" for name in entry.model_fields] if entry else []
+
+
+def _places_of(model: type[BaseModel], name: str) -> str:
+    """Where a setting can be given."""
+    known = list(setting_names(model))
+    if issubclass(model, Settings) and name in known:
+        return f"--{name} or {environment_names(model)[known.index(name)]}"
+    return "it in the recipe"
 
 
 def _type_name(annotation: Any) -> str:
@@ -270,7 +339,7 @@ def _type_name(annotation: Any) -> str:
         return "|".join(str(argument) for argument in arguments)
     if origin in (types.UnionType, typing.Union):
         return "|".join(_type_name(argument) for argument in arguments)
-    if origin in (tuple, list):
+    if origin in (tuple, list, typing.Annotated):
         return _type_name(arguments[0])
     if annotation is type(None):
         return "none"

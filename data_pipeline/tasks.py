@@ -140,6 +140,7 @@ def add_counts(counts: Iterable[Mapping[str, int]]) -> Counts:
 
 def commit_result(task: Task, result: ResultT) -> ResultT:
     """Writes the result of a task, which says that the task is done, and returns it."""
+    task.output.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(_result_path(task), canonical_json(asdict(result)))  # type: ignore[call-overload]
     return result
 

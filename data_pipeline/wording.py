@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["decimal", "duration", "known", "part", "share", "size", "visible"]
+__all__ = ["decimal", "duration", "known", "largest_first", "part", "share", "size", "visible"]
 
 _UNSEEN = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"))
 """Unicode categories of characters that show nothing, or that change how others are shown."""
@@ -33,6 +33,11 @@ def part(report: Mapping[str, Any], *names: str) -> dict[str, Any]:
     for name in names:
         report = report.get(name) or {}
     return dict(report)
+
+
+def largest_first(entries: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """The entries with the largest number under `name` first; a report itself keeps no order."""
+    return dict(sorted(entries.items(), key=lambda item: (-(item[1].get(name) or 0), item[0])))
 
 
 def share(of_one: float) -> str:

@@ -28,7 +28,7 @@ from data_pipeline.dedup.verify import VerifyResult, VerifyTask, cut_evenly, ver
 from data_pipeline.documents import Reason, document_id, partition_of
 from data_pipeline.tasks import Counts, TableWriter, Task, commit_result, read_batches
 
-__all__ = ["FATES_SCHEMA", "STAGES", "Duplicates", "PartitionKeys", "RunStage", "find_duplicates"]
+__all__ = ["FATES_SCHEMA", "REASONS", "STAGES", "Duplicates", "PartitionKeys", "RunStage", "find_duplicates"]
 
 FATES_SCHEMA = pa.schema(
     [("id", pa.uint64()), ("fate", pa.uint8()), ("split_key", pa.binary(DIGEST_BYTES)), ("leader", pa.uint64())]
@@ -91,12 +91,14 @@ class MarkResult:
 
 
 _KEPT = "kept"
-_NAMES = {
-    Fate.KEEP: _KEPT,
-    Fate.EXACT: Reason.EXACT_DUPLICATE.value,
-    Fate.NEAR: Reason.NEAR_DUPLICATE.value,
-    Fate.BENCHMARK: Reason.BENCHMARK_OVERLAP.value,
+REASONS = {
+    Fate.EXACT: Reason.EXACT_DUPLICATE,
+    Fate.NEAR: Reason.NEAR_DUPLICATE,
+    Fate.BENCHMARK: Reason.BENCHMARK_OVERLAP,
 }
+"""Why a document of each fate is dropped."""
+
+_NAMES = {Fate.KEEP: _KEPT, **{fate: reason.value for fate, reason in REASONS.items()}}
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,8 @@ def find_duplicates(
     """
     folder = work / "duplicates"
     buckets = _bucket_tasks(partitions, settings, work, bucket_entries)
-    found = run(STAGES[0], find_candidates, buckets, [ENTRY_BYTES * bucket_entries] * len(buckets), BucketResult)
+    num_entries = sum(partition.num_documents for partition in partitions) * entries_per_document(settings)
+    found = run(STAGES[0], find_candidates, buckets, _shares(ENTRY_BYTES * num_entries, len(buckets)), BucketResult)
     copies = tuple(copies_path(task.output) for task in buckets)
     crowded = {task.output: result.crowded for task, result in zip(buckets, found, strict=True) if result.crowded}
     candidates = [task.output for task in buckets]
@@ -149,7 +152,8 @@ def find_duplicates(
     counts = VerifyResult()
     for number in range(MAX_ROUNDS):
         verify = _verify_tasks(candidates, found, settings, work, f"verify-{number}")
-        verified = run(STAGES[1], verify_candidates, verify, [TASK_PAIRS * PAIR_BYTES] * len(verify), VerifyResult)
+        sizes = _shares(PAIR_BYTES * sum(result.candidates for result in found), len(verify))
+        verified = run(STAGES[1], verify_candidates, verify, sizes, VerifyResult)
         counts = VerifyResult(*(sum(getattr(each, name) for each in [counts, *verified]) for name in ("candidates", "similar")))
         similar += [task.output for task in verify]
         resolve = ResolveTask(copies, tuple(similar), work, settings, folder / f"resolved-{number}")
@@ -186,6 +190,11 @@ def _verify_tasks(
         VerifyTask(*bounds, tuple(candidates), work / "text", settings, work / "duplicates" / f"{name}-{number:06d}")
         for number, bounds in enumerate(ranges)
     ]
+
+
+def _shares(total: int, parts: int) -> list[int]:
+    """About equal parts of a size, as far as is known before."""
+    return [total // max(parts, 1)] * parts
 
 
 def entries_per_document(settings: DedupSettings) -> int:

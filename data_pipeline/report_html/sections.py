@@ -8,7 +8,7 @@ from itertools import groupby
 from data_pipeline.manifest import Manifest
 from data_pipeline.report_html.cells import NOTHING, UNKNOWN, Report, bytes_of, count_of, decimal_of, flat, listed, others, share_of
 from data_pipeline.report_html.parts import Html, bar, definitions, element, join, note, number_table
-from data_pipeline.wording import decimal, duration, part, share, size
+from data_pipeline.wording import decimal, duration, largest_first, part, share, size
 
 __all__ = ["changes", "documents", "duplicates", "languages", "samples", "settings", "sources", "throughput", "tiles"]
 
@@ -117,7 +117,8 @@ def _source_line(name: str, source: Report) -> tuple[object, ...]:
 
 def languages(report: Report, wanted: float | None) -> Html:
     """What there is of each language, and what each threshold of confidence would keep of it; `wanted` is the one that is set."""
-    found, confidence = part(report, "languages"), part(report, "language_confidence")
+    found = largest_first(part(report, "languages"), "bytes")
+    confidence = largest_first(part(report, "language_confidence"), "all")
     parts = []
     if found:
         table = number_table(

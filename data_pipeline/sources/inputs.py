@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from data_pipeline.config import BUILTIN, Kind, PrepareConfig
 from data_pipeline.errors import ConfigError, SourceError
-from data_pipeline.files import canonical_json, write_atomic
+from data_pipeline.files import canonical_json, digest_bytes, write_atomic
 from data_pipeline.sources.builtin import code_files, manual_file, standard_library
 from data_pipeline.sources.formats import UNDERSTOOD, Compression, Format, Shape, is_hidden, shape_of
 from data_pipeline.sources.storage import Found, Location, digest, is_url, list_files
@@ -241,4 +241,5 @@ def _read_known(path: Path) -> dict[str, str]:
 
 
 def _key(file: InputFile) -> str:
-    return f"{file.location}:{file.bytes}:{file.stamp}"
+    """Tells a file from others and from what it was before. Names no folder of this machine: prepared data is handed on."""
+    return digest_bytes(f"{file.location}:{file.bytes}:{file.stamp}".encode(errors="surrogatepass"))

@@ -219,7 +219,14 @@ def select_all(job: Job, tokenized: Sequence[TokenizeResult], cuts: Mapping[str,
         repeats = repeats_of_groups(tokens, job.config.weights, balance.max_repeats)
     tasks = [
         SelectTask(
-            job.place(TOKENS, number), source, cuts[source], balance, repeats, job.config.split.seed, job.place(CHOSEN, number)
+            job.place("text", number),
+            job.place(TOKENS, number),
+            source,
+            cuts[source],
+            balance,
+            repeats,
+            job.config.split.seed,
+            job.place(CHOSEN, number),
         )
         for number, source in enumerate(sources)
     ]

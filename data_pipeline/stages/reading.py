@@ -21,20 +21,21 @@ from data_pipeline.partitions import Partition
 from data_pipeline.sources.inputs import Part
 from data_pipeline.sources.readers import read_part
 from data_pipeline.split import tail_offset
+from data_pipeline.stages.samples import SAMPLES_PER_REASON
 from data_pipeline.tasks import Counts, TableWriter, add_counts, commit_result
 
 __all__ = ["TEXT_SCHEMA", "ReadResult", "ReadTask", "read_partition"]
 
 _BATCH_CHARS = 1 << 20  # judged together: enough for vectorised rules, little enough for the memory
 _BATCH_ITEMS = 1 << 14
-_SAMPLES_PER_REASON = 10
-
 TEXT_SCHEMA = pa.schema(
     [
         ("id", pa.uint64()),
         ("kind", pa.uint8()),
         ("language", pa.string()),
         ("metadata", pa.string()),
+        ("path", pa.string()),
+        ("line", pa.uint32()),
         ("characters", pa.uint32()),
         ("tail", pa.bool_()),
         ("text", pa.large_string()),
@@ -126,6 +127,8 @@ def _rows(judged: JudgedBatch, kept: list[int], parts: list[Part], ids: list[int
             pa.array([KINDS.index(one.document.kind) for one in documents], pa.uint8()),
             pa.array([one.language for one in documents], pa.string()),
             pa.array([one.document.metadata for one in documents], pa.string()),
+            pa.array([one.document.path for one in documents], pa.string()),
+            pa.array([one.document.line for one in documents], pa.uint32()),
             pa.array([len(one.document.text) for one in documents], pa.uint32()),
             pa.array(is_tail, pa.bool_()),
             pa.array([texts[start:end].tobytes() for start, end in zip(starts, ends, strict=True)], pa.large_string()),
@@ -147,7 +150,7 @@ def _count(judged: JudgedBatch, rejected: Counter[str], result: ReadResult) -> N
     for item in judged.items:
         if isinstance(item, Rejection):
             rejected[item.reason] += 1
-            if rejected[item.reason] <= _SAMPLES_PER_REASON:
+            if rejected[item.reason] <= SAMPLES_PER_REASON:
                 result.samples.append(asdict(item))
     result.changes = add_counts([result.changes, judged.changes])
     for language, bins in judged.confidences.items():

@@ -7,17 +7,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from data_pipeline.balance import copies_of_documents
+from data_pipeline.classifier import PROBABILITY_STEPS
 from data_pipeline.config import KINDS, BalanceSettings
 from data_pipeline.documents import Reason
 from data_pipeline.files import digest_file
-from data_pipeline.quality import FATES, Bounds, judge
+from data_pipeline.quality import FATES, Bounds, judge, perplexity
 from data_pipeline.split import SPLITS
+from data_pipeline.stages.samples import Samples, rejection_of_row
 from data_pipeline.tasks import Counts, TableWriter, commit_result, data_path, read_batches
 
 __all__ = ["CHOSEN_SCHEMA", "Cuts", "SelectResult", "SelectTask", "WeighResult", "WeighTask", "select_partition", "weigh_partition"]
@@ -69,6 +72,7 @@ def weigh_partition(task: WeighTask) -> WeighResult:
 class SelectTask:
     """Choose the documents of one partition."""
 
+    text: Path
     tokens: Path
     source: str
     cuts: Cuts
@@ -98,25 +102,28 @@ class SelectResult:
     languages: dict[str, Counts] = field(default_factory=dict)
     """Documents, bytes and tokens by language."""
     kinds: Counts = field(default_factory=dict)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    """The first rejected documents of each reason."""
 
 
 def select_partition(task: SelectTask) -> SelectResult:
     """Writes how often each document is taken to `output`.arrow, one row for each row of the tokens."""
     result = SelectResult()
-    rejected: Counter[str] = Counter()
+    rejected = _Rejected()
     lengths: dict[str, Counter[str]] = {"characters": Counter(), "tokens": Counter()}
     with TableWriter(task.output, CHOSEN_SCHEMA) as table:
         for batch in read_batches(task.tokens):
             copies_D = _copies(batch, task, rejected)
             _count(batch, copies_D, result, lengths)
             table.write(pa.RecordBatch.from_arrays([pa.array(copies_D)], schema=CHOSEN_SCHEMA))
-    result.rejected = dict(rejected)
+    result.rejected = dict(rejected.counts)
+    result.samples = rejected.show(task.text)
     result.characters, result.lengths = dict(lengths["characters"]), dict(lengths["tokens"])
     result.sha256 = digest_file(data_path(task.output))
     return commit_result(task, result)
 
 
-def _copies(batch: pa.RecordBatch, task: SelectTask, rejected: Counter[str]) -> NDArray[np.uint8]:
+def _copies(batch: pa.RecordBatch, task: SelectTask, rejected: _Rejected) -> NDArray[np.uint8]:
     reason_D = _reasons(batch, task.cuts)
     copies_D: NDArray[np.uint8] = (reason_D == "").astype(np.uint8)
     if task.repeats is not None:
@@ -126,8 +133,44 @@ def _copies(batch: pa.RecordBatch, task: SelectTask, rejected: Counter[str]) -> 
             taken_D = members_D & is_train_D & (reason_D == "")
             copies_D[taken_D] = copies_of_documents(ids_D[taken_D], task.repeats.get(group, 0.0), task.seed)
         reason_D[(reason_D == "") & (copies_D == 0)] = Reason.OVER_SHARE
-    rejected.update(reason_D[reason_D != ""].tolist())
+    rejected.add(batch, reason_D)
     return copies_D
+
+
+class _Rejected:
+    """The documents that are not chosen."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._samples = Samples()
+        self._shown: list[tuple[int, Reason, str]] = []
+
+    def add(self, batch: pa.RecordBatch, reason_D: NDArray[np.object_]) -> None:
+        """Counts them, and keeps the ids of the first."""
+        rows = np.flatnonzero(reason_D != "").tolist()
+        self.counts.update(reason_D[rows].tolist())
+        for row, reason in self._samples.wanted((row, reason_D[row]) for row in rows):
+            self._shown.append((batch.column("id")[row].as_py(), reason, _explain(batch, row, reason)))
+
+    def show(self, text: Path) -> list[dict[str, Any]]:
+        """The first of them, with their beginnings from the table of texts."""
+        waiting = iter(self._shown)  # in the order of the table, as ids are
+        wanted = next(waiting, None)
+        for batch in read_batches(text):
+            ids_D = batch.column("id").to_numpy()
+            while wanted is not None and wanted[0] <= ids_D[-1]:
+                identity, reason, detail = wanted
+                self._samples.add(rejection_of_row(batch, int(np.searchsorted(ids_D, identity)), reason, detail))
+                wanted = next(waiting, None)
+        return self._samples.values
+
+
+def _explain(batch: pa.RecordBatch, row: int, reason: Reason) -> str:
+    if reason in (Reason.PERPLEXITY_LOW, Reason.PERPLEXITY_HIGH):
+        return f"perplexity {perplexity(batch.column('perplexity')[row].as_py()):.1f}"
+    if reason is Reason.CLASSIFIED_BAD:
+        return f"probability of being wanted {batch.column('wanted')[row].as_py() / PROBABILITY_STEPS:.3f}"
+    return ""
 
 
 def _count(batch: pa.RecordBatch, copies_D: NDArray[np.uint8], result: SelectResult, lengths: Mapping[str, Counter[str]]) -> None:

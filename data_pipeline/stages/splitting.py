@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from data_pipeline.config import SplitSettings
+from data_pipeline.dedup.duplicates import REASONS
+from data_pipeline.dedup.resolve import Fate
+from data_pipeline.documents import Reason
 from data_pipeline.split import SPLITS, Split, is_held_out
+from data_pipeline.stages.samples import Samples, rejection_of_row
 from data_pipeline.tasks import Counts, TableWriter, commit_result, read_batches, read_table
 
 __all__ = ["SplitResult", "SplitTask", "read_kept", "split_partition", "texts_of"]
@@ -37,11 +42,14 @@ class SplitResult:
 
     kept: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     bytes: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    """The first documents of each kind of duplicate."""
 
 
 def split_partition(task: SplitTask) -> SplitResult:
     """Writes the side of every document of a partition to `output`.arrow, one row for each row of its text."""
     result = SplitResult()
+    samples = Samples()
     with TableWriter(task.output, _SPLIT_SCHEMA) as table:
         for text, duplicates in _side_by_side(task.text, task.duplicates):
             split_D = _choose(text, duplicates, task.settings)
@@ -50,6 +58,8 @@ def split_partition(task: SplitTask) -> SplitResult:
                 result.kept[split] += int((split_D == number).sum())
                 result.bytes[split] += int(num_bytes_D[split_D == number].sum())
             table.write(pa.RecordBatch.from_arrays([pa.array(split_D)], schema=_SPLIT_SCHEMA))
+            _show(text, duplicates, samples)
+    result.samples = samples.values
     return commit_result(task, result)
 
 
@@ -61,6 +71,15 @@ def _choose(text: pa.RecordBatch, duplicates: pa.Table, settings: SplitSettings)
         held_out_D = is_held_out(np.frombuffer(keys_D, np.uint64)[::2], settings.val_fraction, settings.seed)
     is_kept_D = duplicates.column("fate").to_numpy() == 0
     return np.where(is_kept_D, np.where(held_out_D, SPLITS.index("val"), SPLITS.index("train")), _DROPPED).astype(np.uint8)
+
+
+def _show(text: pa.RecordBatch, duplicates: pa.Table, samples: Samples) -> None:
+    fates_D = duplicates.column("fate").to_numpy()
+    rejected = ((row, REASONS[Fate(fates_D[row])]) for row in np.flatnonzero(fates_D).tolist())
+    for row, reason in samples.wanted(rejected):
+        leader = duplicates.column("leader")[row].as_py()
+        detail = "" if reason is Reason.BENCHMARK_OVERLAP else f"like document {leader}"
+        samples.add(rejection_of_row(text, row, reason, detail))
 
 
 def read_kept(text: Path, split: Path) -> Iterator[pa.RecordBatch]:

@@ -8,10 +8,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 
 from data_pipeline.files import canonical_json, digest_bytes
 from data_pipeline.tokenizer.base import Encoded, Tokenizer
+from data_pipeline.tokenizer.byte_level import borders_of
 from data_pipeline.tokenizer.special import CONFIG_FILE, ROLES, SpecialTokens, special_tokens
+from data_pipeline.tokenizer.word_cache import WordCache
 
 __all__ = ["HuggingFaceTokenizer"]
 
@@ -38,6 +41,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self._library = _read(content)
         self._library.no_truncation()
         self._library.no_padding()
+        self._library.post_processor = None
         self._library.encode_special_tokens = True  # a special token that is spelt out in a text is text
         self._special = special_tokens(chosen or {}, found or {}, self._library.token_to_id, {})
         self.pad_id = self._special.pad_id
@@ -46,6 +50,8 @@ class HuggingFaceTokenizer(Tokenizer):
         self._vocab_size = 1 + max(self._library.get_vocab(with_added_tokens=True).values(), default=-1)
         if not self._vocab_size:
             raise ValueError("its vocabulary is empty")
+        self._borders = borders_of(json.loads(self._library.to_str()))
+        self._words = WordCache(self._borders.may_cut, self._encode_words) if self._borders else None
 
     @property
     def special(self) -> SpecialTokens:
@@ -65,8 +71,13 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         """The ids of all texts in one array, without bos and eos."""
-        encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
-        return Encoded.of([np.array(encoding.ids, np.int32) for encoding in encodings])
+        if self._borders is None or self._words is None:
+            return Encoded.of(self._encode_texts(texts))
+        data = [text.encode() for text in texts]
+        ends_D = np.cumsum(np.fromiter(map(len, data), np.int64, len(data)))
+        joined = b"".join(data)
+        cuts = np.union1d(ends_D, self._borders.in_white_space(joined, ends_D))
+        return Encoded(*self._words.encode(joined, cuts, ends_D))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`; special ids stand for no text."""
@@ -80,6 +91,13 @@ class HuggingFaceTokenizer(Tokenizer):
         """The id of the token of this name; none where there is none."""
         number = self._library.token_to_id(name)
         return None if number is None else int(number)
+
+    def _encode_words(self, words: list[bytes]) -> list[NDArray[np.int32]]:
+        return self._encode_texts([word.decode() for word in words])
+
+    def _encode_texts(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
 
 def _read(content: bytes) -> tokenizers.Tokenizer:

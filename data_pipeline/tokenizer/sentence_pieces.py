@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 import sentencepiece
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from data_pipeline.files import canonical_json, digest_bytes
 from data_pipeline.tokenizer.base import Encoded, Tokenizer
 from data_pipeline.tokenizer.model_file import BPE, read_spec, without_dummy_prefix
+from data_pipeline.tokenizer.sampling import sample_bpe, sample_unigram
 from data_pipeline.tokenizer.special import CONFIG_FILE, ROLES, SpecialTokens, special_tokens
 from data_pipeline.tokenizer.word_cache import WordCache, places_to_cut
 
@@ -90,12 +92,30 @@ class SentencePieceTokenizer(Tokenizer):
         """The ids of one of the ways to write the text with these pieces, without bos and eos.
 
         Unigram: one of all segmentations, drawn with its probability to the power of `alpha` (Kudo 2018). Bpe: each join is left
-        out with probability `alpha` (Provilkov et al. 2020). The same `seed`, in [0, 2**32), draws the same, as long as the version
-        of SentencePiece is the same.
+        out with probability `alpha` (Provilkov et al. 2020). The same `seed` draws the same.
         """
-        sentencepiece.set_random_generator_seed(seed)
-        text = self._prefix + text if text else text
-        return self._encode_with_care(text, enable_sampling=True, nbest_size=-1, alpha=alpha)
+        draw = random.Random(seed).random  # the one method that stays the same in all versions of Python
+        segment = sample_bpe if self._spec.model_type == BPE else sample_unigram
+        ids: list[int] = []
+        for number, run in enumerate(text.split(SPACE_MARK) if self._spells_marks else [text]):
+            ids += self._space_mark_ids.tolist() if number else []
+            normalized = self._processor.normalize(run)
+            ids += (i for piece in segment(normalized, self._scores, alpha, draw) for i in self._ids_of(piece))
+        return np.array(ids, np.int32)
+
+    @cached_property
+    def _scores(self) -> dict[str, float]:
+        """The score of every piece that text can be written with."""
+        processor, ids = self._processor, list(range(self.vocab_size))
+        skip = np.array(processor.is_control(ids)) | processor.is_byte(ids) | processor.is_unknown(ids) | processor.is_unused(ids)
+        scores = zip(self._pieces, processor.get_score(ids), skip, strict=True)
+        return {piece: score for piece, score, is_skipped in scores if not is_skipped}
+
+    def _ids_of(self, piece: str) -> list[int]:
+        """The id of a piece; where there is none, those of its bytes, or that of the unknown."""
+        if piece in self._scores:
+            return [int(self._processor.piece_to_id(piece))]
+        return self._byte_ids(piece.encode()) if self._spec.byte_fallback else [int(self._processor.unk_id())]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`; special ids stand for no text."""
@@ -140,19 +160,22 @@ class SentencePieceTokenizer(Tokenizer):
             encoded.insert(index, careful[index])
         return encoded
 
-    def _encode_with_care(self, text: str, **options: Any) -> NDArray[np.int32]:
+    def _encode_with_care(self, text: str) -> NDArray[np.int32]:
         """Spells the space mark in bytes, and hands long text over in parts cut where no piece can reach across."""
         parts: list[NDArray[np.int32]] = []
         for number, run in enumerate(text.split(SPACE_MARK) if self._spells_marks else [text]):
             if number:
                 parts.append(self._space_mark_ids)
             cut = _cut_at_spaces(run, _PROCESSOR_CHARS) if self._spec.keeps_text else [run]
-            parts += self._parts_processor.encode(cut, return_type="numpy", num_threads=1, **options)
+            parts += self._parts_processor.encode(cut, return_type="numpy", num_threads=1)
         return np.concatenate(parts)
 
     @property
     def _space_mark_ids(self) -> NDArray[np.int32]:
-        return np.array([self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE_MARK_BYTES], np.int32)
+        return np.array(self._byte_ids(_SPACE_MARK_BYTES), np.int32)
+
+    def _byte_ids(self, data: bytes) -> list[int]:
+        return [int(self._processor.piece_to_id(f"<0x{byte:02X}>")) for byte in data]
 
 
 def _positions(data: bytes, pattern: bytes) -> list[int]:

@@ -3,7 +3,8 @@
 Byte-pair encoding joins two neighbours only where the result is a piece of the vocabulary (Sennrich et al. 2016). So it never joins
 across a place where two characters meet that are neighbours in no piece, and the ids on either side do not depend on the other. A
 word, here, is what lies between two such places, whatever it holds; in prose these are words in the usual sense, with the space
-before them. The method is not exact for unigram models, whose choice is a sum over the whole text.
+before them. The method is not exact for unigram models, whose choice is a sum over the whole text. For byte-level models, which
+divide the text first, `byte_level` says where it may be cut.
 
 Words of up to 15 bytes, more than 19 in 20, are found with NumPy: a word and its length are two 64-bit numbers, which are compared
 as such, so that no two words can be taken for each other. Longer ones are found in a dictionary.
@@ -136,7 +137,8 @@ class WordCache:
         missed = np.flatnonzero(words_W == _NO_WORD)
         if not len(missed):
             return words_W
-        texts = [block[start : start + length] for start, length in zip(starts_W[missed], lengths_W[missed], strict=True)]
+        starts = starts_W[missed]
+        texts = [block[start:end] for start, end in zip(starts.tolist(), (starts + lengths_W[missed]).tolist(), strict=True)]
         new = {text: number for number, text in enumerate(dict.fromkeys(texts))}
         ids = self._encode_words(list(new))
         if not self._has_room(len(ids), sum(map(len, ids))):

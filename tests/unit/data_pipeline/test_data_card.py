@@ -3,10 +3,11 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
-from data_pipeline.config import PrepareConfig
+from data_pipeline.config import HeuristicSettings, PrepareConfig, Preset
 from data_pipeline.data_card import render_card
 from data_pipeline.settings import help_parser, load_settings
 from tests.support.report_example import HOSTILE, example_manifest, example_report, thinned
@@ -17,6 +18,23 @@ MANIFEST = example_manifest(REPORT)
 
 def section(card: str, title: str) -> str:
     return card.split(f"## {title}\n\n", maxsplit=1)[1].split("\n\n## ", maxsplit=1)[0]
+
+
+def rebuilt(card: str, folder: Path) -> PrepareConfig:
+    """The settings that the card's recipe and command give."""
+    recipe, command = re.findall(r"```(?:toml|sh)\n(.*?)\n```", card, re.DOTALL)
+    (folder / "recipe.toml").write_text(recipe)
+    words = shlex.split(command)
+    assert words[:4] == ["python", "-m", "data_pipeline", "prepare"]
+    arguments = [str(folder / word) if word == "recipe.toml" else word for word in words[4:]]
+    return load_settings(PrepareConfig, arguments, help_parser(PrepareConfig, "prepare", ""), {})
+
+
+def card_of(read: tuple[str, ...], /, **settings: Any) -> tuple[PrepareConfig, str]:
+    """Settings, and the card of data prepared with them, in which these sources yielded text."""
+    config = PrepareConfig(**settings)
+    sealed, _ = replace(MANIFEST, config=config.portable, sources=read, totals={}).sealed()
+    return config, render_card(sealed)
 
 
 def test_the_card_says_what_the_data_is_and_leaves_what_it_cannot_know_to_the_user() -> None:
@@ -46,7 +64,7 @@ def test_the_steps_tell_what_the_settings_did() -> None:
     )
     steps = section(render_card(replace(MANIFEST, config=config.portable)), "How it was prepared")
     assert "documents of 20 to 9,000 characters kept" in steps
-    assert "Languages: none was identified, all were kept." in steps
+    assert "Languages: identified, of all but code, and all kept." in steps
     assert "perplexity under a model trained on books (min perplexity 12.5, max perplexity 1000)" in steps
     assert "fill-in-the-middle of code (50.0 %)" in steps
     assert r"Sources with settings of their own: books (clean.min_chars 200)." in steps
@@ -54,7 +72,8 @@ def test_the_steps_tell_what_the_settings_did() -> None:
 
 
 def test_the_command_and_the_recipe_give_the_settings_back(tmp_path: Path) -> None:
-    config = PrepareConfig(
+    config, card = card_of(
+        ("web", "books-2"),
         sources=("corpus/web",),
         source={"books-2": {"paths": ["b"], "weight": 2.5, "clean": {"min_chars": 200}}},
         row_length=512,
@@ -62,15 +81,75 @@ def test_the_command_and_the_recipe_give_the_settings_back(tmp_path: Path) -> No
         language={"keep": ["en", "de"]},
         balance={"by": "source", "weights": {"web": 3.0}},
     )
-    card = render_card(replace(MANIFEST, config=config.portable, sources=("web", "books-2")))
-    recipe, command = re.findall(r"```(?:toml|sh)\n(.*?)\n```", card, re.DOTALL)
-    (tmp_path / "recipe.toml").write_text(recipe)
-    words = shlex.split(command)
-    assert words[:4] == ["python", "-m", "data_pipeline", "prepare"]
-    assert "PATH/web" in words
-    arguments = [str(tmp_path / word) if word == "recipe.toml" else word for word in words[4:]]
-    loaded = load_settings(PrepareConfig, arguments, help_parser(PrepareConfig, "prepare", ""))
+    loaded = rebuilt(card, tmp_path)
     assert loaded.portable == config.portable
+    assert loaded.sources == ("PATH/web",)
+
+
+def test_what_a_source_sets_to_nothing_is_in_the_recipe(tmp_path: Path) -> None:
+    config, card = card_of(
+        ("code",),
+        source={
+            "code": {
+                "paths": ["c"],
+                "language": {"keep": []},
+                "quality": {"max_perplexity": "none", "max_perplexity_percentile": None},
+            }
+        },
+        language={"keep": ["en"]},
+        quality={"max_perplexity_percentile": 90},
+    )
+    loaded = rebuilt(card, tmp_path)
+    assert loaded.for_source("code").language.keep == ()
+    assert loaded.for_source("code").quality == config.for_source("code").quality
+    assert loaded.quality == config.quality
+    assert "code (language.keep empty, quality.max_perplexity none, quality.max_perplexity_percentile none)" in card
+
+
+def test_the_sources_of_the_recipe_keep_their_order(tmp_path: Path) -> None:
+    names = ("web", "books", "unread", "code")
+    _, card = card_of(("web", "books", "code"), source={name: {"paths": [name]} for name in names})
+    assert list(rebuilt(card, tmp_path).source) == ["web", "books", "code", "unread"]
+
+
+def test_names_that_are_no_bare_words_are_read_back(tmp_path: Path) -> None:
+    weights = {"en, de": 1.0, "😀": 2.0, "a.b": 3.0, "": 4.0}
+    config, card = card_of(("a",), sources=("a",), balance={"by": "kind", "weights": weights})
+    assert rebuilt(card, tmp_path).balance == config.balance
+
+
+def test_no_threshold_of_a_preset_that_is_off_is_told() -> None:
+    _, card = card_of(("a",), sources=("a",))
+    assert "Heuristics" not in section(card, "How it was prepared")
+    _, card = card_of(("a",), sources=("a",), heuristics={"presets": ["c4", "gopher-repetition"]})
+    [line] = re.findall("Heuristics: .*", section(card, "How it was prepared"))
+    assert line.startswith(
+        "Heuristics: c4 (max curly brackets 0, max lorem ipsum 0, min line words 5, min sentences 3); gopher-repetition ("
+    )
+    assert "max top ngrams 0.2, 0.18, 0.16" in line
+    assert "stop words" not in line
+
+
+def test_every_threshold_is_told_with_one_preset() -> None:
+    told = []
+    for preset in get_args(Preset):
+        _, card = card_of(("a",), sources=("a",), heuristics={"presets": [preset]})
+        [line] = re.findall(r"Heuristics: \S+ \((.*)\)", section(card, "How it was prepared"))
+        told += [preset.split("-")[0] + "_" + "_".join(name.split()) for name in re.findall("(?:^|, )([a-z][a-z4 ]+) ", line)]
+    assert sorted(told) == sorted(HeuristicSettings.model_fields.keys() - {"presets"})
+
+
+def test_languages_count_as_identified_also_where_all_are_kept() -> None:
+    _, card = card_of(("a",), sources=("a",))
+    assert "not identified" not in card
+    _, card = card_of(("a",), sources=("a",), language={"identify": False})
+    assert "Languages: none was identified, all were kept." in section(card, "How it was prepared")
+    assert "Languages were not identified." in section(card, "Known limits")
+
+
+def test_an_input_in_a_store_shows_the_checksum_of_the_store() -> None:
+    inputs = ({"source": "web", "path": "a.txt", "bytes": 1, "checksum": "etag:9f"},)
+    assert "- web: `a.txt`, 1 bytes, `etag:9f`" in section(render_card(replace(MANIFEST, inputs=inputs)), "Sources")
 
 
 def test_a_digest_in_the_place_of_a_file_is_explained() -> None:
@@ -125,7 +204,7 @@ def test_a_report_with_parts_missing_has_a_card_without_them(seed: int) -> None:
 
 
 def test_leaks_and_what_was_not_done_are_limits() -> None:
-    config = MANIFEST.config | {"dedup": {"exact": True, "near": False}, "language": {"keep": []}}
+    config = MANIFEST.config | {"dedup": {"exact": True, "near": False}, "language": {"identify": False}}
     limits = section(render_card(replace(MANIFEST, totals={**REPORT, "leaks": {"near": 1}}, config=config)), "Known limits")
     assert "validation loss is too low" in limits
     assert "Near duplicates were not removed." in limits

@@ -1,9 +1,11 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from data_pipeline.config import PrepareConfig
+from data_pipeline.errors import ConfigError
 from data_pipeline.settings import RECIPES, help_parser, load_settings
 
 
@@ -38,6 +40,47 @@ def test_sources_may_be_missing_where_the_built_in_corpus_stands_in() -> None:
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_recipe_can_be_read(path: Any) -> None:
     assert load("--recipe", path.stem, "--sources", "somewhere").sources == ("somewhere",)
+
+
+def test_none_in_a_recipe_unsets_a_setting_for_all_sources_or_for_one(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('[prepare.quality]\nmax_perplexity = "none"\n[prepare.source.b]\npaths = ["b"]\nkind = "none"\n')
+    assert load("--recipe", str(recipe)).quality.max_perplexity is None
+    assert load("--recipe", str(recipe)).source["b"].kind is None
+    recipe.write_text(
+        '[prepare.source.b]\npaths = ["b"]\nquality.max_perplexity = "none"\nclean = { unicode = "none", max_chars = "none" }\n'
+        "[prepare.clean]\nmax_chars = 9000\n"
+    )
+    config = load("--recipe", str(recipe))
+    own = config.for_source("b")
+    assert (own.quality.max_perplexity, own.clean.unicode, own.clean.max_chars) == (None, "none", None)
+    assert (config.quality.max_perplexity, config.clean.max_chars) == (1000, 9000)
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ("clean.min_char = 3", r"^source.b.clean.min_char is no setting; did you mean source.b.clean.min_chars\?$"),
+        ("clean.min_chars = 0", r"^source.b.clean.min_chars = 0: input should be greater than or equal to 1$"),
+        ('clean.min_chars = "none"', r"^source.b.clean.min_chars = 'none': input should be a valid integer"),
+        ("clean = { min_chars = 9, max_chars = 5 }", r"^source.b.clean: max_chars = 5 is below min_chars = 9"),
+        ("clean = { min_chars = 0, a = 1 }", r"^source.b.clean.min_chars = 0: .*; source.b.clean.a is no setting"),
+        ("heuristics.gopher_max_top_ngrams = [1]", r"^source.b.heuristics.gopher_max_top_ngrams = \[1\]: too few values$"),
+        ("cleen.min_chars = 3", r"^source.b.cleen is no setting; did you mean source.b.clean\?$"),
+        ('quality.trusted = "b"', r"^source.b.quality.trusted is one for all sources; set quality.trusted$"),
+    ],
+)
+def test_a_mistake_in_what_a_source_sets_for_itself_is_answered_as_any_other(tmp_path: Path, own: str, message: str) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(f'[prepare.source.b]\npaths = ["b"]\n{own}\n')
+    with pytest.raises(ConfigError, match=message):
+        load("--recipe", str(recipe))
+
+
+def test_the_help_names_no_type_of_python() -> None:
+    text = help_parser(PrepareConfig, "prepare", "").format_help()
+    assert "--heuristics.gopher_max_top_ngrams float [float ...]" in text
+    assert "Annotated" not in text
 
 
 @pytest.mark.parametrize("recipe", ["demo", "smoke"])

@@ -125,3 +125,21 @@ def test_an_empty_stage_is_shown_without_a_fault() -> None:
     with Progress(("sample",), stream, Clock()).stage("sample", 0):
         pass
     assert stream.getvalue().endswith("[1/1] sample  0 bytes in 0.0 s, 0 bytes/s\n")
+
+
+def test_a_stream_that_takes_no_more_text_does_not_hold_a_stage_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    writing, may_write = threading.Event(), threading.Event()
+
+    class Stuck(io.StringIO):
+        def write(self, text: str) -> int:
+            if threading.current_thread() is not threading.main_thread():
+                writing.set()
+                may_write.wait()
+            return len(text)
+
+    monkeypatch.setattr(module, "_SECONDS_BETWEEN_LINES", 0.01)
+    monkeypatch.setattr(module, "_SECONDS_TO_END", 0.01)
+    with Progress(["read"], Stuck()).stage("read", 100):
+        assert writing.wait(60)
+    assert not may_write.is_set()
+    may_write.set()

@@ -13,6 +13,7 @@ from data_pipeline.stages.packing_rows import PackResult
 from data_pipeline.stages.reading import ReadResult
 from data_pipeline.stages.scoring import ClassifierResult
 from data_pipeline.stages.selecting import Cuts, SelectResult
+from data_pipeline.stages.splitting import SplitResult
 from data_pipeline.stages.tokenizing import TokenizeResult
 from data_pipeline.stages.vocabulary import TrainedTokenizer
 
@@ -61,6 +62,7 @@ def results() -> Results:
         partitions=[partition(0, "a"), partition(1, "b")],
         read=[of_a, of_b],
         duplicates=Duplicates([{"near-duplicate": 1}, {}], {"a": fates(6, 1), "b": fates(2, 0)}, 3, 1, 0, [], []),
+        split=[SplitResult(), SplitResult(samples=[sample("near-duplicate", 2)])],
         tokenizer=TrainedTokenizer("bpe", 300, "sha256:0", 0),
         classifier=ClassifierResult(4, 3, 4, 4, 0.875),
         tokenized=[
@@ -78,6 +80,8 @@ def results() -> Results:
 
 def test_every_document_is_kept_or_rejected_at_a_stage_for_a_reason() -> None:
     report = make_report(results(), CONFIG)
+    shown = [(each["stage"], each["reason"]) for each in report["samples"]]
+    assert shown == [("read", "not-json"), ("deduplicate", "near-duplicate")]
     assert report["documents"] == {
         **{"read": 12, "kept": 6, "train": 5, "val": 1, "rejected": 6},
         **{"input_bytes": 590, "text_bytes": 290},
@@ -107,7 +111,7 @@ def test_tokens_are_counted_by_source_and_language() -> None:
     assert report["sources"]["a"]["bytes_per_token"] == round(250 / 120, 3)
     assert report["languages"] == {"en": {"documents": 5, "bytes": 250, "tokens": 120, "bytes_per_token": 2.083}}
     assert report["language_confidence"]["en"]["0.9"] == 4
-    assert report["language_confidence"]["en"]["0.5"] == 7
+    assert report["language_confidence"]["en"]["0.5"] == report["language_confidence"]["en"]["all"] == 7
 
 
 def test_rows_are_added_up_by_split_and_by_way_of_packing() -> None:

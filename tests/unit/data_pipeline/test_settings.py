@@ -1,9 +1,11 @@
 import argparse
 import tomllib
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import Field
 
 from data_pipeline.errors import ConfigError
@@ -12,6 +14,11 @@ from data_pipeline.settings import Section, Settings, environment_names, help_pa
 
 class Optim(Section):
     lr: float = Field(1e-3, gt=0, le=1, description="peak learning rate")
+
+
+class Group(Section):
+    files: tuple[str, ...] = Field(min_length=1, description="files")
+    most: int | None = Field(5, description="most")
 
 
 class Config(Settings):
@@ -23,7 +30,10 @@ class Config(Settings):
     saving: Literal["none", "full"] = Field("full", description="saving")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="precision")
     every: int | None = Field(None, ge=1, description="every")
+    shares: tuple[Annotated[float, Field(le=1)], Annotated[float, Field(le=1)]] = Field((0.5, 0.25), description="shares")
     optim: Optim = Field(Optim(), description="optimizer")
+    group: dict[str, Group] = Field(default_factory=dict, description="groups")
+    weights: dict[str, float] = Field(default_factory=dict, description="weights")
 
 
 PARSER = help_parser(Config, "demo", "A demonstration.")
@@ -61,6 +71,17 @@ def test_none_is_a_plain_word_where_it_is_among_the_choices() -> None:
     assert load(DEMO_SAVING="none").saving == "none"
 
 
+def test_a_recipe_says_none_with_the_word(tmp_path: Path) -> None:
+    path = tmp_path / "none.toml"
+    path.write_text('[train]\nevery = "none"\nsaving = "none"\ngroup.a = { files = ["none"], most = "none" }\nweights.none = 1\n')
+    loaded = load(f"--data x --recipe {path}", DEMO_OPTIM__LR="0.5")
+    assert (loaded.every, loaded.saving, loaded.weights) == (None, "none", {"none": 1})
+    assert loaded.group == {"a": Group(files=("none",), most=None)}
+    path.write_text('[train.optim]\nlr = "none"\n')
+    with pytest.raises(ConfigError, match=r"optim\.lr = 'none': input should be a valid number"):
+        load(f"--data x --recipe {path}")
+
+
 def test_an_empty_variable_is_as_good_as_none() -> None:
     """Compose passes `NAME=` for a variable that the host does not set."""
     assert load(DEMO_OPTIM__LR="").optim.lr == 1e-3
@@ -93,6 +114,8 @@ def test_a_mistake_is_answered_with_its_name_and_the_remedy(arguments: str, envi
     ("text", "message"),
     [
         ("[train.optim]\nlearning = 1", "train.optim.learning is no setting"),
+        ("optim = 1", "unknown table"),
+        ("[train]\noptim = 1", "train.optim is no setting"),
         ("[train]\nevry = 1", "train.evry is no setting; did you mean every"),
         ("[trian]\nevery = 1", r"unknown table \[trian\]; did you mean train"),
         ("every = ", "not valid TOML"),
@@ -106,6 +129,44 @@ def test_a_mistake_in_a_recipe_names_the_file(tmp_path: Path, text: str, message
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("group.a = { mist = 3 }", r"group.a.mist is no setting; did you mean group.a.most\?"),
+        ("group.a = { most = 3 }", "group.a.files is not set; give it in the recipe$"),
+        ("group.a = 3", "group.a: input should be a valid dictionary"),
+        ("shares = [0.5]", r"^shares = \[0.5\]: too few values$"),
+        ("shares = []", r"^shares = \[\]: too few values$"),
+    ],
+)
+def test_a_mistake_in_a_table_of_the_users_or_in_a_list_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(f"[train]\n{text}\n")
+    with pytest.raises(ConfigError, match=message):
+        load(f"--data x --recipe {path}")
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+TABLES = st.recursive(
+    st.dictionaries(TEXTS, st.integers(-9, 9) | st.booleans() | TEXTS | st.lists(TEXTS)),
+    lambda inner: st.dictionaries(TEXTS, inner | TEXTS),
+    max_leaves=5,
+)
+
+
+@given(TABLES)
+def test_any_name_and_text_is_read_back_from_toml(values: dict[str, object]) -> None:
+    assert tomllib.loads(to_toml("train", values)) == {"train": values}
+
+
+@pytest.mark.parametrize(
+    ("value", "toml"), [("Ä 中 😀", '"Ä 中 😀"'), ("\x7f\u202e", r'"\u007f\u202e"'), ("\U000e0041", r'"\U000e0041"')]
+)
+def test_toml_shows_what_can_be_seen_and_escapes_the_rest(value: str, toml: str) -> None:
+    assert to_toml("a", {value: 1, "bare_Key-1": value}) == f"[a]\n{toml} = 1\nbare_Key-1 = {toml}\n"
+    assert to_toml("a", {value: {}}) == f"[a]\n\n[a.{toml}]\n"
+
+
 def test_settings_written_as_toml_are_read_back_as_the_same_settings(tmp_path: Path) -> None:
     config = load('--data x/"y" --sources a b --every 3 --optim.lr 3e-4')
     text = to_toml("train", config.model_dump(mode="json"))
@@ -117,6 +178,10 @@ def test_help_shows_every_setting_with_bounds_and_default() -> None:
     assert isinstance(PARSER, argparse.ArgumentParser)
     assert "[> 0, <= 1; default 0.001]" in text
     assert all(f"--{name}" in text for name in ("data", "sources", "precision", "every", "optim.lr"))
+
+
+def test_help_names_the_type_of_each_value_of_a_list() -> None:
+    assert "--shares float [float ...]" in PARSER.format_help()
 
 
 def test_environment_names_are_the_settings_in_capitals() -> None:

@@ -1,0 +1,184 @@
+r"""Where a text can be cut before a byte-level `tokenizer.json` encodes it, so that the parts have the ids of the whole.
+
+Such a tokenizer divides a text by a regular expression and encodes every division by itself. A text can be cut at a border of two
+divisions that is there whatever stands further away, if no match looks across it. In all of the known expressions, a space comes
+first in its division unless white space is before it; letters and numbers end theirs, but for the apostrophe of `'s`; a number is
+joined to nothing but a space before it; and only `\s+(?!\S)` looks at what follows: at the end of its white space. So these are
+such borders:
+
+- between a character that is not white space and a space;
+- between an ASCII letter and an ASCII character that is none, or a digit and one that is none, other than the apostrophe;
+- between ASCII punctuation, other than the apostrophe, and a digit;
+- between white space and the last space before a visible character: `\s+(?!\S)` leaves that space over, and where the text ends
+  before it, matches the same. That character must be in the same part of the text: no added token, and no digit that is split off.
+
+Others are borders for one expression only (`_Expression.borders`). NFC composes no character with an ASCII one behind it (Unicode
+Standard Annex 15), and so may come first.
+
+Shape suffixes: N bytes, P places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from string import ascii_letters, digits, punctuation
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.tokenizer.word_cache import Bools, Int64s
+
+__all__ = ["Borders", "borders_of"]
+
+_BLANKS = "\t\n\r "
+_WHITE_SPACE = [character for character in map(chr, range(0x3001)) if character.isspace()]  # there is none beyond
+_MARKS = punctuation.replace("'", "")
+_VISIBLE = ascii_letters + digits + punctuation
+_ASCII = "".join(map(chr, range(128)))
+
+_ALWAYS = (
+    (ascii_letters, "".join(sorted({*_ASCII} - {*ascii_letters, "'"}))),
+    (digits, "".join(sorted({*_ASCII} - {*digits, "'"}))),
+    (_MARKS, digits),
+)
+
+
+@dataclass(frozen=True)
+class _Expression:
+    """A regular expression in its spellings; and the ASCII characters before and behind borders that are its own."""
+
+    patterns: tuple[str, ...]
+    borders: tuple[str, str]
+
+
+# Sources: github.com/openai/gpt-2, src/encoder.py, which is also built into the library's ByteLevel; github.com/openai/tiktoken,
+# tiktoken_ext/openai_public.py, for cl100k_base and o200k_base. Llama 3 has cl100k's, and Qwen 2 the same with single digits
+# (github.com/huggingface/transformers, models/qwen2/tokenization_qwen2.py).
+_CL100K_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_GPT2 = _Expression(
+    (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",),
+    (_MARKS, ascii_letters + _BLANKS),
+)
+_CL100K = _Expression(
+    tuple(rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{count}{_CL100K_TAIL}" for count in ("{1,3}", "")),
+    ("\r\n", _VISIBLE),
+)
+_O200K = _Expression(
+    (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SUFFIX}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SUFFIX}?"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    ("\r\n", _VISIBLE.replace("/", "")),
+)
+_BY_PATTERN = {pattern: expression for expression in (_GPT2, _CL100K, _O200K) for pattern in expression.patterns}
+# The expressions match every character, so what keeps the matches alone keeps everything.
+_KEEPS_EVERYTHING = (("Isolated", False), ("Removed", True))
+_COMPOSED_TO_ASCII = ";K`"  # NFC makes them of U+037E, U+212A and U+1FEF
+
+
+@dataclass(frozen=True)
+class Borders:
+    """Places that a tokenizer's divisions never reach across."""
+
+    may_cut: Bools
+    """By two neighbouring bytes, `first | second << 8`: True where a text may be cut between them."""
+
+    _is_before_space: Bools
+    _is_behind_space: Bools
+
+    def in_white_space(self, data: bytes, ends: Int64s) -> Int64s:
+        """Further places: before the last space of white space. `ends`, sorted, is where each of the texts in `data` ends."""
+        bytes_N = np.frombuffer(data, np.uint8)
+        is_place_N = bytes_N[1:-1] == ord(" ")
+        is_place_N &= self._is_before_space[bytes_N[:-2]]
+        is_place_N &= self._is_behind_space[bytes_N[2:]]
+        places_P: Int64s = np.flatnonzero(is_place_N) + 1
+        is_last_P: Bools = ends[np.searchsorted(ends, places_P + 1)] == places_P + 1
+        return places_P[~is_last_P]
+
+
+def borders_of(tokenizer: Mapping[str, Any]) -> Borders | None:
+    """The borders of a tokenizer that reads no special token in a text; none if a part of it is not known to allow cuts.
+
+    `tokenizer` is the content of its `tokenizer.json` as the library writes it, which has every field.
+    """
+    tokens: Sequence[Mapping[str, Any]] = tokenizer["added_tokens"]
+    parts = _pre_tokenizers(tokenizer["pre_tokenizer"])
+    expression = _expression_of(parts)
+    normalizer = tokenizer["normalizer"]
+    if (
+        expression is None
+        or not _encodes_alone(tokenizer["model"])
+        or normalizer not in (None, {"type": "NFC"})
+        or not all(_is_found_alone(token, is_normalized=normalizer is not None) for token in tokens)
+    ):
+        return None
+    # A space may be put before what does not begin with one, which is right at the start of a text only.
+    spaces_only = any(part.get("add_prefix_space") for part in parts)
+    may_cut = _table(() if spaces_only else (*_ALWAYS, expression.borders))
+    before, behind = _bytes(_BLANKS), _bytes(_VISIBLE)
+    if any(part["type"] == "Digits" for part in parts):
+        behind[list(digits.encode())] = False
+    for name in (token["content"].encode() for token in tokens):  # also special ones, which hide others from being found
+        behind[name[0]] = False
+        for first, second in pairwise(name):
+            may_cut[second, first] = False
+            before[first] &= second != ord(" ")
+    return Borders(may_cut.reshape(-1), before, behind)
+
+
+def _table(borders: Sequence[tuple[str, str]]) -> Bools:
+    """By the first byte of the character behind the place, and then the last byte of the one before it."""
+    may_cut = np.zeros((256, 256), np.bool_)
+    may_cut[ord(" ")] = True
+    may_cut[ord(" "), [character.encode()[-1] for character in _WHITE_SPACE]] = False
+    for before, behind in borders:
+        may_cut[np.ix_(_bytes(behind), _bytes(before))] = True
+    return may_cut
+
+
+def _bytes(characters: str) -> NDArray[np.bool_]:
+    """A table that is True for these ASCII characters."""
+    table = np.zeros(256, np.bool_)
+    table[list(characters.encode())] = True
+    return table
+
+
+def _pre_tokenizers(part: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any]]:
+    if part is None:
+        return ()
+    parts: Sequence[Mapping[str, Any]] = part["pretokenizers"] if part["type"] == "Sequence" else (part,)
+    return parts
+
+
+def _expression_of(parts: Sequence[Mapping[str, Any]]) -> _Expression | None:
+    """The expression that divides first, where every part is known: digits, such expressions, and the step to bytes at the end."""
+    if not parts or parts[-1]["type"] != "ByteLevel":
+        return None
+    expressions = [_split_by(part) for part in parts[:-1] if part["type"] != "Digits"]
+    if parts[-1]["use_regex"]:
+        expressions.append(_GPT2)
+    return expressions[0] if expressions and None not in expressions else None
+
+
+def _split_by(part: Mapping[str, Any]) -> _Expression | None:
+    if part["type"] != "Split" or (part["behavior"], part["invert"]) not in _KEEPS_EVERYTHING:
+        return None
+    return _BY_PATTERN.get(part["pattern"].get("Regex", ""))
+
+
+def _encodes_alone(model: Mapping[str, Any]) -> bool:
+    """Whether a division always has the same ids: byte-pair encoding that leaves no join out by chance."""
+    return model["type"] == "BPE" and not model["dropout"]
+
+
+def _is_found_alone(token: Mapping[str, Any], *, is_normalized: bool) -> bool:
+    """Whether its own characters, as the text spells them, decide if the token is found in it and what is taken with it."""
+    if is_normalized and token["normalized"] and (not token["content"].isascii() or {*token["content"]} & {*_COMPOSED_TO_ASCII}):
+        return False
+    return token["special"] or not (token["single_word"] or token["lstrip"] or token["rstrip"])

@@ -1,0 +1,98 @@
+"""Draws one of the ways to write a text with the pieces of a SentencePiece model; the same draws give the same pieces everywhere.
+
+SentencePiece can sample too, but from a generator that is salted anew in every process (0.2.1 and later), so that not even a seed
+makes two runs agree.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+__all__ = ["sample_bpe", "sample_unigram"]
+
+_UNKNOWN_PENALTY = 10.0  # a character without a piece scores so much less than the worst piece, as in SentencePiece
+_WORD = re.compile("\u2581*[^\u2581]*")
+
+Draw = Callable[[], float]
+
+
+def words_of(text: str) -> Iterator[str]:
+    """The text in words, each with the space marks before it: pieces of trained models lie within one."""
+    return (match[0] for match in _WORD.finditer(text) if match[0])
+
+
+def sample_bpe(text: str, scores: Mapping[str, float], alpha: float, draw: Draw) -> list[str]:
+    """Pieces by byte-pair encoding in which each join is left out with probability `alpha` (Provilkov et al. 2020).
+
+    A join that was left out comes up again when a neighbour has changed. `scores` are those of the pieces, the best joined first;
+    what has no piece is left as single characters. `draw` gives numbers in [0, 1).
+    """
+    return [piece for word in words_of(text) for piece in _join(word, scores, alpha, draw)]
+
+
+def _join(word: str, scores: Mapping[str, float], alpha: float, draw: Draw) -> Iterator[str]:
+    symbols = list(word)  # a symbol that was joined to the one before is empty
+    following = list(range(1, len(word) + 1))
+    before = list(range(-1, len(word) - 1))
+    joins: list[tuple[float, int, str]] = []
+
+    def offer(left: int) -> None:
+        right = following[left] if left >= 0 else len(word)
+        if right < len(word) and (score := scores.get(piece := symbols[left] + symbols[right])) is not None:
+            heapq.heappush(joins, (-score, left, piece))
+
+    for left in range(len(word) - 1):
+        offer(left)
+    while joins:
+        _, left, piece = heapq.heappop(joins)
+        right = following[left]
+        is_stale = right == len(word) or not symbols[left] or symbols[left] + symbols[right] != piece
+        if is_stale or draw() < alpha:
+            continue
+        symbols[left], symbols[right] = piece, ""
+        following[left] = following[right]
+        if following[left] < len(word):
+            before[following[left]] = left
+        offer(before[left])
+        offer(left)
+    return (symbol for symbol in symbols if symbol)
+
+
+def sample_unigram(text: str, scores: Mapping[str, float], alpha: float, draw: Draw) -> list[str]:
+    """One of all segmentations into pieces, drawn with its probability to the power of `alpha` (Kudo 2018).
+
+    `scores` are the logarithms of the pieces' probabilities. `draw` gives numbers in [0, 1).
+    """
+    longest = max(map(len, scores))
+    unknown = min(scores.values()) - _UNKNOWN_PENALTY
+    return [piece for word in words_of(text) for piece in _segment(word, scores, alpha, draw, longest, unknown)]
+
+
+def _segment(word: str, scores: Mapping[str, float], alpha: float, draw: Draw, longest: int, unknown: float) -> list[str]:
+    """Sums forwards over all ways to reach each place of a word, then draws backwards from its end."""
+    reached = [0.0]  # logarithm of the summed weights of all segmentations up to a place
+    arrivals: list[list[tuple[float, int]]] = [[]]  # and of those by where their last piece begins
+    for end in range(1, len(word) + 1):
+        arriving = [
+            (reached[start] + alpha * score, start)
+            for start in range(max(0, end - longest), end)
+            if (score := scores.get(word[start:end], unknown if start == end - 1 else None)) is not None
+        ]
+        largest = max(arriving)[0]
+        reached.append(largest + math.log(sum(math.exp(weight - largest) for weight, _ in arriving)))
+        arrivals.append(arriving)
+    pieces = []
+    end = len(word)
+    while end:
+        left = draw()
+        start = arrivals[end][-1][1]
+        for weight, start in arrivals[end]:  # noqa: B007 - the last one stays where rounding leaves a little over
+            left -= math.exp(weight - reached[end])
+            if left < 0:
+                break
+        pieces.append(word[start:end])
+        end = start
+    return pieces[::-1]

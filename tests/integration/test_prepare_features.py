@@ -1,0 +1,523 @@
+"""Every feature of `prepare` from end to end, on small corpora: what it is asked for is what comes out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer as TokenizersTokenizer
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from data_pipeline import prepare as module_of_prepare
+from data_pipeline.config import FIM_TOKENS, PrepareConfig
+from data_pipeline.dedup import duplicates as dedup_stages
+from data_pipeline.errors import ExitCode, StoppedBySignal, exit_code_of
+from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.prepare import prepare
+from data_pipeline.published import PublishedDocument, read_documents
+from data_pipeline.repack import repack
+from data_pipeline.shards import Rows
+from data_pipeline.split import SPLITS, Split
+from data_pipeline.stages import plan
+from data_pipeline.tokenizer import load_tokenizer
+from tests.support.corpora import code_file, noise, reworded, sentences, write_texts
+from tests.support.prepare_runs import content_of, run
+
+BYTES = {"kind": "byte"}
+PIECES = {"kind": "bpe", "vocab_size": 500}
+
+
+def prepare_small(output: Path, sources: dict[str, Any], **settings: Any) -> Manifest:
+    """Prepares named sources, each a path or a dict of settings, by this process."""
+    tables = {name: own if isinstance(own, dict) else {"paths": (str(own),)} for name, own in sources.items()}
+    defaults = {"workers": 1, "row_length": 128, "partition_bytes": 16_384, "tokenizer": BYTES, "split": {"val_fraction": 0.1}}
+    return prepare(PrepareConfig(source=tables, output=output, **{**defaults, **settings}))
+
+
+def report_of(folder: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((folder / "report.json").read_bytes())
+    return report
+
+
+def rejected(folder: Path, source: str) -> dict[str, int]:
+    counts: dict[str, int] = report_of(folder)["sources"][source]["rejected"]
+    return counts
+
+
+def documents(folder: Path, *splits: Split) -> list[PublishedDocument]:
+    manifest = read_manifest(folder)
+    return [document for split in splits or SPLITS for document in read_documents(folder, manifest, split)]
+
+
+def texts(folder: Path, *splits: Split) -> set[str]:
+    return {document.text for document in documents(folder, *splits)}
+
+
+def decoded_rows(folder: Path, split: Split) -> list[str]:
+    """The text of every document as it stands in rows that are long enough to hold each in one piece, as often as it does."""
+    manifest, tokenizer = read_manifest(folder), load_tokenizer(folder / "tokenizer")
+    rows = Rows(folder, manifest, split)
+    everything = rows.read(np.arange(len(rows)))
+    return [
+        tokenizer.decode(tokens[segments == number].tolist())
+        for tokens, segments in zip(everything.tokens_BL, everything.segments_BL, strict=True)
+        for number in range(segments.max() + 1)
+    ]
+
+
+# repack and the other readers of kept tokens
+
+
+@pytest.mark.parametrize("method", ["best-fit", "one-per-row"])
+def test_repacked_it_is_what_prepare_writes_with_that_length(tmp_path: Path, method: str) -> None:
+    text = write_texts(tmp_path / "text.jsonl", sentences(1, 200))
+    settings = {"packing": {"method": method, "window_tokens": 4096}, "balance": {"by": "source", "max_repeats": 2.0}}
+    other = write_texts(tmp_path / "other.jsonl", sentences(2, 50))
+    sources = {"text": text, "other": other}
+    prepare_small(tmp_path / "long", sources, row_length=512, **settings)
+    expected = prepare_small(tmp_path / "short", sources, row_length=96, **settings)
+    assert repack(tmp_path / "long", tmp_path / "repacked", 96) == expected
+    assert content_of(tmp_path / "repacked") == content_of(tmp_path / "short")
+
+
+def test_without_kept_tokens_the_commands_that_need_them_say_so(tmp_path: Path) -> None:
+    text = write_texts(tmp_path / "text.jsonl", sentences(1, 80))
+    prepare_small(tmp_path / "out", {"text": text}, packing={"keep_tokens": False})
+    assert not (tmp_path / "out" / "tokens").exists()
+    for arguments in (
+        ("repack", tmp_path / "out", "--output", tmp_path / "again", "--row_length", "64"),
+        ("leaks", tmp_path / "out"),
+        ("inspect", tmp_path / "out", "--document", "0"),
+    ):
+        done = run(*arguments)
+        assert (done.returncode, done.stderr.count("\n")) == (ExitCode.CONFIG, 1), arguments
+        assert "was prepared with packing.keep_tokens = false; prepare it again with true" in done.stderr
+
+
+def test_a_document_found_in_a_row_can_be_read(tmp_path: Path) -> None:
+    written = sentences(1, 80)
+    prepare_small(tmp_path / "out", {"text": write_texts(tmp_path / "text.jsonl", written)}, row_length=1 << 14)
+    rows = Rows(tmp_path / "out", read_manifest(tmp_path / "out"), "train")
+    identity = rows.document_ids(0).tolist()[3]
+    done = run("inspect", tmp_path / "out", "--document", str(identity))
+    assert done.stdout == written[identity] + "\n"
+    assert done.stdout.rstrip("\n") == decoded_rows(tmp_path / "out", "train")[3]
+    missing = run("inspect", tmp_path / "out", "--document", "999")
+    assert (missing.returncode, missing.stderr.count("\n")) == (ExitCode.CONFIG, 1)
+    assert "holds no document 999; ids stand in the column `documents`" in missing.stderr
+
+
+# quality
+
+
+def test_a_trusted_source_and_a_bound_drop_the_gibberish_of_another(tmp_path: Path) -> None:
+    good, bad = sentences(2, 60), noise(3, 10)
+    sources = {
+        "trusted": write_texts(tmp_path / "trusted.jsonl", sentences(1, 200)),
+        "mixed": write_texts(tmp_path / "mixed.jsonl", [*good, *bad]),
+    }
+    prepare_small(tmp_path / "out", sources, tokenizer=PIECES, quality={"trusted": "trusted", "max_perplexity": 2000.0})
+    assert rejected(tmp_path / "out", "mixed") == {"perplexity-high": 10}
+    assert texts(tmp_path / "out") >= set(good)
+    assert not texts(tmp_path / "out") & set(bad)
+
+
+def test_a_percentile_drops_that_share_of_each_source(tmp_path: Path) -> None:
+    sources = {
+        "trusted": write_texts(tmp_path / "trusted.jsonl", sentences(1, 200)),
+        "mixed": write_texts(tmp_path / "mixed.jsonl", [*sentences(2, 90), *noise(3, 10)]),
+    }
+    quality = {"trusted": "trusted", "max_perplexity": None, "max_perplexity_percentile": 90.0}
+    prepare_small(tmp_path / "out", sources, tokenizer=PIECES, quality=quality)
+    assert rejected(tmp_path / "out", "mixed") == {"perplexity-high": 10}
+    assert not texts(tmp_path / "out") & set(noise(3, 10))
+
+
+def test_examples_of_good_and_bad_text_teach_what_is_dropped(tmp_path: Path) -> None:
+    good, bad = sentences(1, 60), [f"{text} buy now" for text in noise(1, 30)]
+    source = write_texts(tmp_path / "mixed.jsonl", [*good, *bad])
+    quality = {
+        "good": (write_texts(tmp_path / "good.jsonl", sentences(2, 60)),),
+        "bad": (write_texts(tmp_path / "bad.jsonl", [f"{text} buy now" for text in noise(2, 60)]),),
+    }
+    prepare_small(tmp_path / "out", {"mixed": source}, quality=quality)
+    assert rejected(tmp_path / "out", "mixed") == {"classified-bad": 30}
+    assert texts(tmp_path / "out") == set(good)
+    assert report_of(tmp_path / "out")["classifier"]["held_out"]["accuracy"] == 1.0
+
+
+# balance
+
+
+def test_sources_have_the_shares_of_their_weights(tmp_path: Path) -> None:
+    sources = {
+        "much": {"paths": (str(write_texts(tmp_path / "much.jsonl", sentences(1, 800))),), "weight": 1.0},
+        "little": {"paths": (str(write_texts(tmp_path / "little.jsonl", sentences(2, 200))),), "weight": 3.0},
+    }
+    prepare_small(tmp_path / "out", sources, balance={"by": "source"})
+    of_sources = report_of(tmp_path / "out")["sources"]
+    assert of_sources["little"]["share"] == pytest.approx(0.75, abs=0.03)
+    assert rejected(tmp_path / "out", "little") == {}
+    assert rejected(tmp_path / "out", "much").keys() == {"over-share"}
+
+
+def test_a_metadata_field_balances_and_too_little_is_repeated(tmp_path: Path) -> None:
+    rare, common = sentences(1, 100), sentences(2, 400)
+    (tmp_path / "text.jsonl").write_bytes(
+        write_texts(tmp_path / "a.jsonl", rare, topic="rare").read_bytes()
+        + write_texts(tmp_path / "b.jsonl", common, topic="common").read_bytes()
+    )
+    balance = {"by": "field", "field": "topic", "weights": {"rare": 1.0, "common": 1.0}, "max_repeats": 3.0}
+    records = {"metadata": ("topic",)}
+    prepare_small(tmp_path / "out", {"text": tmp_path / "text.jsonl"}, balance=balance, records=records, row_length=1 << 14)
+    times = Counter(decoded_rows(tmp_path / "out", "train"))
+    in_training = texts(tmp_path / "out", "train")
+    assert {times[text] for text in set(rare) & in_training} == {3}
+    assert {times[text] for text in set(common) & in_training} == {1}
+    of_rare = sum(times[text] * len(text.encode()) for text in set(rare))
+    of_common = sum(times[text] * len(text.encode()) for text in set(common))
+    assert of_rare / (of_rare + of_common) == pytest.approx(0.5, abs=0.03)
+    assert Counter(decoded_rows(tmp_path / "out", "val")).most_common(1)[0][1] == 1, "validation is as it was"
+
+
+# augmentation
+
+
+def test_fill_in_the_middle_changes_training_code_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    code = {code_file(seed).rstrip() for seed in range(120)}
+    for number, text in enumerate(sorted(code)):
+        (tmp_path / "code" / f"{number}.py").write_text(text)
+    prose = sentences(1, 60)
+    sources = {"code": tmp_path / "code", "prose": write_texts(tmp_path / "prose.jsonl", prose)}
+    prepare_small(tmp_path / "out", sources, augment={"fim_rate": 1.0}, row_length=1 << 14)
+    tokenizer = load_tokenizer(tmp_path / "out" / "tokenizer")
+    special = [tokenizer.token_id(name) for name in FIM_TOKENS]
+    assert None not in special
+    counts = report_of(tmp_path / "out")["augmentation"]
+    held_out = texts(tmp_path / "out", "val")
+    assert held_out <= code | set(prose)
+    assert held_out & code
+    assert counts["fim_psm"] + counts["fim_spm"] == len(code - held_out)
+    assert min(counts["fim_psm"], counts["fim_spm"]) > 20
+    in_training = texts(tmp_path / "out", "train")
+    assert set(prose) - held_out <= in_training
+    changed = in_training - set(prose)
+    assert sorted(map(sorted, changed)) == sorted(map(sorted, code - held_out)), "the same characters in another order"
+    assert len(changed & code) < 5
+
+
+def test_synonyms_replace_words_of_training_prose(tmp_path: Path) -> None:
+    prose = [f"{text} An OLD tree." for text in sentences(1, 150)]
+    (tmp_path / "synonyms.tsv").write_text("old\taged\n")
+    augment = {"synonyms": tmp_path / "synonyms.tsv", "synonym_rate": 1.0}
+    prepare_small(tmp_path / "out", {"prose": write_texts(tmp_path / "prose.jsonl", prose)}, augment=augment)
+    held_out = texts(tmp_path / "out", "val")
+    assert held_out
+    assert held_out <= set(prose)
+    assert texts(tmp_path / "out", "train") == {text.replace("OLD", "AGED") for text in set(prose) - held_out}
+
+
+# leaks and benchmarks
+
+BENCHMARK = "which of the seven rivers that cross the northern plain is the longest when measured from its source to the sea"
+
+
+@pytest.fixture
+def look_alikes(tmp_path: Path) -> Path:
+    originals = sentences(1, 60, min_words=150)
+    return write_texts(tmp_path / "text.jsonl", [*originals, *map(reworded, originals[:30])])
+
+
+def test_a_preparation_leaks_nothing(look_alikes: Path, tmp_path: Path) -> None:
+    prepare_small(tmp_path / "out", {"text": look_alikes}, split={"val_fraction": 0.3})
+    assert rejected(tmp_path / "out", "text") == {"near-duplicate": 30}
+    done = run("leaks", tmp_path / "out", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["exact"], found["near"], found["train"] + found["val"]) == (0, 0, 60)
+
+
+def test_without_deduplication_the_leaks_are_found(look_alikes: Path, tmp_path: Path) -> None:
+    settings = {"split": {"val_fraction": 0.3}, "dedup": {"exact": False, "near": False}}
+    prepare_small(tmp_path / "out", {"text": look_alikes}, **settings)
+    held_out = texts(tmp_path / "out", "val")
+    apart = {text for text in texts(tmp_path / "out", "train") if reworded(text) in held_out and reworded(text) != text}
+    apart |= {text for text in held_out if reworded(text) in texts(tmp_path / "out", "train") and reworded(text) != text}
+    done = run("leaks", tmp_path / "out", "--json")
+    assert done.returncode == ExitCode.DATA
+    assert json.loads(done.stdout)["near"] == len(apart) > 0
+
+
+def test_benchmark_text_is_found_and_can_be_dropped(tmp_path: Path) -> None:
+    tainted = f"{sentences(2, 1)[0]} {BENCHMARK} {sentences(3, 1)[0]}"
+    source = write_texts(tmp_path / "text.jsonl", [*sentences(1, 100), tainted])
+    benchmark = write_texts(tmp_path / "benchmark.jsonl", [BENCHMARK, "a question that nobody has written anything about " * 3])
+    seed = next(seed for seed in range(20) if is_trained_on(tainted, source, tmp_path / f"seed-{seed}", seed))
+    found = run("leaks", tmp_path / f"seed-{seed}", "--against", benchmark, "--json")
+    assert (found.returncode, json.loads(found.stdout)["benchmarks"][0]["overlapping"]) == (0, 1)
+    assert run("leaks", tmp_path / f"seed-{seed}", "--against", benchmark, "--strict").returncode == ExitCode.DATA
+
+    prepare_small(tmp_path / "clean", {"text": source}, dedup={"benchmarks": (benchmark,)})
+    assert rejected(tmp_path / "clean", "text") == {"benchmark-overlap": 1}
+    assert texts(tmp_path / "clean") == set(sentences(1, 100))
+    assert run("leaks", tmp_path / "clean", "--against", benchmark, "--strict").returncode == 0
+
+
+def is_trained_on(text: str, source: Path, output: Path, seed: int) -> bool:
+    prepare_small(output, {"text": source}, split={"seed": seed, "val_fraction": 0.1})
+    return text in texts(output, "train")
+
+
+# supplied tokenizers
+
+
+def huggingface(path: Path, vocab_size: int) -> Path:
+    """A byte-level `tokenizer.json`."""
+    tokenizer = TokenizersTokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=["<pad>", "<unk>", "<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(sentences(5, 100), trainer)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(path))
+    return path
+
+
+def sentence_piece(path: Path, vocab_size: int) -> Path:
+    """A model that an earlier preparation has trained."""
+    source = write_texts(path.parent / f"{vocab_size}.jsonl", sentences(5, 200))
+    earlier = path.parent / f"prepared-{vocab_size}"
+    prepare_small(earlier, {"text": source}, tokenizer={"kind": "unigram", "vocab_size": vocab_size})
+    path.write_bytes((earlier / "tokenizer" / "unigram.model").read_bytes())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "roles"),
+    [(huggingface, "tokenizer.json", {"pad": "<pad>", "bos": "<s>", "eos": "</s>"}), (sentence_piece, "a.model", {})],
+)
+def test_a_supplied_tokenizer_is_used_as_it_is_wherever_it_lies(
+    tmp_path: Path, make: Callable[[Path, int], Path], name: str, roles: dict[str, str]
+) -> None:
+    written = sentences(1, 80)
+    source = write_texts(tmp_path / "text.jsonl", written)
+
+    def prepare_with(path: Path, output: str) -> Manifest:
+        tokenizer = {"path": path, **{f"{role}_token": token for role, token in roles.items()}}
+        return prepare_small(tmp_path / output, {"text": source}, tokenizer=tokenizer)
+
+    here = make(tmp_path / "here" / name, 400)
+    first = prepare_with(here, "first")
+    (tmp_path / "there").mkdir()
+    moved = here.rename(tmp_path / "there" / name)
+    assert prepare_with(moved, "second") == first
+    assert content_of(tmp_path / "second") == content_of(tmp_path / "first")
+    other = prepare_with(make(tmp_path / "here" / name, 420), "third")
+    assert (first.vocab_size, other.vocab_size) == (400, 420)
+    assert first.tokenizer_digest != other.tokenizer_digest
+    assert first.fingerprint != other.fingerprint
+    assert texts(tmp_path / "first") == texts(tmp_path / "third") == set(written)
+    assert any(path.read_bytes() == moved.read_bytes() for path in (tmp_path / "first" / "tokenizer").iterdir())
+
+
+# judging
+
+GERMAN = "Der alte Mann ging langsam durch den stillen Wald und dachte an die Tage, die längst vergangen waren. "
+ENGLISH = "The old man walked slowly through the silent wood and thought of the days that were long gone. "
+
+
+def test_presets_and_languages_reject_with_their_reasons(tmp_path: Path) -> None:
+    story = "He had counted {} trees before noon. Then the evening came, and the birds were quiet."
+    english = [ENGLISH + story.format(number) for number in range(60)]
+    unwanted = {
+        "gopher-bullet-lines": "\n".join(f"- the {word} of the old and quiet house that we have seen" for word in "abcdefghij"),
+        "gopher-stop-words": " ".join(["mountain river forest valley meadow stone"] * 10),
+        "spam-upper-case": ENGLISH.upper() * 3,
+        "c4-curly-bracket": f"{ENGLISH * 3} function() {{ return 1; }}",
+        "language-unwanted": GERMAN * 3,
+    }
+    source = write_texts(tmp_path / "text.jsonl", [*english, *unwanted.values()])
+    prepare_small(
+        tmp_path / "out",
+        {"text": source},
+        heuristics={"presets": ("gopher-quality", "c4", "spam"), "gopher_min_words": 10},
+        language={"keep": ("en",)},
+        dedup={"near": False},
+        keep_rejects=True,
+    )
+    assert rejected(tmp_path / "out", "text") == dict.fromkeys(unwanted, 1)
+    lines = (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()
+    rejects = {reject["reason"]: reject for reject in map(json.loads, lines)}
+    for number, (reason, text) in enumerate(unwanted.items(), 61):
+        assert (rejects[reason]["line"], rejects[reason]["stage"]) == (number, "judge")
+        assert rejects[reason]["sample"] in text
+
+
+def test_a_source_overrides_cleaning_and_quality_for_itself_alone(tmp_path: Path) -> None:
+    sources = {
+        "strict": {
+            "paths": (str(write_texts(tmp_path / "strict.jsonl", [*sentences(1, 60), "a short text of words", *noise(1, 5)])),),
+            "clean": {"min_chars": 40},
+            "quality": {"max_perplexity": 2000.0},
+        },
+        "lenient": write_texts(tmp_path / "lenient.jsonl", [*sentences(2, 60), "a short text of others", *noise(2, 5)]),
+        "trusted": write_texts(tmp_path / "trusted.jsonl", sentences(3, 200)),
+    }
+    quality = {"trusted": "trusted", "max_perplexity": None}
+    prepare_small(tmp_path / "out", sources, tokenizer=PIECES, quality=quality)
+    assert rejected(tmp_path / "out", "strict") == {"too-short": 1, "perplexity-high": 5}
+    assert rejected(tmp_path / "out", "lenient") == {}
+
+
+# nothing that is not for others
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[str]:
+    """The address of a server for the folder `web`."""
+    (tmp_path / "web").mkdir()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(tmp_path / "web")))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_what_is_published_names_no_secret_of_an_address_and_no_local_folder(tmp_path: Path, served: str) -> None:
+    write_texts(tmp_path / "web" / "remote.jsonl", sentences(1, 100))
+    local = write_texts(tmp_path / "local.jsonl", [*sentences(2, 50), "short"])
+    canary = "canary-7f3a"
+    url = f"http://reader:{canary}@{served}/remote.jsonl?token={canary}"
+    (tmp_path / "synonyms.tsv").write_text("bade\tbado\n")
+    (tmp_path / "benchmark.txt").write_text(BENCHMARK)
+    prepare_small(
+        tmp_path / "out",
+        {"remote": {"paths": (url,)}, "local": local},
+        augment={"synonyms": tmp_path / "synonyms.tsv", "synonym_rate": 0.5},
+        dedup={"benchmarks": (tmp_path / "benchmark.txt",)},
+        keep_rejects=True,
+    )
+    assert len(texts(tmp_path / "out")) == 150
+    published = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len(published) > 10
+    for path in published:
+        assert canary.encode() not in path.read_bytes(), path
+        assert str(tmp_path).encode() not in path.read_bytes(), path
+
+
+# stopping and failing
+
+STAGES = [
+    (plan, "read_partition"),
+    *((dedup_stages, name) for name in ("find_candidates", "verify_candidates", "resolve_pairs", "mark_partition")),
+    (plan, "split_partition"),
+    (plan, "sample_partition"),
+    (plan, "train"),
+    (plan, "train_reference_model"),
+    (plan, "train_content_classifier"),
+    (plan, "tokenize_partition"),
+    (plan, "weigh_partition"),
+    (plan, "select_partition"),
+    (plan, "pack_group"),
+]
+
+
+@pytest.fixture(scope="module")
+def all_stages(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Settings with which a preparation goes through all stages, and what it writes with them."""
+    folder = tmp_path_factory.mktemp("stages")
+    settings = {
+        "sources": {
+            "text": write_texts(folder / "text.jsonl", sentences(1, 120)),
+            "more": write_texts(folder / "more.jsonl", [*sentences(2, 40), *map(reworded, sentences(1, 120))]),
+        },
+        "tokenizer": {"kind": "bpe", "vocab_size": 400},
+        "quality": {
+            "trusted": "text",
+            "max_perplexity": None,
+            "good": (write_texts(folder / "good.jsonl", sentences(3, 20)),),
+            "bad": (write_texts(folder / "bad.jsonl", noise(1, 20)),),
+        },
+        "balance": {"by": "source"},
+    }
+    prepare_small(folder / "out", **settings)
+    return settings, content_of(folder / "out")
+
+
+@pytest.mark.parametrize(("module", "name"), STAGES, ids=[name for _, name in STAGES])
+def test_stopped_in_any_stage_it_goes_on_from_there(
+    all_stages: tuple[dict[str, Any], dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+) -> None:
+    settings, expected = all_stages
+    work = getattr(module, name)
+
+    def stop(task: Any) -> Any:
+        result = work(task)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, stop)
+        with pytest.raises(StoppedBySignal, match="SIGTERM received; finished work is kept") as stopped:
+            prepare_small(tmp_path, **settings)
+    assert exit_code_of(stopped.value) == ExitCode.STOPPED == 75
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob(".work/*/*/*.json")}
+    assert before
+    seen: dict[Path, int] = {}
+
+    def look(*arguments: Any) -> Any:
+        seen.update({path: path.stat().st_mtime_ns for path in before})
+        return assemble(*arguments)
+
+    assemble = module_of_prepare.assemble
+    monkeypatch.setattr(module_of_prepare, "assemble", look)
+    prepare_small(tmp_path, **settings)
+    assert seen == before, "what was finished is not done again"
+    assert content_of(tmp_path) == expected
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize(
+    ("setting", "file", "more", "exit_code", "message"),
+    [
+        ("dedup.benchmarks", "bad.jsonl", (), ExitCode.DATA, "bad.jsonl:1: not valid JSON"),
+        (
+            *("augment.synonyms", "bad.tsv", ("--augment.synonym_rate", "1"), ExitCode.CONFIG),
+            "bad.tsv, line 1: 'not' needs one synonym or more",
+        ),
+    ],
+)
+def test_an_error_in_a_worker_ends_everything_with_that_error(
+    tmp_path: Path, setting: str, file: str, more: tuple[str, ...], exit_code: ExitCode, message: str, workers: str
+) -> None:
+    write_texts(tmp_path / "text.jsonl", sentences(1, 300))
+    (tmp_path / file).write_text("not")
+    settings = ("--tokenizer.kind", "byte", "--partition_bytes", "4096", "--workers", workers, *more)
+    folder = ("--sources", tmp_path / "text.jsonl", "--output", tmp_path / "out")
+    done = run("prepare", *folder, f"--{setting}", tmp_path / file, *settings)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert (done.returncode, len(errors), done.stderr.splitlines()[-1]) == (exit_code, 1, errors[0])
+    assert message in errors[0]
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out" / "manifest.json").exists()

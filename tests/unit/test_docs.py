@@ -1,0 +1,143 @@
+"""docs/data.md says what the code does: reasons, settings, defaults, commands and files are those that there are."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from data_pipeline.__main__ import USAGE
+from data_pipeline.config import HeuristicSettings, LimitSettings, PrepareConfig
+from data_pipeline.documents import Reason, Stage
+from data_pipeline.prepare import prepare
+from data_pipeline.settings import Section, setting_names
+from data_pipeline.sources.formats import shape_of
+
+TEXT = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+SECTIONS = {
+    name: field.annotation
+    for name, field in PrepareConfig.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+}
+UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of every table row between this heading and the next."""
+    [_, body] = re.split(rf"^## {heading}$", TEXT, flags=re.MULTILINE)
+    lines = body.split("\n## ")[0].splitlines()
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines if line.startswith("|")]
+
+
+def coded(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_the_tables_name_every_reason_and_no_other() -> None:
+    named = [name for row in rows("Reasons") for name in coded(row[1 if is_of_later_stage(row) else 0])]
+    assert sorted(named) == sorted(Reason)
+
+
+def is_of_later_stage(row: list[str]) -> bool:
+    return row[0].strip("`") in {*Stage}
+
+
+def test_reasons_of_later_stages_stand_beside_their_stage() -> None:
+    later = {stage: set[str]() for stage in (Stage.DEDUPLICATE, Stage.QUALITY, Stage.BALANCE)}
+    for stage, reasons, _ in filter(is_of_later_stage, rows("Reasons")):
+        later[Stage(stage.strip("`"))].update(coded(reasons))
+    assert later == {stage: {reason for reason in Reason if reason.stage is stage} for stage in later}
+
+
+def test_every_section_of_the_settings_has_its_line_and_its_environment_variables() -> None:
+    named = {coded(row[0])[0]: coded(row[1])[0] for row in rows("Commands") if coded(row[0])}
+    assert named == {name: f"PREP_{name.upper()}__…" for name in SECTIONS}
+
+
+def test_every_setting_that_is_named_exists() -> None:
+    known = {*setting_names(PrepareConfig), "balance.weights", "tokenizer.json"}
+    named = set(re.findall(rf"`(?:--)?((?:{'|'.join(SECTIONS)})\.\w+)", TEXT))
+    assert len(named) > 50
+    assert named <= known
+
+
+def test_the_rules_of_the_heuristics_are_given_with_their_defaults() -> None:
+    given = {coded(row[1])[0]: row[2] for row in rows("Reasons") if len(row) == 4 and coded(row[1])}
+    del given["heuristics.…"]
+    defaults = HeuristicSettings().model_dump(exclude={"presets"})
+    assert given == {name: written(value) for name, value in defaults.items()}
+
+
+def written(value: Any) -> str:
+    return ", ".join(map(written, value)) if isinstance(value, tuple) else f"{value:,}"
+
+
+def test_the_budgets_are_given_with_their_defaults() -> None:
+    given = {coded(row[0])[0].removeprefix("limits."): row[1] for row in rows("Hostile input") if coded(row[0])}
+    budgets = LimitSettings().model_dump(exclude={"max_bytes_per_source", "retries", "retry_wait_s"})
+    assert {name: number(words) for name, words in given.items()} == budgets
+
+
+def number(words: str) -> float:
+    value, _, unit = words.replace(",", "").partition(" ")
+    return float(value) * UNITS.get(unit, 1)
+
+
+def test_every_command_is_there() -> None:
+    commands = re.findall(r"^  (\w+) +", USAGE, re.MULTILINE)
+    assert len(commands) == 6
+    assert [command for command in commands if f"python -m data_pipeline {command} " not in TEXT] == []
+
+
+def test_every_extension_that_is_named_is_understood_as_the_kind_beside_it() -> None:
+    for extensions, _, kind in rows("Sources")[2:]:
+        for extension in coded(extensions):
+            shape = shape_of(f"a{extension}") or shape_of(f"a.txt{extension}")
+            assert shape is not None, extension
+            assert shape.kind in (None, kind.strip("`"), "prose"), extension
+
+
+@pytest.mark.parametrize("block", re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL))
+def test_every_example_of_a_recipe_is_one(block: str) -> None:
+    assert PrepareConfig(**tomllib.loads(block)["prepare"]).source
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("docs")
+    (folder / "text.txt").write_text("\n\n".join(f"{'word ' * number} number {number}." for number in range(10, 60)))
+    config = PrepareConfig(
+        sources=(str(folder / "text.txt"),),
+        output=folder / "out",
+        workers=1,
+        keep_rejects=True,
+        text={"documents": "paragraphs"},
+        tokenizer={"kind": "byte"},
+        split={"min_val_documents": 0},
+    )
+    prepare(config)
+    return folder / "out"
+
+
+def test_the_list_of_files_is_what_is_written(prepared: Path) -> None:
+    listed = set(re.findall(r"(?:^| )DIR/([\w.]+)", TEXT.split("## What is written")[1], re.MULTILINE))
+    assert {path.name for path in prepared.iterdir()} - {".prepare.lock"} == listed - {".work"}
+
+
+def test_the_tables_of_documents_have_the_columns_that_are_given(prepared: Path) -> None:
+    given = {name: row[1].strip("`") for row in rows("What is written") for name in coded(row[0])}
+    tokens, chosen = (pa.ipc.open_file(prepared / folder / "000000.arrow").schema for folder in ("tokens", "chosen"))
+    fixed = [field for field in tokens if field.name != "tokens"]
+    assert {field.name: str(field.type) for field in fixed} == {field.name: given.get(field.name) for field in fixed}
+    assert [f"`{field.name}` (`{field.type}`)" in TEXT for field in chosen] == [True]
+
+
+def test_no_reference_within_the_page_is_dead() -> None:
+    headings = {heading.lower().replace(" ", "-") for heading in re.findall(r"^## (.+)$", TEXT, re.MULTILINE)}
+    links = set(re.findall(r"\]\(#([\w-]+)\)", TEXT))
+    assert links
+    assert links <= headings
