@@ -183,7 +183,8 @@ def test_37_nesting_and_other_formats_change_nothing(shape: str, tmp_path: Path)
             with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
                 archive.writestr("a.jsonl.gz", inner)
         case "zip":
-            with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a.jsonl", "w") as member:
+            archive = zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED)
+            with archive, archive.open("a.jsonl", "w", force_zip64=True) as member:
                 for _ in range(bomb_bytes() >> 20):
                     member.write(bytes(1 << 20))
         case _:
@@ -218,7 +219,8 @@ def test_38_a_parquet_bomb_is_stopped_in_the_child(tmp_path: Path) -> None:
     data = parquet(["x" * 1_000_000] * count(200, 2000), compression="zstd", row_group_size=100)
     assert count(200, 2000) * 1_000_000 / len(data) > 5000
     (tmp_path / "a.parquet").write_bytes(data)
-    assert growth(tmp_path, "document decompression-budget") <= MEMORY
+    larger_than_the_child = bool(count(0, 1))  # the campaign's file is refused for its memory before its budget is used up
+    assert growth(tmp_path, "reader-memory" if larger_than_the_child else "document decompression-budget") <= MEMORY
 
 
 @linux
