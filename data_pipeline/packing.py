@@ -50,9 +50,8 @@ def pack(lengths: Int64s, row_length: int, method: Method) -> Packing:
     return Packing(rows[order], pieces[order], starts[order], piece_lengths[order], num_rows)
 
 
-def count_packing(lengths: Int64s, row_length: int, method: Method) -> dict[str, int]:
-    """What `pack` would give: rows, documents that are cut, and tokens in the rows, those repeated at cuts included."""
-    packing = pack(lengths, row_length, method)
+def count_packing(packing: Packing) -> dict[str, int]:
+    """Rows, documents that are cut, and tokens in the rows, those repeated at cuts included."""
     return {
         "rows": packing.num_rows,
         "cut_documents": int((np.bincount(packing.documents) > 1).sum()),

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from data_pipeline.documents import partition_of
 from data_pipeline.errors import ConfigError, PreparedDataError
 from data_pipeline.manifest import Manifest
 from data_pipeline.split import SPLITS, Split
-from data_pipeline.tasks import data_path, read_batches, read_column
+from data_pipeline.tasks import data_path, read_side_by_side
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = ["CHOSEN", "TOKENS", "PublishedDocument", "check_tokens_kept", "read_document", "read_documents"]
@@ -77,12 +75,8 @@ def read_document(directory: Path, manifest: Manifest, identity: int) -> Publish
 
 
 def _taken(directory: Path, number: int) -> Iterator[pa.RecordBatch]:
-    copies_D: NDArray[Any] = read_column(directory / CHOSEN / f"{number:06d}", "copies")
-    position = 0
-    for batch in read_batches(directory / TOKENS / f"{number:06d}"):
-        is_taken_D = copies_D[position : position + batch.num_rows] > 0
-        position += batch.num_rows
-        yield batch.filter(pa.array(is_taken_D))
+    for batch, chosen in read_side_by_side(directory / TOKENS / f"{number:06d}", directory / CHOSEN / f"{number:06d}"):
+        yield batch.filter(pa.array(chosen.column("copies").to_numpy() > 0))
 
 
 def _decode(batch: pa.RecordBatch, source: str, tokenizer: Tokenizer) -> Iterator[PublishedDocument]:

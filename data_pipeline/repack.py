@@ -24,7 +24,7 @@ from data_pipeline.runner import Runner, open_runner
 from data_pipeline.split import SPLITS
 from data_pipeline.stages.plan import DocumentsOf, pack_all
 from data_pipeline.stages.vocabulary import TrainedTokenizer
-from data_pipeline.tasks import Counts, add_counts, commit_result, read_batches, read_column
+from data_pipeline.tasks import Counts, add_counts, commit_result, read_side_by_side
 from data_pipeline.tokenizer import load_tokenizer
 
 __all__ = ["repack"]
@@ -109,11 +109,8 @@ def count_partition(task: CountTask) -> CountResult:
     """Counts from the borders of the documents, without looking at their tokens."""
     result = CountResult()
     lengths: Counter[str] = Counter()
-    copies = read_column(task.chosen, "copies")
-    position = 0
-    for batch in read_batches(task.tokens):
-        copies_D = copies[position : position + batch.num_rows].astype(np.int64)
-        position += batch.num_rows
+    for batch, chosen in read_side_by_side(task.tokens, task.chosen):
+        copies_D = chosen.column("copies").to_numpy().astype(np.int64)
         lengths_D = np.diff(batch.column("tokens").offsets.to_numpy())
         split_D = batch.column("split").to_numpy()
         for number, split in enumerate(SPLITS):

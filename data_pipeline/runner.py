@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from data_pipeline.config import PrepareConfig
 from data_pipeline.engine import Engine, available_cores, open_engine
 from data_pipeline.progress import Progress
-from data_pipeline.tasks import Task, is_done, run_stage
+from data_pipeline.tasks import Task, run_stage
 
 __all__ = ["Runner", "open_runner", "open_runner_of"]
 
@@ -33,10 +33,9 @@ class Runner:
         result_type: Callable[..., ResultT],
     ) -> list[ResultT]:
         """The results of all tasks in their order; `sizes` are their bytes, for the progress."""
-        done = [is_done(task) for task in tasks]
         results = []
         with self._progress.stage(name, sum(sizes)) as advance:
-            for size, before, result in zip(sizes, done, run_stage(self._engine, function, tasks, result_type), strict=True):
+            for size, (result, before) in zip(sizes, run_stage(self._engine, function, tasks, result_type), strict=True):
                 results.append(result)
                 advance(size, already_done=before)
         return results

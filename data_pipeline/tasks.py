@@ -26,9 +26,9 @@ __all__ = [
     "add_counts",
     "commit_result",
     "data_path",
-    "is_done",
     "read_batches",
     "read_column",
+    "read_side_by_side",
     "read_table",
     "run_stage",
 ]
@@ -52,17 +52,15 @@ ResultT = TypeVar("ResultT")
 
 def run_stage(
     engine: Engine, function: Callable[[TaskT], ResultT], tasks: list[TaskT], result_type: Callable[..., ResultT]
-) -> Iterator[ResultT]:
-    """The results of a stage in the order of its tasks; what an earlier run has finished is read, not done again."""
-    done = [is_done(task) for task in tasks]
+) -> Iterator[tuple[ResultT, bool]]:
+    """The results of a stage in the order of its tasks; what an earlier run has finished is read, not done again.
+
+    With each result comes whether an earlier run had it.
+    """
+    done = [_result_path(task).exists() for task in tasks]
     to_do = engine.map(function, [task for task, before in zip(tasks, done, strict=True) if not before])
     for task, before in zip(tasks, done, strict=True):
-        yield result_type(**json.loads(_result_path(task).read_bytes())) if before else next(to_do)
-
-
-def is_done(task: Task) -> bool:
-    """Whether an earlier run has finished the task."""
-    return _result_path(task).exists()
+        yield (result_type(**json.loads(_result_path(task).read_bytes())) if before else next(to_do)), before
 
 
 class TableWriter:
@@ -127,6 +125,15 @@ def read_column(output: Path, name: str) -> NDArray[Any]:
     """One column of numbers of an intermediate file, whole."""
     values: NDArray[Any] = read_table(output).column(name).to_numpy()
     return values
+
+
+def read_side_by_side(output: Path, other: Path) -> Iterator[tuple[pa.RecordBatch, pa.Table]]:
+    """The batches of an intermediate file, each with its rows of another, small one that has a row for each row of the first."""
+    rows = read_table(other)
+    position = 0
+    for batch in read_batches(output):
+        yield batch, rows.slice(position, batch.num_rows)
+        position += batch.num_rows
 
 
 def add_counts(counts: Iterable[Mapping[str, int]]) -> Counts:

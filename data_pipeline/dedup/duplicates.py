@@ -142,8 +142,8 @@ def find_duplicates(
     of them that stay are paired again, until that finds nothing new.
     """
     folder = work / "duplicates"
-    buckets = _bucket_tasks(partitions, settings, work, bucket_entries)
     num_entries = sum(partition.num_documents for partition in partitions) * entries_per_document(settings)
+    buckets = _bucket_tasks(partitions, work, -(-num_entries // bucket_entries))
     found = run(STAGES[0], find_candidates, buckets, _shares(ENTRY_BYTES * num_entries, len(buckets)), BucketResult)
     copies = tuple(copies_path(task.output) for task in buckets)
     crowded = {task.output: result.crowded for task, result in zip(buckets, found, strict=True) if result.crowded}
@@ -168,12 +168,8 @@ def find_duplicates(
     return _summarise(partitions, marked, settings, counts, resolved)
 
 
-def _bucket_tasks(
-    partitions: Sequence[PartitionKeys], settings: DedupSettings, work: Path, bucket_entries: int
-) -> list[BucketTask]:
+def _bucket_tasks(partitions: Sequence[PartitionKeys], work: Path, num_buckets: int) -> list[BucketTask]:
     numbers = tuple(partition.number for partition in partitions)
-    num_entries = sum(partition.num_documents for partition in partitions) * entries_per_document(settings)
-    num_buckets = -(-num_entries // bucket_entries)
     return [
         BucketTask(bucket, num_buckets, numbers, work / "keys", work / "duplicates" / f"bucket-{bucket:06d}")
         for bucket in range(num_buckets)

@@ -18,7 +18,7 @@ from data_pipeline.packing import METHODS, count_packing, pack
 from data_pipeline.rows import Window, cut_into_shards, cut_into_windows, fill_rows
 from data_pipeline.shards import ShardContent, write_shard
 from data_pipeline.split import SPLITS, Split
-from data_pipeline.tasks import Counts, commit_result, read_batches, read_column
+from data_pipeline.tasks import Counts, add_counts, commit_result, read_side_by_side
 
 __all__ = ["PackResult", "PackTask", "pack_group"]
 
@@ -46,7 +46,6 @@ class PackResult:
 
     documents: int = 0
     cut_documents: int = 0
-    pieces: int = 0
     document_tokens: int = 0
     """Tokens of the documents, before some are repeated where a document is cut."""
     methods: dict[str, Counts] = field(
@@ -84,15 +83,13 @@ def pack_group(task: PackTask) -> PackResult:
 
 def _packed_windows(task: PackTask, result: PackResult) -> Iterator[ShardContent]:
     for window in cut_into_windows(_tokenized(task), task.settings.window_tokens):
-        packing = pack(window.lengths_D, task.row_length, task.settings.method)
+        packings = {method: pack(window.lengths_D, task.row_length, method) for method in METHODS}
         result.documents += len(window.ids_D)
         result.document_tokens += len(window.tokens_T)
-        result.pieces += len(packing.rows)
-        result.cut_documents += int((np.bincount(packing.documents) > 1).sum())
-        for method, counts in ((method, result.methods[method]) for method in METHODS):
-            for name, count in count_packing(window.lengths_D, task.row_length, method).items():
-                counts[name] += count
-        yield fill_rows(window, packing, task.row_length, task.pad_id)
+        counts = {method: count_packing(packing) for method, packing in packings.items()}
+        result.cut_documents += counts[task.settings.method]["cut_documents"]
+        result.methods = {method: add_counts([result.methods[method], counts[method]]) for method in METHODS}
+        yield fill_rows(window, packings[task.settings.method], task.row_length, task.pad_id)
 
 
 def _tokenized(task: PackTask) -> Iterator[Window]:
@@ -100,12 +97,9 @@ def _tokenized(task: PackTask) -> Iterator[Window]:
     copy, most = 0, 1
     while copy < most:
         for tokens, chosen in zip(task.tokens, task.chosen, strict=True):
-            copies = read_column(chosen, "copies")
-            most = max(most, int(copies.max(initial=0)))
-            position = 0
-            for batch in read_batches(tokens):
-                copies_D = copies[position : position + batch.num_rows]
-                position += batch.num_rows
+            for batch, row in read_side_by_side(tokens, chosen):
+                copies_D = row.column("copies").to_numpy()
+                most = max(most, int(copies_D.max(initial=0)))
                 is_taken_D = (copies_D > copy) & (batch.column("split").to_numpy() == SPLITS.index(task.split))
                 if is_taken_D.any():
                     taken = batch.select(["id", "tokens"]).filter(pa.array(is_taken_D))

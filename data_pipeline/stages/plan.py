@@ -155,7 +155,6 @@ def tokenize_all(job: Job, split: Sequence[SplitResult]) -> list[TokenizeResult]
     """Encodes the documents of every partition and scores them."""
     tasks = [
         TokenizeTask(
-            job.partitions[number].source,
             job.place("text", number),
             job.place("split", number),
             job.work / TOKENIZER,

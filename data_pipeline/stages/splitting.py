@@ -18,7 +18,7 @@ from data_pipeline.dedup.resolve import Fate
 from data_pipeline.documents import Reason
 from data_pipeline.split import SPLITS, Split, is_held_out
 from data_pipeline.stages.samples import Samples, rejection_of_row
-from data_pipeline.tasks import Counts, TableWriter, commit_result, read_batches, read_table
+from data_pipeline.tasks import Counts, TableWriter, commit_result, read_side_by_side
 
 __all__ = ["SplitResult", "SplitTask", "read_kept", "split_partition", "texts_of"]
 
@@ -51,7 +51,7 @@ def split_partition(task: SplitTask) -> SplitResult:
     result = SplitResult()
     samples = Samples()
     with TableWriter(task.output, _SPLIT_SCHEMA) as table:
-        for text, duplicates in _side_by_side(task.text, task.duplicates):
+        for text, duplicates in read_side_by_side(task.text, task.duplicates):
             split_D = _choose(text, duplicates, task.settings)
             num_bytes_D = pc.binary_length(text.column("text")).to_numpy()
             for number, split in enumerate(SPLITS):
@@ -84,7 +84,7 @@ def _show(text: pa.RecordBatch, duplicates: pa.Table, samples: Samples) -> None:
 
 def read_kept(text: Path, split: Path) -> Iterator[pa.RecordBatch]:
     """The kept documents of a partition, in batches: the columns of its text, and `split`."""
-    for documents, sides in _side_by_side(text, split):
+    for documents, sides in read_side_by_side(text, split):
         split_D = sides.column("split").combine_chunks()
         yield documents.append_column("split", split_D).filter(pa.array(split_D.to_numpy() != _DROPPED))
 
@@ -94,12 +94,3 @@ def texts_of(batch: pa.RecordBatch, split: Split) -> list[str]:
     chosen = batch.filter(pa.array(batch.column("split").to_numpy() == SPLITS.index(split)))
     texts: list[str] = chosen.column("text").to_pylist()
     return texts
-
-
-def _side_by_side(text: Path, other: Path) -> Iterator[tuple[pa.RecordBatch, pa.Table]]:
-    """The batches of a partition's text, each with the rows of another table of the same partition."""
-    rows = read_table(other)
-    position = 0
-    for batch in read_batches(text):
-        yield batch, rows.slice(position, batch.num_rows)
-        position += batch.num_rows

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from data_pipeline.augment import Augmenter, is_on
-from data_pipeline.config import KINDS, PrepareConfig, TokenizerSettings
+from data_pipeline.config import KINDS, PrepareConfig
 from data_pipeline.files import digest_file
 from data_pipeline.quality import count_scores
 from data_pipeline.shards import token_type
@@ -32,7 +32,6 @@ _ROUND_TRIPS = 8  # documents of each partition that are decoded again
 class TokenizeTask:
     """Encode the documents of one partition."""
 
-    source: str
     text: Path
     split: Path
     tokenizer: Path
@@ -74,7 +73,8 @@ def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
                 result.round_trip_failures = round_trip_failures(tokenizer, texts[:_ROUND_TRIPS])
             plain = tokenizer.encode_flat(texts)
             perplexity_D, wanted_D = _score(plain, models, result)
-            encoded = augmenter.apply(plain, batch, texts).framed(*_frame(tokenizer, task.config.tokenizer))
+            settings = task.config.tokenizer
+            encoded = tokenizer.frame(augmenter.apply(plain, batch, texts), add_bos=settings.add_bos, add_eos=settings.add_eos)
             result.tokens += len(encoded.ids_T)
             result.unknown += 0 if tokenizer.unk_id is None else int((encoded.ids_T == tokenizer.unk_id).sum())
             offsets = pa.array(np.concatenate([[0], encoded.ends_D]))
@@ -89,10 +89,6 @@ def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
     result.augmented = augmenter.counts
     result.sha256 = digest_file(data_path(task.output))
     return commit_result(task, result)
-
-
-def _frame(tokenizer: Tokenizer, settings: TokenizerSettings) -> tuple[int | None, int | None]:
-    return tokenizer.bos_id if settings.add_bos else None, tokenizer.eos_id if settings.add_eos else None
 
 
 @lru_cache(maxsize=1)

@@ -100,7 +100,11 @@ class Tokenizer(ABC):
 
     def encode_documents(self, texts: Sequence[str], *, add_bos: bool, add_eos: bool) -> Encoded:
         """The ids of all texts in one array, each between bos and eos as asked."""
-        return self.encode_flat(texts).framed(self.bos_id if add_bos else None, self.eos_id if add_eos else None)
+        return self.frame(self.encode_flat(texts), add_bos=add_bos, add_eos=add_eos)
+
+    def frame(self, encoded: Encoded, *, add_bos: bool, add_eos: bool) -> Encoded:
+        """Encoded texts, each between bos and eos as asked."""
+        return encoded.framed(self.bos_id if add_bos else None, self.eos_id if add_eos else None)
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """The ids of every text, without bos and eos."""

@@ -116,7 +116,7 @@ def test_one_per_row_puts_every_piece_into_a_row_of_its_own(lengths: np.ndarray,
 @given(document_lengths, row_lengths, methods)
 def test_counting_gives_what_packing_gives(lengths: np.ndarray, row_length: int, method: str) -> None:
     packing = pack(lengths, row_length, method)
-    assert count_packing(lengths, row_length, method) == {
+    assert count_packing(packing) == {
         "rows": packing.num_rows,
         "cut_documents": int((np.bincount(packing.documents) > 1).sum()),
         "tokens": int(packing.lengths.sum()),

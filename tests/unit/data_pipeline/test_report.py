@@ -72,8 +72,8 @@ def results() -> Results:
         cuts={"a": Cuts(Bounds(0, 10 * SCORE_STEPS, 500), True, True), "b": Cuts(Bounds(0, 1, 0), False, False)},
         selected=[chosen_a, chosen_b],
         packed=[
-            ("train", PackResult(8, 2, 10, 46, methods, [SHARD])),
-            ("val", PackResult(1, 0, 1, 20, methods, [SHARD | {"rows": 2, "tokens": 20}])),
+            ("train", PackResult(8, 2, 46, methods, [SHARD])),
+            ("val", PackResult(1, 0, 20, methods, [SHARD | {"rows": 2, "tokens": 20}])),
         ],
     )
 
