@@ -8,7 +8,7 @@ Shape suffixes: D documents of a window, T all their tokens one after the other;
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from data_pipeline.packing import Packing
 from data_pipeline.shards import ShardContent, Tokens
 
 __all__ = ["Window", "cut_into_shards", "cut_into_windows", "fill_rows"]
+
+FILL_TOKENS = 1 << 20
+"""Tokens of the rows that are filled at once; no digest depends on it."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,9 @@ def cut_into_windows(batches: Iterable[Window], window_tokens: int) -> Iterator[
         while pending_tokens + len(rest.tokens_T) >= window_tokens:
             ends_D = np.cumsum(rest.lengths_D)
             first, rest = rest.split(int(np.searchsorted(ends_D, window_tokens - pending_tokens)) + 1)
-            yield Window.join([*pending, first])
-            pending, pending_tokens = [], 0
+            window = Window.join([*pending, first])
+            pending, pending_tokens = [], 0  # before the window is handed out, or its tokens would be held twice
+            yield window
         if len(rest.ids_D):
             pending.append(rest)
             pending_tokens += len(rest.tokens_T)
@@ -63,38 +67,55 @@ def cut_into_windows(batches: Iterable[Window], window_tokens: int) -> Iterator[
         yield Window.join(pending)
 
 
-def fill_rows(window: Window, packing: Packing, row_length: int, pad_id: int) -> ShardContent:
-    """The rows that a packing of the window describes."""
+def fill_rows(window: Window, packing: Packing, row_length: int, pad_id: int) -> Iterator[ShardContent]:
+    """The rows that a packing of the window describes, some at a time: a window's worth of them would be one more copy of it."""
     firsts_D = np.cumsum(window.lengths_D) - window.lengths_D
     begins = firsts_D[packing.documents] + packing.starts
-    pieces = [window.tokens_T[begin:end] for begin, end in zip(begins.tolist(), (begins + packing.lengths).tolist(), strict=True)]
-    filled_R = np.bincount(packing.rows, packing.lengths, packing.num_rows).astype(np.int64)
-    tokens_RL = np.full((packing.num_rows, row_length), pad_id, window.tokens_T.dtype)
-    # Pieces stand in the order of their places, so all of them fill the unpadded places one after the other.
-    tokens_RL[np.arange(row_length) < filled_R[:, None]] = np.concatenate(pieces)
-    return ShardContent(
-        tokens_RL,
-        packing.lengths.astype(np.uint32),
-        window.ids_D[packing.documents],
-        np.bincount(packing.rows, minlength=packing.num_rows),
-    )
+    rows_at_once = max(1, FILL_TOKENS // row_length)
+    for first in range(0, packing.num_rows, rows_at_once):
+        num_rows = min(rows_at_once, packing.num_rows - first)
+        some = slice(*np.searchsorted(packing.rows, (first, first + num_rows)).tolist())
+        rows, lengths = packing.rows[some] - first, packing.lengths[some]
+        ends = begins[some] + lengths
+        pieces = [window.tokens_T[begin:end] for begin, end in zip(begins[some].tolist(), ends.tolist(), strict=True)]
+        filled_R = np.bincount(rows, lengths, num_rows).astype(np.int64)
+        tokens_RL = np.full((num_rows, row_length), pad_id, window.tokens_T.dtype)
+        # Pieces stand in the order of their places, so all of them fill the unpadded places one after the other.
+        tokens_RL[np.arange(row_length) < filled_R[:, None]] = np.concatenate(pieces)
+        yield ShardContent(
+            tokens_RL,
+            lengths.astype(np.uint32),
+            window.ids_D[packing.documents[some]],
+            np.bincount(rows, minlength=num_rows),
+        )
 
 
 def cut_into_shards(contents: Iterable[ShardContent], rows_per_shard: int) -> Iterator[ShardContent]:
-    """All rows in order, regrouped so that each shard but the last has `rows_per_shard`."""
-    pending: list[ShardContent] = []
-    pending_rows = 0
+    """All rows in order, regrouped so that each shard but the last has `rows_per_shard`.
+
+    The tokens of a shard are gathered in one array, and let go of before the next one: a shard is what takes the memory here.
+    """
+    tokens_RL: Tokens | None = None
+    parts: list[ShardContent] = []
+    num_rows = 0
     for content in contents:
         rest = content
-        while pending_rows + len(rest.tokens_RL) >= rows_per_shard:
-            first, rest = _split_rows(rest, rows_per_shard - pending_rows)
-            yield _join_rows([*pending, first])
-            pending, pending_rows = [], 0
-        if len(rest.tokens_RL):
-            pending.append(rest)
-            pending_rows += len(rest.tokens_RL)
-    if pending:
-        yield _join_rows(pending)
+        while len(rest.tokens_RL):
+            first, rest = _split_rows(rest, rows_per_shard - num_rows)
+            if tokens_RL is None:
+                tokens_RL = np.empty((rows_per_shard, first.tokens_RL.shape[1]), first.tokens_RL.dtype)
+            place_RL = tokens_RL[num_rows : num_rows + len(first.tokens_RL)]
+            place_RL[:] = first.tokens_RL
+            parts.append(replace(first, tokens_RL=place_RL))
+            num_rows += len(place_RL)
+            if num_rows == rows_per_shard:
+                shard = _join(tokens_RL, parts)
+                tokens_RL, parts, num_rows = None, [], 0
+                del first, place_RL
+                yield shard
+                del shard
+    if tokens_RL is not None:
+        yield _join(tokens_RL[:num_rows], parts)
 
 
 def _split_rows(content: ShardContent, num_rows: int) -> tuple[ShardContent, ShardContent]:
@@ -115,9 +136,9 @@ def _split_rows(content: ShardContent, num_rows: int) -> tuple[ShardContent, Sha
     )
 
 
-def _join_rows(parts: list[ShardContent]) -> ShardContent:
+def _join(tokens_RL: Tokens, parts: list[ShardContent]) -> ShardContent:
     return ShardContent(
-        np.concatenate([part.tokens_RL for part in parts]),
+        tokens_RL,
         np.concatenate([part.segments_S for part in parts]),
         np.concatenate([part.documents_S for part in parts]),
         np.concatenate([part.num_segments_R for part in parts]),

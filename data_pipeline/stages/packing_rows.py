@@ -63,8 +63,8 @@ def pack_group(task: PackTask) -> PackResult:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     rows_per_shard = max(1, task.settings.shard_bytes // (task.row_length * task.token_bytes))
-    for number, content in enumerate(cut_into_shards(_packed_windows(task, result), rows_per_shard)):
-        path = temporary / f"{number:05d}.arrow"
+    for content in cut_into_shards(_packed_windows(task, result), rows_per_shard):
+        path = temporary / f"{len(result.shards):05d}.arrow"
         write_shard(path, content)
         result.shards.append(
             {
@@ -76,6 +76,7 @@ def pack_group(task: PackTask) -> PackResult:
                 "sha256": digest_file(path),
             }
         )
+        del content  # or the shard would be held while the next one fills
     shutil.rmtree(task.output, ignore_errors=True)  # committed by a run that was killed before it could say so
     commit_directory(temporary, task.output)
     return commit_result(task, result)
@@ -89,7 +90,7 @@ def _packed_windows(task: PackTask, result: PackResult) -> Iterator[ShardContent
         counts = {method: count_packing(packing) for method, packing in packings.items()}
         result.cut_documents += counts[task.settings.method]["cut_documents"]
         result.methods = {method: add_counts([result.methods[method], counts[method]]) for method in METHODS}
-        yield fill_rows(window, packings[task.settings.method], task.row_length, task.pad_id)
+        yield from fill_rows(window, packings[task.settings.method], task.row_length, task.pad_id)
 
 
 def _tokenized(task: PackTask) -> Iterator[Window]:

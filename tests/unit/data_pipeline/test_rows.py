@@ -1,7 +1,10 @@
+from unittest.mock import patch
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_pipeline import rows
 from data_pipeline.packing import pack
 from data_pipeline.rows import Window, cut_into_shards, cut_into_windows, fill_rows
 from data_pipeline.shards import ShardContent
@@ -34,11 +37,18 @@ def documents_of(content: ShardContent) -> dict[int, set[int]]:
     return texts
 
 
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=30), st.integers(2, 25), st.sampled_from(["best-fit", "greedy"]))
-def test_documents_can_be_read_back_from_the_rows(lengths: list[int], row_length: int, method: str) -> None:
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=30),
+    st.integers(2, 25),
+    st.sampled_from(["best-fit", "greedy"]),
+    st.sampled_from([1, 100, 10_000]),
+)
+def test_documents_can_be_read_back_from_the_rows(lengths: list[int], row_length: int, method: str, fill_tokens: int) -> None:
     window = window_of(lengths)
-    content = fill_rows(window, pack(window.lengths_D, row_length, method), row_length, PAD)
+    with patch.object(rows, "FILL_TOKENS", fill_tokens):
+        contents = list(fill_rows(window, pack(window.lengths_D, row_length, method), row_length, PAD))
     ends = np.cumsum(lengths)
+    [content] = cut_into_shards(contents, sum(lengths))
     assert documents_of(content) == {
         document: set(range(end - length + 1, end + 1))
         for document, (end, length) in enumerate(zip(ends.tolist(), lengths, strict=True))
