@@ -45,16 +45,22 @@ class _Inline:
 
 
 class _Pool:
-    def __init__(self, executor: ProcessPoolExecutor, num_workers: int) -> None:
-        self._executor = executor
-        self._ahead = num_workers * _TASKS_AHEAD
+    """Fresh processes for each stage: the memory that a stage took, models and caches too, ends with it."""
+
+    def __init__(self, num_workers: int) -> None:
+        # Workers are forked from a fresh server: this process has threads, and a fork of those can hang.
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["data_pipeline.prepare"])
+        self._num_workers = num_workers
+        self._executor: ProcessPoolExecutor | None = None
 
     def map(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
+        executor = self._executor = ProcessPoolExecutor(self._num_workers, self._context, initializer=_begin_worker)
         running: deque[Future[Result]] = deque()
         try:
             for task in tasks:
-                running.append(self._executor.submit(function, task))
-                if len(running) >= self._ahead:
+                running.append(executor.submit(function, task))
+                if len(running) >= self._num_workers * _TASKS_AHEAD:
                     yield running.popleft().result()
             while running:
                 yield running.popleft().result()
@@ -62,6 +68,15 @@ class _Pool:
             raise WorkerError(f"a worker process was killed, most likely for lack of memory; {_OUT_OF_MEMORY}") from None
         except MemoryError:
             raise WorkerError(f"memory ran out in a worker process; {_OUT_OF_MEMORY}") from None
+        executor.shutdown()
+        self._executor = None
+
+    def terminate(self) -> None:
+        """Ends what is still running: nothing half-done is worth waiting for, as results count only under their final name."""
+        if self._executor is not None:
+            for process in list((self._executor._processes or {}).values()):
+                process.terminate()
+            self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 def available_cores() -> int:
@@ -79,19 +94,11 @@ def open_engine(num_workers: int) -> Iterator[Engine]:
     if num_workers == 1:
         yield _Inline()
         return
-    # Workers are forked from a fresh server: this process has threads, and a fork of those can hang.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["data_pipeline.prepare"])
-    executor = ProcessPoolExecutor(num_workers, context, initializer=_begin_worker)
+    pool = _Pool(num_workers)
     try:
-        yield _Pool(executor, num_workers)
-    except BaseException:
-        # Nothing half-done is worth waiting for: results count only once they have their final name.
-        for process in list((executor._processes or {}).values()):
-            process.terminate()
-        executor.shutdown(wait=True, cancel_futures=True)
-        raise
-    executor.shutdown()
+        yield pool
+    finally:
+        pool.terminate()
 
 
 def _begin_worker() -> None:

@@ -91,6 +91,7 @@ def _packed_windows(task: PackTask, result: PackResult) -> Iterator[ShardContent
         result.cut_documents += counts[task.settings.method]["cut_documents"]
         result.methods = {method: add_counts([result.methods[method], counts[method]]) for method in METHODS}
         yield from fill_rows(window, packings[task.settings.method], task.row_length, task.pad_id)
+        del window  # before the next one is gathered
 
 
 def _tokenized(task: PackTask) -> Iterator[Window]:
