@@ -93,6 +93,7 @@ class Rows:
 
     Raises:
         PreparedDataError: from every reading method, when a shard is missing or not what the manifest says.
+        OSError: from every reading method, with the shard's path as its `filename`; a later call opens the shard again.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, split: str, *, verify: bool = True) -> None:
@@ -129,10 +130,28 @@ class Rows:
             targets_B[chosen] = shard.targets_R[rows]
         return targets_B
 
+    def num_sequences(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Documents, or pieces of them, with at least one target in each of these rows, shape [B]; no token is read."""
+        sequences_B = np.empty(len(indices), np.int64)
+        for shard, chosen, rows in self._by_shard(indices):
+            sequences_B[chosen] = shard.sequences_R[rows]
+        return sequences_B
+
     def source_ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """The source of each of these rows, as an index into the manifest's `sources`, shape [B]; no file is read."""
         self._check(indices)
         return self._source_of_shard[np.searchsorted(self._ends, indices, side="right")]
+
+    def source_ranges(self) -> list[NDArray[np.int64]]:
+        """The rows of each of the manifest's sources, as rising ranges (first, end), shape [ranges, 2]; no file is read."""
+        ranges: list[list[list[int]]] = [[] for _ in self._manifest.sources]
+        for source, end, entry in zip(self._source_of_shard, self._ends.tolist(), self._entries, strict=True):
+            found, first = ranges[source], end - entry.rows
+            if found and found[-1][1] == first:
+                found[-1][1] = end
+            elif entry.rows:
+                found.append([first, end])
+        return [np.array(found, np.int64).reshape(-1, 2) for found in ranges]
 
     def document_ids(self, index: int) -> NDArray[np.uint64]:
         """The ids of the documents in one row, in order."""
@@ -150,11 +169,17 @@ class Rows:
         return [self._rows_of(int(number), places, indices[places]) for number, places in zip(numbers, chosen, strict=True)]
 
     def _rows_of(self, number: int, chosen: Any, indices: NDArray[np.int64]) -> tuple[_OpenShard, Any, NDArray[np.int64]]:
-        shard = self._open.get(number)
-        if shard is None:
-            shard = _OpenShard(self._directory, self._entries[number], self._manifest, verify=self._verify)
-            self._open[number] = shard
-        shard.check_unchanged()
+        try:
+            shard = self._open.get(number)
+            if shard is None:
+                shard = _OpenShard(self._directory, self._entries[number], self._manifest, verify=self._verify)
+                self._open[number] = shard
+            shard.check_unchanged()
+        except OSError as error:
+            # A handle that a network file system declared stale stays so: the next try opens the shard afresh.
+            self._open.pop(number, None)
+            error.filename = error.filename or str(self._directory / self._entries[number].path)
+            raise
         return shard, chosen, indices - (self._ends[number] - self._entries[number].rows)
 
     def _check(self, indices: NDArray[np.int64]) -> None:
@@ -188,8 +213,8 @@ class _OpenShard:
             self._documents_S = columns["documents"].values.to_numpy()
         except (pa.ArrowInvalid, KeyError, ValueError, AttributeError) as error:
             raise PreparedDataError(f"{path}: not a shard that can be read ({error}); run `prepare` again") from None
-        before = np.concatenate([[0], np.cumsum(np.maximum(self._lengths_S.astype(np.int64), 1) - 1)])
-        self.targets_R = before[self._offsets[1:]] - before[self._offsets[:-1]]
+        self.targets_R = self._sum_by_row(np.maximum(self._lengths_S.astype(np.int64), 1) - 1)
+        self.sequences_R = self._sum_by_row(self._lengths_S > 1)
 
     def check_unchanged(self) -> None:
         """Refuses to read on when the file was written to or cut short since it was opened."""
@@ -198,6 +223,11 @@ class _OpenShard:
                 f"{self._path}: this shard was changed while it was read ({self._look()[0]} bytes now, "
                 f"{self._state[0]} before); something else writes to it: stop that and run `prepare` again"
             )
+
+    def _sum_by_row(self, values_S: NDArray[Any]) -> NDArray[np.int64]:
+        before = np.concatenate([[0], np.cumsum(values_S, dtype=np.int64)])
+        sums: NDArray[np.int64] = before[self._offsets[1:]] - before[self._offsets[:-1]]
+        return sums
 
     def _look(self) -> tuple[int, int]:
         status = os.fstat(self._descriptor)

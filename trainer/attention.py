@@ -1,15 +1,170 @@
 """Causal attention that never looks across the documents of a packed row.
 
-B rows   L tokens of a row   N query heads   K key and value heads   H width of a head
+B rows   L tokens of a row   N query heads   K key and value heads   H width of a head   T tokens of a micro-batch, B x L
+M bounds of documents
+
+There are four ways to compute the same thing, and `choose_backend` takes the fastest that the machine has:
+
+    varlen     CUDA, 16-bit: flash attention that is told where each document begins (`torch.nn.attention.varlen`)
+    flex       CUDA, any precision: a kernel generated for the mask (`torch.nn.attention.flex_attention`)
+    documents  CPU: each document by itself, so that time grows with the squares of the documents and not of the row
+    sdpa       anywhere: `scaled_dot_product_attention` with a mask over all pairs of a row's tokens
+
+Under `torch.use_deterministic_algorithms(True)` the backward pass of each is deterministic, as their sources say: flash
+attention adds the parts of a query's gradient in separate buffers instead of atomically, and the memory-efficient kernel
+behind `sdpa` keeps one split of the keys (both `aten/src/ATen/native/transformers/cuda/attention_backward.cu`); flex computes
+the gradients of queries and of keys in blocks of their own, without atomic additions
+(`torch/_inductor/kernel/flex/templates`); on a CPU one thread owns a head. With `warn_only=True` the first two are not.
 """
 
+# ruff: noqa: N815 - names of arrays carry their shape
+
 from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-__all__ = ["attend", "document_mask"]
+from data_pipeline.errors import ConfigError
+
+__all__ = [
+    "Backend",
+    "Capability",
+    "Layout",
+    "attend",
+    "attention_operators",
+    "capability_of",
+    "choose_backend",
+    "describe_backend",
+    "document_mask",
+    "make_layout",
+]
+
+Backend = Literal["varlen", "flex", "documents", "sdpa"]
+
+_DESCRIPTIONS: dict[Backend, str] = {
+    "varlen": "varlen (flash attention over documents of any length)",
+    "flex": "flex (a kernel generated for the documents' mask)",
+    "documents": "documents (each document by itself)",
+    "sdpa": "sdpa (scaled dot product with a mask)",
+}
+_VARLEN_MODULE = "torch.nn.attention.varlen"
+_HALF_PRECISIONS = ("bf16", "fp16", "float8")
+_MAX_FLASH_HEAD, _FLASH_HEAD_MULTIPLE, _MIN_FLEX_HEAD = 256, 8, 16
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What a device and the installed PyTorch offer to attention."""
+
+    cuda: tuple[int, int] | None
+    """The GPU's compute capability; none on a CPU."""
+    has_varlen: bool = True
+    """PyTorch has `torch.nn.attention.varlen`, which came with 2.10."""
+    has_triton: bool = True
+    """Triton is installed, which compiles the kernels of `flex`."""
+
+
+class Layout(NamedTuple):
+    """Where the documents of a micro-batch stand, in the form that one backend needs.
+
+    A tuple, because torch.compile, DDP and activation checkpointing look into tuples and not into dataclasses.
+    """
+
+    positions_BL: Tensor
+    """int64 place of each token in its document."""
+    mask_B1LL: Tensor | None = None
+    """For `sdpa`: see `document_mask`."""
+    bounds_M: Tensor | None = None
+    """For `varlen`: int32 first token of each document in the flattened micro-batch, then T as often as the fixed size needs."""
+    max_length: int = 0
+    """For `varlen`: L, which no document exceeds. The longest document would do, but each length would be compiled anew."""
+    block_mask: BlockMask | None = None
+    """For `flex`: the same mask by blocks."""
+    lengths: tuple[int, ...] = ()
+    """For `documents`: tokens of each document, in order; they add up to T."""
+
+
+def capability_of(device: torch.device) -> Capability:
+    """What `device` and this PyTorch offer."""
+    cuda = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    return Capability(cuda, *(importlib.util.find_spec(module) is not None for module in (_VARLEN_MODULE, "triton")))
+
+
+def choose_backend(
+    wanted: Literal["auto"] | Backend,
+    device: torch.device,
+    precision: str,
+    head_size: int,
+    *,
+    compiled: bool = False,
+    capability: Capability | None = None,
+) -> Backend:
+    """The backend for a run: the one that is wanted, or for `auto` the first of varlen, flex, documents, sdpa that can run.
+
+    Args:
+        wanted: `train.attention`.
+        device: where the model computes.
+        precision: `train.precision`; `varlen` takes 16-bit numbers only.
+        head_size: width of a head.
+        compiled: whether the model goes through torch.compile, which would compile `documents` anew for every micro-batch.
+        capability: for tests; none: that of `device`.
+
+    Raises:
+        ConfigError: the wanted backend cannot run here.
+    """
+    has = capability or capability_of(device)
+    obstacles: dict[Backend, str | None] = {
+        "varlen": _obstacle_to_varlen(has, precision, head_size),
+        "flex": _obstacle_to_flex(has, head_size),
+        "documents": _obstacle_to_documents(has, compiled=compiled),
+        "sdpa": None,
+    }
+    fastest = next(backend for backend, obstacle in obstacles.items() if obstacle is None)
+    if wanted == "auto":
+        return fastest
+    if (obstacle := obstacles[wanted]) is not None:
+        raise ConfigError(f"train.attention = {wanted} {obstacle}; use attention = auto, which is {fastest} here")
+    return wanted
+
+
+def describe_backend(backend: Backend) -> str:
+    """The backend in words, for the log."""
+    return _DESCRIPTIONS[backend]
+
+
+def make_layout(segments_BL: Tensor, positions_BL: Tensor, backend: Backend = "sdpa", bounds: Tensor | None = None) -> Layout:
+    """The layout of a micro-batch, made once and used by every layer.
+
+    Args:
+        segments_BL: integer number of the document within its row, -1 on padding.
+        positions_BL: int64 place of each token in its document.
+        backend: who will read it.
+        bounds: int32 first position of every document piece in the flattened micro-batch, then T once or more, which makes
+            pieces without tokens. `varlen` needs it, because finding it on a GPU would wait for the GPU.
+
+    Raises:
+        ValueError: `backend` is `varlen` and there are no bounds.
+    """
+    if backend == "varlen":
+        if bounds is None:
+            raise ValueError("the varlen backend got no bounds of documents; make the micro-batch with them")
+        _varlen_attn()  # here, because selective checkpointing asks for its operator before the first layer calls it
+        return Layout(positions_BL, bounds_M=bounds, max_length=segments_BL.shape[1])
+    if backend == "flex":
+        return Layout(positions_BL, block_mask=_block_mask(segments_BL))
+    if backend == "documents":
+        return Layout(positions_BL, lengths=_lengths(segments_BL))
+    return Layout(positions_BL, mask_B1LL=document_mask(segments_BL))
 
 
 def document_mask(segments_BL: Tensor) -> Tensor:
@@ -23,7 +178,133 @@ def document_mask(segments_BL: Tensor) -> Tensor:
     return (same_BLL & causal_LL)[:, None]
 
 
-def attend(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, mask_B1LL: Tensor) -> Tensor:
-    """Softmax attention, `softmax(q k^T / sqrt(H)) v` where the mask is True; shape (B, N, L, H)."""
+def attend(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, layout: Layout) -> Tensor:
+    """Softmax attention, `softmax(q k^T / sqrt(H)) v` over the earlier tokens of the same document; shape (B, N, L, H).
+
+    Queries and keys are brought to the type of the values: under autocast those come out of a matrix product in 16 bits,
+    while normalisation and rotation may have left the other two in fp32, which `varlen` and `flex` refuse.
+    """
+    q_BNLH, k_BKLH = q_BNLH.to(v_BKLH.dtype), k_BKLH.to(v_BKLH.dtype)
+    if layout.bounds_M is not None:
+        return _attend_varlen(q_BNLH, k_BKLH, v_BKLH, layout.bounds_M, layout.max_length)
     grouped = q_BNLH.shape[1] != k_BKLH.shape[1]
-    return functional.scaled_dot_product_attention(q_BNLH, k_BKLH, v_BKLH, attn_mask=mask_B1LL, enable_gqa=grouped)
+    if layout.block_mask is not None:
+        flex = _compiled_flex() if q_BNLH.is_cuda else cast("Callable[..., Any]", flex_attention)
+        return cast(Tensor, flex(q_BNLH, k_BKLH, v_BKLH, block_mask=layout.block_mask, enable_gqa=grouped))
+    if layout.lengths:
+        return _attend_documents(q_BNLH, k_BKLH, v_BKLH, layout.lengths)
+    if grouped and q_BNLH.is_cuda:
+        # The kernel that takes a mask on CUDA does not take fewer keys than queries: PyTorch would use the plain formula.
+        group = q_BNLH.shape[1] // k_BKLH.shape[1]
+        k_BKLH, v_BKLH, grouped = k_BKLH.repeat_interleave(group, dim=1), v_BKLH.repeat_interleave(group, dim=1), False
+    return functional.scaled_dot_product_attention(q_BNLH, k_BKLH, v_BKLH, attn_mask=layout.mask_B1LL, enable_gqa=grouped)
+
+
+def attention_operators() -> list[Any]:
+    """The operators that a backend may come down to, whose outputs selective activation checkpointing keeps."""
+    aten = torch.ops.aten
+    operators = [
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+        torch.ops.higher_order.flex_attention,
+    ]
+    return [*operators, torch.ops.torch_attn._varlen_attn.default] if _VARLEN_MODULE in sys.modules else operators
+
+
+def _obstacle_to_varlen(has: Capability, precision: str, head_size: int) -> str | None:
+    if has.cuda is None:
+        return "needs a CUDA GPU, and this run computes on the CPU"
+    if not has.has_varlen:
+        return f"needs PyTorch 2.10 or newer, and this is {torch.__version__}"
+    if has.cuda < (8, 0):
+        return f"needs a GPU of compute capability 8.0 or newer, and this one has {has.cuda[0]}.{has.cuda[1]}"
+    if precision not in _HALF_PRECISIONS:
+        return f"computes in 16 bits only, and train.precision is {precision}; precision = bf16 would do"
+    if head_size % _FLASH_HEAD_MULTIPLE or head_size > _MAX_FLASH_HEAD:
+        return (
+            f"takes heads whose width is a multiple of {_FLASH_HEAD_MULTIPLE} up to {_MAX_FLASH_HEAD}, and here it is {head_size}"
+        )
+    return None
+
+
+def _obstacle_to_flex(has: Capability, head_size: int) -> str | None:
+    if has.cuda is None:
+        return "cannot train on a CPU: PyTorch has no backward pass for it there"
+    if not has.has_triton:
+        return "needs Triton, which is not installed (pip install triton)"
+    if has.cuda < (7, 5):
+        return f"needs a GPU of compute capability 7.5 or newer, and this one has {has.cuda[0]}.{has.cuda[1]}"
+    if head_size < _MIN_FLEX_HEAD:
+        return f"takes heads of width {_MIN_FLEX_HEAD} or more, and here it is {head_size}"
+    return None
+
+
+def _obstacle_to_documents(has: Capability, *, compiled: bool) -> str | None:
+    if has.cuda is not None:
+        return "is for CPUs: a GPU would wait for the start of a kernel for each document"
+    if compiled:
+        return "cannot be compiled once for all micro-batches, and train.compile is on"
+    return None
+
+
+def _lengths(segments_BL: Tensor) -> tuple[int, ...]:
+    is_first_BL = torch.ones_like(segments_BL, dtype=torch.bool)
+    torch.ne(segments_BL[:, 1:], segments_BL[:, :-1], out=is_first_BL[:, 1:])
+    firsts_P = is_first_BL.flatten().nonzero().flatten()
+    end = firsts_P.new_tensor([segments_BL.numel()])
+    return tuple(torch.diff(firsts_P, append=end).tolist())
+
+
+def _block_mask(segments_BL: Tensor) -> BlockMask:
+    def may_look(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (segments_BL[row, query] == segments_BL[row, key]) & (query >= key)
+
+    num_rows, length = segments_BL.shape
+    create = _compiled_create_block_mask() if segments_BL.is_cuda else create_block_mask
+    return cast(BlockMask, create(may_look, num_rows, None, length, length, device=segments_BL.device))
+
+
+@cache
+def _varlen_attn() -> Callable[..., Any]:
+    """Loaded when it is needed: PyTorch before 2.10 does not have it, and it takes two seconds that a CPU run need not spend."""
+    return cast("Callable[..., Any]", importlib.import_module(_VARLEN_MODULE).varlen_attn)
+
+
+@cache
+def _compiled_flex() -> Callable[..., Any]:
+    """Uncompiled, flex would write out all scores."""
+    return torch.compile(flex_attention, dynamic=False)
+
+
+@cache
+def _compiled_create_block_mask() -> Callable[..., Any]:
+    """Uncompiled, it would write out the whole mask, and its indices as integers."""
+    return torch.compile(create_block_mask, dynamic=False)
+
+
+def _attend_varlen(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, bounds_M: Tensor, max_length: int) -> Tensor:
+    q_TNH, k_TKH, v_TKH = (x.transpose(1, 2).flatten(0, 1) for x in (q_BNLH, k_BKLH, v_BKLH))
+    grouped = q_TNH.shape[1] != k_TKH.shape[1]
+    y_TNH = _varlen_attn()(q_TNH, k_TKH, v_TKH, bounds_M, bounds_M, max_length, max_length, window_size=(-1, 0), enable_gqa=grouped)
+    return cast(Tensor, y_TNH).view(q_BNLH.transpose(1, 2).shape).transpose(1, 2)
+
+
+def _attend_documents(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, lengths: tuple[int, ...]) -> Tensor:
+    if len(set(lengths)) == 1:
+        q, k, v = (_documents_of_one_length(x, lengths[0]) for x in (q_BNLH, k_BKLH, v_BKLH))
+        y_BLNH = _causal(q, k, v).transpose(1, 2).reshape(q_BNLH.transpose(1, 2).shape)
+        return y_BLNH.transpose(1, 2)
+    # One split and one concatenation: a slice for each document would have a gradient as large as the micro-batch.
+    pieces = (torch.split(x.transpose(1, 2).flatten(0, 1), list(lengths)) for x in (q_BNLH, k_BKLH, v_BKLH))
+    parts = [_causal(*(x.transpose(0, 1)[None] for x in document))[0].transpose(0, 1) for document in zip(*pieces, strict=True)]
+    return torch.cat(parts).view(q_BNLH.transpose(1, 2).shape).transpose(1, 2)
+
+
+def _documents_of_one_length(x_BNLH: Tensor, length: int) -> Tensor:
+    return x_BNLH.transpose(1, 2).reshape(-1, length, x_BNLH.shape[1], x_BNLH.shape[3]).transpose(1, 2)
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])

@@ -6,7 +6,7 @@ The checks here need only the settings themselves. What depends on the data or t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,10 +15,12 @@ from data_pipeline.settings import Section, Settings
 __all__ = [
     "BatchConfig",
     "CheckpointConfig",
+    "EmaConfig",
     "EvalConfig",
     "LimitsConfig",
     "LogConfig",
     "LossConfig",
+    "MixtureConfig",
     "ModelConfig",
     "OptimConfig",
     "ResumeConfig",
@@ -42,7 +44,10 @@ class ModelConfig(Section):
     tie_embeddings: bool = Field(True, description="output projection shares the embedding's weights")
     vocab_multiple: int = Field(64, ge=1, le=1024, description="pad the vocabulary to a multiple of this, for faster kernels")
     init_std: float = Field(0.02, gt=0, lt=1, description="standard deviation of the initial weights")
-    activation_checkpointing: Literal["none", "full"] = Field("none", description="recompute each layer in backward to save memory")
+    activation_checkpointing: Literal["none", "selective", "full"] = Field(
+        "none",
+        description="recompute in backward to save memory; full: each layer, selective: all but its matrix products and attention",
+    )
 
     @model_validator(mode="after")
     def _check_heads(self) -> ModelConfig:
@@ -80,11 +85,13 @@ class BatchConfig(Section):
     """How many rows make one optimizer step, and one forward pass."""
 
     global_rows: int = Field(32, ge=1, le=1 << 20, description="rows in one optimizer step, over all ranks")
-    micro: int = Field(8, ge=1, le=65536, description="rows in one forward and backward pass of one rank")
+    micro: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = Field(
+        8, description="rows in one forward and backward pass of one rank; auto: as many as the memory takes"
+    )
 
     @model_validator(mode="after")
     def _check_division(self) -> BatchConfig:
-        if self.global_rows % self.micro:
+        if self.micro != "auto" and self.global_rows % self.micro:
             near = max(self.micro, round(self.global_rows / self.micro) * self.micro)
             raise ValueError(
                 f"batch.global_rows = {self.global_rows} is no multiple of batch.micro = {self.micro}; "
@@ -93,35 +100,90 @@ class BatchConfig(Section):
         return self
 
     @property
+    def micro_rows(self) -> int:
+        """`micro`, once it is a number: `auto` is resolved before anything is built."""
+        assert self.micro != "auto"
+        return self.micro
+
+    @property
     def micro_batches(self) -> int:
         """Micro-batches in one global batch."""
-        return self.global_rows // self.micro
+        return self.global_rows // self.micro_rows
+
+
+class MixtureConfig(Section):
+    """How often each source is drawn, whatever its size."""
+
+    weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict, description="share of the rows by name of the source, relative to each other; none: all rows alike"
+    )
 
 
 class LossConfig(Section):
     """What is minimised."""
 
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target's probability spread over the vocabulary")
+    z_loss: float = Field(0.0, ge=0, le=1, description="weight of the squared logarithm of the softmax's denominator; 0: none")
+    temperature: float = Field(1.0, gt=0, le=100, description="logits are divided by it before the softmax")
+    normalise: Literal["tokens", "sequences"] = Field(
+        "tokens", description="mean over targets, or over documents' means; a document cut by packing counts once for each piece"
+    )
+    chunk_tokens: int | None = Field(
+        None, ge=1, le=1 << 24, description="positions whose logits exist at one time; none: chosen from the vocabulary's size"
+    )
 
 
 class OptimConfig(Section):
-    """AdamW and gradient clipping."""
+    """The optimizer and gradient clipping."""
 
+    kind: Literal["adamw", "muon"] = Field("adamw", description="muon: for the matrices of the layers, with AdamW for all others")
     lr: float = Field(6e-4, gt=0, le=1, description="peak learning rate")
     weight_decay: float = Field(0.1, ge=0, le=1, description="decoupled decay of matrices; vectors have none")
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the gradient average")
     beta2: float = Field(0.95, ge=0, lt=1, description="decay of the squared-gradient average")
     eps: float = Field(1e-8, gt=0, lt=1, description="AdamW's epsilon")
     clip_norm: float = Field(1.0, gt=0, description="largest global gradient norm; a larger one is scaled down to it")
+    muon_momentum: float = Field(0.95, ge=0, lt=1, description="decay of Muon's momentum")
 
 
 class ScheduleConfig(Section):
     """Learning rate over the steps."""
 
-    kind: Literal["cosine", "linear", "constant"] = Field("cosine", description="shape after the warm-up")
+    kind: Literal["cosine", "linear", "wsd", "polynomial", "exponential", "step", "constant"] = Field(
+        "cosine", description="shape after the warm-up; wsd: constant, then a straight line down in the last `decay_share`"
+    )
     warmup_steps: int = Field(100, ge=0, description="steps of linear rise to the peak")
     decay_steps: int | None = Field(None, ge=1, description="step at which the floor is reached; none: the last step of the limits")
     floor: float = Field(0.1, ge=0, le=1, description="lowest learning rate, as a share of the peak")
+    decay_share: float = Field(0.2, gt=0, le=1, description="wsd: share of the steps to `decay_steps` in which the rate falls")
+    power: float = Field(2.0, gt=0, le=10, description="polynomial: the exponent")
+    milestones: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (), description="step: steps at which the rate is multiplied by `gamma`"
+    )
+    gamma: float = Field(0.1, gt=0, lt=1, description="step: that factor")
+
+    @model_validator(mode="after")
+    def _check_shape(self) -> Self:
+        if self.kind == "step" and (not self.milestones or list(self.milestones) != sorted(set(self.milestones))):
+            raise ValueError(
+                f"schedule.kind = step needs rising schedule.milestones and has {list(self.milestones)}; "
+                "name the steps, lowest first"
+            )
+        if self.kind == "step" and self.milestones[0] < self.warmup_steps:
+            raise ValueError(
+                f"schedule.milestones begin at {self.milestones[0]}, before schedule.warmup_steps = {self.warmup_steps} are over; "
+                "warm up for fewer steps, or begin later"
+            )
+        if self.kind == "exponential" and self.floor == 0:
+            raise ValueError("schedule.kind = exponential never reaches schedule.floor = 0; use a floor above it, such as 0.01")
+        return self
+
+
+class EmaConfig(Section):
+    """A moving average of the weights, which is what is evaluated and exported when it is on."""
+
+    decay: float | None = Field(None, gt=0, lt=1, description="share of the average that a step keeps, such as 0.999; none: off")
+    warmup_steps: int = Field(100, ge=0, description="steps in which the decay rises, so that the first weights are soon forgotten")
 
 
 class LimitsConfig(Section):
@@ -130,7 +192,7 @@ class LimitsConfig(Section):
     steps: int | None = Field(None, ge=1, description="optimizer steps")
     epochs: float | None = Field(None, gt=0, description="passes over the training rows; fractions are allowed")
     tokens: int | None = Field(None, ge=1, description="training targets, counted over all ranks")
-    minutes: float | None = Field(None, gt=0, description="minutes of wall-clock time, over all resumes")
+    minutes: float | None = Field(None, gt=0, description="minutes of training time, over all resumes")
 
 
 class EvalConfig(Section):
@@ -178,23 +240,40 @@ class TrainConfig(Settings):
     threads: int | None = Field(
         None, ge=1, le=1024, description="CPU threads of one rank; none: OMP_NUM_THREADS or its share of the cores"
     )
-    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the forward and backward pass; weights stay fp32")
-    reproducibility: Literal["off", "run"] = Field(
-        "run", description="run: the same bits for the same world size, also after a resume"
+    precision: Literal["fp32", "bf16", "fp16", "float8"] = Field(
+        "fp32", description="of the forward and backward pass; weights stay fp32. float8: in matrix products, bf16 elsewhere"
     )
+    tf32: bool = Field(False, description="let GPUs round the inputs of fp32 matrix products to 10 bits, which is faster")
+    reproducibility: Literal["off", "run", "elastic"] = Field(
+        "run",
+        description="run: the same bits for the same number of ranks, also after a resume; elastic: for 1, 2, 4 or 8 ranks",
+    )
+    parallel: Literal["ddp", "fsdp"] = Field(
+        "ddp", description="fsdp: each rank keeps a part of weights and optimizer state, for models that do not fit one GPU"
+    )
+    attention: Literal["auto", "varlen", "flex", "documents", "sdpa"] = Field(
+        "auto", description="kernel of the attention; auto: the fastest that the machine has"
+    )
+    extension: Path | None = Field(None, description="a Python file with callbacks, a loss or a model of your own")
     compile: Literal["auto", "on", "off"] = Field("auto", description="torch.compile; auto: on CUDA only")
     verify_data: bool = Field(True, description="check a shard's digest when it is first opened")
     prefetch: int = Field(2, ge=1, le=64, description="global batches read ahead")
     model: ModelConfig = Field(ModelConfig(), description="shape of the decoder")
     batch: BatchConfig = Field(BatchConfig(), description="rows of one step")
+    mixture: MixtureConfig = Field(MixtureConfig(), description="shares of the sources")
     loss: LossConfig = Field(LossConfig(), description="what is minimised")
-    optim: OptimConfig = Field(OptimConfig(), description="AdamW and clipping")
+    optim: OptimConfig = Field(OptimConfig(), description="optimizer and clipping")
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="learning rate over the steps")
+    ema: EmaConfig = Field(EmaConfig(), description="moving average of the weights")
     limits: LimitsConfig = Field(LimitsConfig(), description="when training ends, whichever comes first")
     eval: EvalConfig = Field(EvalConfig(), description="validation and samples")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="saving the state")
     log: LogConfig = Field(LogConfig(), description="what is shown")
     resume: ResumeConfig = Field(ResumeConfig(), description="continuing a run")
+
+    def compiles(self, device_type: str) -> bool:
+        """True where the model is compiled on devices of this type."""
+        return self.compile == "on" or (self.compile == "auto" and device_type == "cuda")
 
     @model_validator(mode="after")
     def _check_limits(self) -> TrainConfig:
@@ -204,5 +283,21 @@ class TrainConfig(Settings):
                 "no end is set; give limits.steps, limits.epochs or limits.tokens (limits.minutes may "
                 "come on top; alone it would leave "
                 "the learning rate without a length)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_elastic(self) -> Self:
+        if self.reproducibility != "elastic":
+            return self
+        if self.parallel == "fsdp":
+            raise ValueError("reproducibility = elastic adds gradients in its own order, which parallel = fsdp does not; use ddp")
+        if self.batch.micro == "auto":
+            raise ValueError("reproducibility = elastic needs a fixed batch.micro, because its bits depend on it; give a number")
+        if self.batch.micro_batches & (self.batch.micro_batches - 1):
+            raise ValueError(
+                f"reproducibility = elastic adds gradients in a binary tree, and batch.global_rows = {self.batch.global_rows} "
+                f"with batch.micro = {self.batch.micro} make {self.batch.micro_batches} micro-batches, which is no power of two; "
+                f"batch.global_rows = {self.batch.micro << (self.batch.micro_batches.bit_length() - 1)} would be"
             )
         return self

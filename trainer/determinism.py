@@ -6,36 +6,87 @@ import os
 
 import torch
 
+from data_pipeline.errors import ConfigError
 from trainer.config import TrainConfig
 
-__all__ = ["configure_determinism", "seed_step", "threads_per_rank"]
+__all__ = ["configure_determinism", "device_name", "flags", "seed_micro_batch", "threads_per_rank"]
+
+_FLAGS = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NVIDIA_TF32_OVERRIDE",
+    "ONEDNN_MAX_CPU_ISA",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)
+"""Environment variables that choose other kernels, and so other bits."""
+
+_REPEATABLE_WORKSPACES = (":4096:8", ":16:8")
 
 
 def configure_determinism(config: TrainConfig) -> None:
-    """Fixes thread count and, for `reproducibility = run`, deterministic kernels. Call it before anything runs on a GPU."""
+    """Fixes thread count, TF32 and, unless `reproducibility = off`, deterministic kernels. Call it before anything runs on a GPU.
+
+    Raises:
+        ConfigError: the environment would undo what `reproducibility` promises.
+    """
     torch.set_num_threads(threads_per_rank(config))
     deterministic = config.reproducibility != "off"
-    if deterministic:  # cuBLAS reads this once, when its first handle is made
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if deterministic:
+        _check_environment(config)
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _REPEATABLE_WORKSPACES[0])  # read once, with the first cuBLAS handle
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.benchmark = not deterministic
+    torch.backends.cuda.matmul.allow_tf32 = config.tf32
+    torch.backends.cudnn.allow_tf32 = config.tf32
 
 
 def threads_per_rank(config: TrainConfig) -> int:
-    """CPU threads of one rank: the setting, else OMP_NUM_THREADS, else an equal share of the cores this process may use."""
+    """CPU threads of one rank: the setting, else OMP_NUM_THREADS, else an equal share of the cores this process may use.
+
+    Under `elastic` one, unless set: a share of the cores would differ with the number of ranks, and a sum over other threads has
+    other bits.
+    """
     if config.threads is not None:
         return config.threads
+    if config.reproducibility == "elastic":
+        return 1
     if from_environment := os.environ.get("OMP_NUM_THREADS"):
         return int(from_environment)
     return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def seed_step(seed: int, step: int, rank: int) -> None:
-    """Seeds torch's generators for one step of one rank.
+def device_name(device: torch.device) -> str:
+    """The model of the GPU, or the instruction set that the CPU's kernels use."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.backends.cpu.get_cpu_capability()}"
 
-    The generators' state is then a function of the counters and never has to be saved.
+
+def flags() -> dict[str, str]:
+    """The environment variables that are set and choose kernels, by name."""
+    return {name: os.environ[name] for name in _FLAGS if name in os.environ}
+
+
+def seed_micro_batch(seed: int, step: int, number: int) -> None:
+    """Seeds torch's generators for one micro-batch of one step, by its number within the global batch.
+
+    The generators' state is then a function of the counters: it never has to be saved, and does not depend on the ranks.
     """
-    mixed = (seed * 1_000_003 + step) * 65_537 + rank & (1 << 63) - 1
+    mixed = (seed * 1_000_003 + step) * 65_537 + number & (1 << 63) - 1
     torch.default_generator.manual_seed(mixed)  # torch.manual_seed also visits devices that are not there: 1.2 ms each time
     if torch.cuda.is_available():
         torch.cuda.manual_seed(mixed)
+
+
+def _check_environment(config: TrainConfig) -> None:
+    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    if workspace is not None and workspace not in _REPEATABLE_WORKSPACES:
+        raise ConfigError(
+            f"CUBLAS_WORKSPACE_CONFIG = {workspace}, with which cuBLAS may give other bits each time; unset it, set it to "
+            f"{' or '.join(_REPEATABLE_WORKSPACES)}, or use --reproducibility off"
+        )
+    for name in ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):
+        if os.environ.get(name) == "1" and not config.tf32:
+            raise ConfigError(f"{name} = 1 turns TF32 on behind the setting tf32 = false; unset it, or use --tf32 true")

@@ -39,6 +39,8 @@ class Group:
     world_size: int
     local_rank: int
     device: torch.device
+    local_world_size: int = 1
+    """Ranks on this machine."""
 
     @property
     def is_main(self) -> bool:
@@ -50,6 +52,24 @@ class Group:
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
+
+    def smallest(self, value: int) -> int:
+        """The smallest of the ranks' values, on every rank."""
+        if self.world_size == 1:
+            return value
+        values = torch.tensor(value, dtype=torch.int64, device=self.device)
+        dist.all_reduce(values, dist.ReduceOp.MIN)
+        return int(values.item())
+
+    def exchange(self, values_P: Tensor, out: Tensor) -> Tensor:
+        """`out`: this rank's shares, one from each rank in their order; a share is one of W equal parts of `values_P`."""
+        dist.all_to_all_single(out, values_P)
+        return out
+
+    def gather(self, share_C: Tensor, out: Tensor) -> Tensor:
+        """`out`: the shares of all ranks, one after the other."""
+        dist.all_gather_into_tensor(out, share_C)
+        return out
 
     def on_main(self, action: Callable[[], _ValueT]) -> _ValueT:
         """Runs `action` on rank 0 and gives its result to every rank; an error there is raised on every rank.
@@ -90,7 +110,7 @@ def joined_group(device: str) -> Iterator[Group]:
         backend = "nccl" if chosen.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=_TIMEOUT, device_id=chosen if chosen.type == "cuda" else None)
     try:
-        yield Group(rank, world_size, local_rank, chosen)
+        yield Group(rank, world_size, local_rank, chosen, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     finally:
         if world_size > 1:
             # Gloo's thread needs the interpreter's lock to let go of the last collective's tensors. DDP's reducer, when it

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from data_pipeline.shards import Rows
+from trainer.attention import Backend, make_layout
 from trainer.config import TrainConfig
 from trainer.distributed import Group
-from trainer.loader import micro_batch, share_of_rank
-from trainer.loss import cross_entropy_rows
-from trainer.model import Decoder
-from trainer.step import autocast
+from trainer.loader import MicroBatch, micro_batch, share_of_rank
+from trainer.step import LossModule, autocast, empty_micro_batch
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -37,26 +37,41 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(
-    model: Decoder, rows: Rows, config: TrainConfig, group: Group, after_batch: Callable[[], None] = lambda: None
+    loss: LossModule,
+    backend: Backend,
+    rows: Rows,
+    config: TrainConfig,
+    group: Group,
+    after_batch: Callable[[], None] = lambda: None,
 ) -> Evaluation:
     """The mean loss over the validation rows, weighted by targets.
 
     Each rank computes a run of the batches and fills in the sums of its rows; every sum is then present on every rank and
-    they are added in one order.
+    they are added in one order. Where ranks share the weights, all make the same number of passes, some over an empty batch.
     """
     num_rows = min(len(rows), config.eval.max_rows or len(rows))
     chosen = np.arange(num_rows) * len(rows) // num_rows  # spread evenly: neighbours come from the same documents
-    size = config.eval.micro or config.batch.micro
+    size = config.eval.micro or config.batch.micro_rows
     sums = torch.zeros(num_rows, dtype=torch.float64, device=group.device)
-    model.eval()
-    for number in share_of_rank(-(-num_rows // size), group):
+    num_batches = -(-num_rows // size)
+    own = share_of_rank(num_batches, group)
+    loss.eval()
+    for number in own:
         here = chosen[number * size : (number + 1) * size]
-        batch = micro_batch(rows.read(here)).to(group.device)
-        with autocast(config, group.device):
-            logits_BLV = model(batch.tokens, batch.segments, batch.positions)
-        sums[number * size : number * size + len(here)] = cross_entropy_rows(logits_BLV, batch.targets)
+        batch = micro_batch(rows.read(here), with_bounds=backend == "varlen").to(group.device)
+        sums[number * size : number * size + len(here)] = _row_losses(loss, backend, batch, config, group)
         after_batch()
-    model.train()
+    if config.parallel == "fsdp" and len(own) < -(-num_batches // group.world_size):
+        empty = empty_micro_batch(size, rows.row_length, backend)
+        _row_losses(loss, backend, empty.to(group.device), config, group)
+    loss.train()
     num_targets = int(rows.num_targets(chosen).sum())
     total = math.fsum(group.sum(sums).tolist())
     return Evaluation(total / max(1, num_targets), num_rows, num_targets)
+
+
+def _row_losses(loss: LossModule, backend: Backend, batch: MicroBatch, config: TrainConfig, group: Group) -> Tensor:
+    layout = make_layout(batch.segments, batch.positions, backend, batch.bounds)
+    with autocast(config, group.device):
+        losses: Tensor = loss(batch.tokens, layout, batch.targets, by_row=True)
+    return losses

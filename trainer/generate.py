@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from data_pipeline.tokenizer import Tokenizer
-from trainer.model import Decoder
+from trainer.attention import make_layout
 
 __all__ = ["Sampling", "generate", "generate_tokens", "sample_token"]
 
@@ -47,15 +47,18 @@ def sample_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generato
 
 
 @torch.no_grad()
-def generate_tokens(model: Decoder, prompt: list[int], vocab_size: int, stop: int | None, sampling: Sampling) -> Iterator[int]:
-    """Yields the tokens that continue `prompt` until `stop` (if any) or the limit; the model sees as many as fit its context."""
-    device = model.lm_head.weight.device
+def generate_tokens(
+    model: nn.Module, prompt: list[int], vocab_size: int, stop: int | None, sampling: Sampling, context: int
+) -> Iterator[int]:
+    """Yields the tokens that continue `prompt` until `stop` (if any) or the limit; the model sees the last `context` of them."""
+    device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(sampling.seed)
     tokens = list(prompt)
     for _ in range(sampling.max_tokens):
-        window_1L = torch.tensor([tokens[-model.config.context :]], device=device)
+        window_1L = torch.tensor([tokens[-context:]], device=device)
         positions_1L = torch.arange(window_1L.shape[1], device=device)[None]
-        logits_V = model(window_1L, torch.zeros_like(window_1L), positions_1L)[0, -1, :vocab_size].float().cpu()
+        layout = make_layout(torch.zeros_like(window_1L), positions_1L)
+        logits_V = model(window_1L, layout)[0, -1, :vocab_size].float().cpu()
         token = sample_token(logits_V, sampling, generator)
         if token == stop:
             return
@@ -63,14 +66,14 @@ def generate_tokens(model: Decoder, prompt: list[int], vocab_size: int, stop: in
         yield token
 
 
-def generate(model: Decoder, tokenizer: Tokenizer, prompt: str, sampling: Sampling) -> Iterator[str]:
+def generate(model: nn.Module, tokenizer: Tokenizer, prompt: str, sampling: Sampling, context: int) -> Iterator[str]:
     """Yields the continuation of `prompt` in pieces of text, as soon as each is whole."""
     training = model.training
     model.eval()
     start = [*([] if tokenizer.bos_id is None else [tokenizer.bos_id]), *tokenizer.encode(prompt)] or [tokenizer.pad_id]
     produced: list[int] = []
     shown = ""
-    for token in generate_tokens(model, start, tokenizer.vocab_size, tokenizer.eos_id, sampling):
+    for token in generate_tokens(model, start, tokenizer.vocab_size, tokenizer.eos_id, sampling, context):
         produced.append(token)
         text = tokenizer.decode(produced)
         if not text.endswith("\ufffd"):  # a character of several byte tokens is not complete yet

@@ -7,17 +7,22 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from torch import nn
+
 from data_pipeline.errors import CheckpointError
 from data_pipeline.manifest import read_manifest
 from data_pipeline.shards import Rows
 from data_pipeline.tokenizer import load_tokenizer
+from trainer.attention import choose_backend
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import TrainConfig
 from trainer.determinism import configure_determinism
 from trainer.distributed import joined_group
 from trainer.evaluate import evaluate
+from trainer.extension import load_extension, seeded_model
 from trainer.generate import Sampling, generate
-from trainer.model import Decoder, load_weights
+from trainer.model import load_weights
+from trainer.step import LossModule
 
 __all__ = ["evaluate_run", "generate_from_run", "load_checkpoint", "load_config"]
 
@@ -55,13 +60,14 @@ def load_checkpoint(run: Path, which: str) -> Checkpoint:
     return latest if which == "latest" or best is None else store.load(best)
 
 
-def load_model(run: Path, config: TrainConfig, which: str) -> tuple[Decoder, int]:
-    """The model of a checkpoint, and its step."""
+def load_model(run: Path, config: TrainConfig, which: str) -> tuple[nn.Module, int]:
+    """The model of a checkpoint with the averaged weights if there are any, and its step."""
     checkpoint = load_checkpoint(run, which)
     tokenizer = load_tokenizer(run / "tokenizer")
-    model = Decoder(config.model, tokenizer.vocab_size).eval()
-    load_weights(model, checkpoint.model)
-    return model, checkpoint.step
+    source = run / "extension.py"
+    model = seeded_model(load_extension(source if source.exists() else None), config.model, tokenizer.vocab_size, config.seed)
+    load_weights(model, checkpoint.average or checkpoint.model)
+    return model.eval(), checkpoint.step
 
 
 def evaluate_run(run: Path, which: str, *, as_json: bool) -> str:
@@ -72,7 +78,15 @@ def evaluate_run(run: Path, which: str, *, as_json: bool) -> str:
         model, step = load_model(run, config, which)
         model.to(group.device)
         manifest = read_manifest(config.data)
-        result = evaluate(model, Rows(config.data, manifest, "val", verify=config.verify_data), config, group)
+        backend = choose_backend(
+            config.attention,
+            group.device,
+            config.precision,
+            config.model.head_size,
+            compiled=False,
+        )
+        rows = Rows(config.data, manifest, "val", verify=config.verify_data)
+        result = evaluate(LossModule(model, config.loss), backend, rows, config, group)
     if as_json:
         return json.dumps({"step": step, "val_loss": result.loss, "perplexity": result.perplexity, "targets": result.num_targets})
     return f"step {step}  validation loss {result.loss:.4f}  perplexity {result.perplexity:.2f}  ({result.num_targets} targets)"
@@ -84,4 +98,4 @@ def generate_from_run(run: Path, which: str, prompt: str, sampling: Sampling) ->
     configure_determinism(config)
     with joined_group(config.device) as group:
         model, _ = load_model(run, config, which)
-        yield from generate(model.to(group.device), load_tokenizer(run / "tokenizer"), prompt, sampling)
+        yield from generate(model.to(group.device), load_tokenizer(run / "tokenizer"), prompt, sampling, config.model.context)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from data_pipeline.errors import StoppedBySignal
 from trainer.config import TrainConfig
-from trainer.determinism import seed_step
-from trainer.loader import prefetched_batches
+from trainer.metrics import StepFacts
 from trainer.optim import set_learning_rate
 from trainer.record import complete_record
 from trainer.schedule import learning_rate_factor
-from trainer.session import Session, opened_session, weights_digest
+from trainer.session import Session, opened_session
 from trainer.state import Progress
-from trainer.step import train_step
+from trainer.step import StepResults, train_step
 
 __all__ = ["train"]
 
@@ -26,11 +27,12 @@ def train(config: TrainConfig) -> str:
 
     Raises:
         StoppedBySignal: SIGTERM or SIGINT came; the state is saved.
-        ProjectError: see `opened_session` and `train_step`.
+        ProjectError: see `opened_session` and `PendingStep.result`.
     """
     with opened_session(config) as session:
         progress, stopped = train_until_done(session)
-        digest = weights_digest(session.model)
+        session.report_memory()
+        digest = session.weights_digest()
         status = "stopped" if stopped else "finished"
         session.group.on_main(lambda: complete_record(config.run, status=status, step=progress.step, weights_digest=digest))
         if stopped:
@@ -41,39 +43,84 @@ def train(config: TrainConfig) -> str:
 
 def train_until_done(session: Session) -> tuple[Progress, bool]:
     """The loop itself; returns the last counters, all saved, and whether a signal ended it."""
-    config, group, plan = session.config, session.group, session.plan
+    config, plan = session.config, session.plan
     progress, stopped = session.resumed, False
-    with prefetched_batches(session.train_rows, config.batch, group, config.seed, progress.rows, config.prefetch) as batches:
-        while not stopped:
-            if evaluation_due(session, progress):
-                progress = session.evaluate(progress)
-            if save_due(session, progress):
-                progress = session.save(progress)
-            if plan.finished(progress):
+    results: StepResults[StepFacts] = StepResults(lag=1 if session.group.device.type == "cuda" else 0)
+    clock = Clock(progress.seconds)
+    session.extension.train_start(session.view(progress))
+    with session.batches(progress.rows) as batches:
+        while True:
+            if stopped or evaluation_due(session, progress) or save_due(session, progress):
+                progress, asked_to_stop = settle(session, results, progress, clock, everything=True)
+                stopped = stopped or asked_to_stop
+                with clock.paused():
+                    if evaluation_due(session, progress) and not stopped:
+                        progress = session.evaluate(progress)
+                    if save_due(session, progress) or (stopped and session.saved_step != progress.step):
+                        progress = session.save(progress)
+            if stopped or plan.finished(progress):
                 break
 
-            started = time.monotonic()
+            waiting_since = time.monotonic()
             batch = next(batches)
-            waited_s = time.monotonic() - started
+            waited_s = time.monotonic() - waiting_since
             rate = config.optim.lr * learning_rate_factor(config.schedule, plan.decay_steps, progress.step)
-            set_learning_rate(session.optimizer, rate)
-            seed_step(config.seed, progress.step, group.rank)
-            result = train_step(
-                session.module,
-                session.optimizer,
-                session.scaler,
+            set_learning_rate(session.training.optimizers, rate)
+            pending = train_step(
+                session.training,
                 batch,
                 config,
-                group,
+                session.group,
+                step=progress.step + 1,
                 stop_requested=session.stop.signal_name is not None,
-                seconds=progress.seconds + time.monotonic() - started,
+                seconds=clock.seconds,
             )
-            progress = progress.after_step(rows=len(batch.rows), targets=batch.num_targets, seconds=result.seconds)
-            session.report(progress, result, rate, batch.num_targets / (time.monotonic() - started), waited_s)
-            stopped = result.stop_votes > 0
-    if stopped and not session.is_saved(progress):
-        progress = session.save(progress)
+            progress = progress.after_step(rows=len(batch.rows), targets=batch.num_targets)
+            if session.average is not None:
+                session.average.update(progress.step, pending.skip)
+            results.add(pending, StepFacts(progress, rate, batch.num_targets, waited_s))
+            progress, stopped = settle(session, results, progress, clock)
+    session.extension.train_end(session.view(progress))
     return progress, stopped
+
+
+def settle(
+    session: Session, results: StepResults[StepFacts], progress: Progress, clock: Clock, *, everything: bool = False
+) -> tuple[Progress, bool]:
+    """Reads the results that are due and reports them; returns the counters with the agreed time, and whether to stop."""
+    stopped = False
+    for result, facts in results.due(everything=everything):
+        progress = progress.at(result.seconds)
+        metrics = session.report(result, facts, clock.lap())
+        session.extension.step_end(session.view(facts.progress), metrics)
+        stopped = stopped or result.stop_votes > 0
+    return progress, stopped
+
+
+class Clock:
+    """Seconds of training: evaluations and saves do not count."""
+
+    def __init__(self, seconds: float) -> None:
+        self._zero = time.monotonic() - seconds
+        self._last_lap = seconds
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began, over all resumes."""
+        return time.monotonic() - self._zero
+
+    def lap(self) -> float:
+        """Since the lap before."""
+        now = self.seconds
+        lap, self._last_lap = now - self._last_lap, now
+        return lap
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time in here is none."""
+        begun = time.monotonic()
+        yield
+        self._zero += time.monotonic() - begun
 
 
 def evaluation_due(session: Session, progress: Progress) -> bool:
@@ -84,13 +131,12 @@ def evaluation_due(session: Session, progress: Progress) -> bool:
 
 def save_due(session: Session, progress: Progress) -> bool:
     """True every so many steps or minutes, at a new best and on the last step, unless the state is saved already."""
-    if progress.step in (0, session.resumed.step) and not session.plan.finished(progress):
+    if session.saved_step == progress.step or (progress.step == 0 and not session.plan.finished(progress)):
         return False
     settings = session.config.checkpoint
-    due = (
+    return (
         progress.step % settings.every_steps == 0
         or progress.seconds - progress.saved_seconds >= settings.every_minutes * 60
         or progress.step == progress.best_step
         or session.plan.finished(progress)
     )
-    return due and not session.is_saved(progress)

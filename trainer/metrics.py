@@ -15,8 +15,9 @@ from tqdm import tqdm
 
 from data_pipeline.files import write_atomic
 from trainer.evaluate import Evaluation
+from trainer.state import Progress
 
-__all__ = ["JsonLinesSink", "Monitor", "Sink", "StepMetrics", "TensorBoardSink", "TerminalSink"]
+__all__ = ["JsonLinesSink", "Monitor", "Sink", "StepFacts", "StepMetrics", "TensorBoardSink", "TerminalSink"]
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,23 @@ class StepMetrics:
     """Targets trained on so far."""
     tokens_per_s: float
     """Targets of this step over its duration."""
+    mfu: float | None
+    """Share of the GPUs' peak rate that the model's arithmetic uses; None where the peak is not known."""
     loader_wait_s: float
     """Part of that duration spent waiting for data."""
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What the host knows of a step when it begins it."""
+
+    progress: Progress
+    """The counters after it."""
+    learning_rate: float
+    num_targets: int
+    """Targets of this step."""
+    loader_wait_s: float
+    """How long the step waited for its data."""
 
 
 class Sink(Protocol):
@@ -100,6 +116,7 @@ class JsonLinesSink:
                 "lr": metrics.learning_rate,
                 "tokens": metrics.targets,
                 "tokens_per_s": round(metrics.tokens_per_s, 1),
+                "mfu": None if metrics.mfu is None else round(metrics.mfu, 4),
                 "loader_wait_s": round(metrics.loader_wait_s, 6),
             }
         )
@@ -163,8 +180,10 @@ class TensorBoardSink:
             ("train/learning_rate", metrics.learning_rate),
             ("speed/tokens_per_s", metrics.tokens_per_s),
             ("speed/loader_wait_s", metrics.loader_wait_s),
+            ("speed/mfu", metrics.mfu),
         ):
-            self._writer.add_scalar(tag, value, metrics.step)
+            if value is not None:
+                self._writer.add_scalar(tag, value, metrics.step)
 
     def evaluation(self, step: int, evaluation: Evaluation) -> None:
         """Adds a point to each validation curve."""
@@ -200,9 +219,10 @@ class TerminalSink:
             self._bar.set_postfix_str(f"loss {metrics.loss:.4f}, {metrics.tokens_per_s / 1e3:.1f}k tok/s", refresh=False)
         elif metrics.step % self._every_steps == 0 or metrics.step == 1 or last:
             of_total = f"/{metrics.last_step}" if metrics.last_step else ""
+            mfu = "" if metrics.mfu is None else f"  MFU {metrics.mfu:.1%}"
             self._line(
                 f"step {metrics.step}{of_total}  loss {metrics.loss:.4f}  grad norm {metrics.grad_norm:.3f}  "
-                f"lr {metrics.learning_rate:.2e}  {metrics.tokens_per_s / 1e3:.1f}k tok/s  loader wait "
+                f"lr {metrics.learning_rate:.2e}  {metrics.tokens_per_s / 1e3:.1f}k tok/s{mfu}  loader wait "
                 f"{metrics.loader_wait_s * 1e3:.1f} ms"
             )
 

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from trainer.attention import attend, document_mask
+from trainer.attention import Layout, attend, attention_operators
 from trainer.config import ModelConfig
 
-__all__ = ["Decoder", "build_model", "load_weights", "parameters_by_name"]
+__all__ = ["Decoder", "RMSNorm", "build_model", "load_weights", "parameters_by_name"]
 
 
 class RMSNorm(nn.Module):
@@ -33,7 +34,35 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape and type as `x`."""
+        if x.is_cpu and x.dtype == self.weight.dtype == torch.float32:
+            return cast(Tensor, _RMSNormOnCPU.apply(x, self.weight, self.eps))  # type: ignore[no-untyped-call]
         return functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+class _RMSNormOnCPU(torch.autograd.Function):
+    """RMSNorm in fewer passes over memory: PyTorch has a fused kernel on GPUs only.
+
+    Backward uses the kernel of LayerNorm with a mean of zero. Its gradient subtracts the mean of `grad * weight`, which
+    RMSNorm does not, so that is added again. Forward and backward of (8, 256, 384) take 0.9 ms instead of 5.2, and of
+    (8, 256, 6, 64) 1.0 instead of 4.3 (one core of an EPYC 9004, 2026-11-21).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        norms: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = (norms.square() / x.shape[-1] + eps).rsqrt()
+        ctx.save_for_backward(x, weight, scale)
+        return (x * scale).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        grad, zero = grad.contiguous(), torch.zeros_like(scale)
+        grad_x, grad_weight, _ = torch.ops.aten.native_layer_norm_backward(
+            grad, x.contiguous(), weight.shape, zero, scale, weight, None, [True, True, False]
+        )
+        subtracted = (grad @ weight)[..., None] * scale / x.shape[-1]
+        return grad_x.add_(subtracted), grad_weight, None
 
 
 class Attention(nn.Module):
@@ -50,18 +79,16 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_size, config.norm_eps)
         self.k_norm = RMSNorm(config.head_size, config.norm_eps)
 
-    def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], mask_B1LL: Tensor) -> Tensor:
+    def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
         """The attention's contribution to the residual stream, (B, L, D)."""
-        q_BNLH = rotate(self._heads(self.q_proj(x_BLD), self.q_norm), rotation)
-        k_BKLH = rotate(self._heads(self.k_proj(x_BLD), self.k_norm), rotation)
-        v_BKLH = self._heads(self.v_proj(x_BLD))
-        y_BNLH = attend(q_BNLH, k_BKLH, v_BKLH, mask_B1LL)
+        q_BLNH = rotate(self.q_norm(self._heads(self.q_proj(x_BLD))), rotation)
+        k_BLKH = rotate(self.k_norm(self._heads(self.k_proj(x_BLD))), rotation)
+        v_BLKH = self._heads(self.v_proj(x_BLD))
+        y_BNLH = attend(q_BLNH.transpose(1, 2), k_BLKH.transpose(1, 2), v_BLKH.transpose(1, 2), layout)
         return cast(Tensor, self.o_proj(y_BNLH.transpose(1, 2).flatten(2)))
 
-    def _heads(self, x: Tensor, norm: RMSNorm | None = None) -> Tensor:
-        heads_BLNH = x.view(*x.shape[:-1], -1, self.head_dim)
-        normed: Tensor = norm(heads_BLNH) if norm else heads_BLNH
-        return normed.transpose(1, 2)
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], -1, int(self.head_dim))
 
 
 class SwiGLU(nn.Module):
@@ -88,9 +115,9 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.width, config.norm_eps)
         self.mlp = SwiGLU(config)
 
-    def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], mask_B1LL: Tensor) -> Tensor:
+    def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
         """The residual stream after this layer, (B, L, D)."""
-        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), rotation, mask_B1LL)
+        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), rotation, layout)
         return x_BLD + cast(Tensor, self.mlp(self.post_attention_layernorm(x_BLD)))
 
 
@@ -116,37 +143,73 @@ class Decoder(nn.Module):
         if config.tie_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
-    def forward(self, tokens_BL: Tensor, segments_BL: Tensor, positions_BL: Tensor) -> Tensor:
-        """Logits of the next token, (B, L, V), in the type of the computation.
+    def hidden(self, tokens_BL: Tensor, layout: Layout) -> Tensor:
+        """The last normalised state at each position, (B, L, D), in the type of the computation.
 
         Args:
             tokens_BL: int64 ids.
-            segments_BL: the document that each token belongs to, -1 on padding; attention stays inside a document.
-            positions_BL: int64 place of each token in its document.
+            layout: where the documents stand; attention stays inside a document.
         """
-        mask_B1LL = document_mask(segments_BL)
-        rotation = rotary_table(positions_BL, self.config.head_size, self.config.rope_theta)
+        rotation = rotary_table(layout.positions_BL, self.config.head_size, self.config.rope_theta)
         x_BLD = self.model.embed_tokens(tokens_BL)
         for layer in self.model.layers:
-            if self.config.activation_checkpointing == "full" and self.training:
-                x_BLD = checkpoint(layer, x_BLD, rotation, mask_B1LL, use_reentrant=False)
-            else:
-                x_BLD = layer(x_BLD, rotation, mask_B1LL)
-        return cast(Tensor, self.lm_head(self.model.norm(x_BLD)))
+            x_BLD = self._through(layer, x_BLD, rotation, layout)
+        return cast(Tensor, self.model.norm(x_BLD))
+
+    def forward(self, tokens_BL: Tensor, layout: Layout) -> Tensor:
+        """Logits of the next token, (B, L, V), in the type of the computation."""
+        return cast(Tensor, self.lm_head(self.hidden(tokens_BL, layout)))
+
+    def _through(self, layer: nn.Module, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
+        how = self.config.activation_checkpointing
+        if how == "none" or not self.training:
+            return cast(Tensor, layer(x_BLD, rotation, layout))
+        if how == "full":
+            return cast(Tensor, checkpoint(layer, x_BLD, rotation, layout, use_reentrant=False))
+        keep = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default, *attention_operators()]
+        context = partial(create_selective_checkpoint_contexts, keep)
+        return cast(Tensor, checkpoint(layer, x_BLD, rotation, layout, use_reentrant=False, context_fn=context))
 
 
 def rotary_table(positions_BL: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the rotary embedding (Su et al., 2021), each (B, 1, L, H/2), fp32: angle `p * theta^(-2i/H)`."""
+    """Cosine, (B, L, 1, H), each twice, and sine, (B, L, 1, H/2), of the rotary embedding (Su et al., 2021), fp32.
+
+    The angle of pair i at position p is `p * theta^(-2i/H)`.
+    """
     exponents = torch.arange(0, head_dim, 2, device=positions_BL.device, dtype=torch.float32) / head_dim
-    angles = positions_BL[:, None, :, None].float() * theta**-exponents
-    return angles.cos(), angles.sin()
+    angles = positions_BL[:, :, None, None].float() * theta**-exponents
+    return angles.cos().repeat(1, 1, 1, 2), angles.sin()
 
 
-def rotate(x_BNLH: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turns the pairs (x_i, x_{i+H/2}) by their angles; same shape and type as the input."""
-    cos, sin = rotation
-    first, second = x_BNLH.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_BNLH.dtype)
+def rotate(x_BLNH: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Turns the pairs (x_i, x_{i+H/2}) by the angles of a `rotary_table`; same shape and type as the input."""
+    return cast(Tensor, _Rotation.apply(x_BLNH, *rotation))  # type: ignore[no-untyped-call]
+
+
+class _Rotation(torch.autograd.Function):
+    """The gradient of a rotation is the rotation back: no tensor but the table has to be kept, and no copy is made.
+
+    Forward and backward of (8, 256, 6, 64) take half the time of the formula left to autograd (2026-11-21).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_BLNH: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turned(x_BLNH, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BLNH: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turned(grad_BLNH, cos, sin, -1), None, None
+
+
+def _turned(x_BLNH: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
+    first, second = x_BLNH.float().chunk(2, dim=-1)
+    y_BLNH = x_BLNH * cos
+    y_first, y_second = y_BLNH.chunk(2, dim=-1)
+    y_first.addcmul_(second, sin, value=-direction)
+    y_second.addcmul_(first, sin, value=direction)
+    return y_BLNH.to(x_BLNH.dtype)
 
 
 def build_model(config: ModelConfig, vocab_size: int, seed: int) -> Decoder:

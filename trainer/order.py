@@ -11,14 +11,47 @@ falls inside. The domain is less than four times N, so fewer than four encryptio
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAX_ROWS", "permute", "rows_at"]
+__all__ = ["MAX_ROWS", "RowOrder", "UniformOrder", "invert", "permute", "rows_at"]
 
 MAX_ROWS = 1 << 40
 _ROUNDS = 6
+
+_Cipher = Callable[[NDArray[np.uint64], np.uint64, NDArray[np.uint64]], NDArray[np.uint64]]
+
+
+class RowOrder(Protocol):
+    """The row at every position of a run, from 0 on without end."""
+
+    @property
+    def description(self) -> str:
+        """What is drawn how often, in a line for the log."""
+
+    def rows_at(self, start: int, count: int) -> NDArray[np.int64]:
+        """The rows at positions `start` to `start + count - 1`, shape (count,)."""
+
+
+@dataclass(frozen=True)
+class UniformOrder:
+    """Every row once in each epoch of `num_rows` positions."""
+
+    seed: int
+    num_rows: int
+
+    @property
+    def description(self) -> str:
+        """What is drawn how often, in a line for the log."""
+        return f"each of {self.num_rows} rows once in an epoch"
+
+    def rows_at(self, start: int, count: int) -> NDArray[np.int64]:
+        """See `RowOrder`."""
+        return rows_at(self.seed, start, count, self.num_rows)
 
 
 def permute(seed: int, epoch: int, indices: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
@@ -27,27 +60,40 @@ def permute(seed: int, epoch: int, indices: NDArray[np.int64], num_rows: int) ->
     Raises:
         ValueError: `num_rows` is not in 1..2^40, or an index lies outside the epoch.
     """
-    if not 1 <= num_rows <= MAX_ROWS:
-        raise ValueError(f"{num_rows} rows; between 1 and {MAX_ROWS} can be ordered")
-    if indices.size and not 0 <= indices.min() <= indices.max() < num_rows:
-        raise ValueError(f"indices from {indices.min()} to {indices.max()}; an epoch has 0 to {num_rows - 1}")
-    half_bits = np.uint64(max(1, ((num_rows - 1).bit_length() + 1) // 2))
-    keys = _round_keys(seed, epoch)
-    values = _encrypt(indices.astype(np.uint64), half_bits, keys)
-    while (outside := values >= np.uint64(num_rows)).any():
-        values[outside] = _encrypt(values[outside], half_bits, keys)
-    return values.astype(np.int64)
+    return _walk(_encrypt, seed, epoch, indices, num_rows)
+
+
+def invert(seed: int, epoch: int, rows: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
+    """The indices at which `rows` (any shape) stand in one epoch: what `permute` makes of them is `rows`.
+
+    Raises:
+        ValueError: as `permute`.
+    """
+    return _walk(_decrypt, seed, epoch, rows, num_rows)
 
 
 def rows_at(seed: int, start: int, count: int, num_rows: int) -> NDArray[np.int64]:
     """The rows at positions `start` to `start + count - 1` of a run, shape (count,); positions run on across epochs."""
-    positions = np.arange(start, start + count, dtype=np.int64)
-    epochs, indices = np.divmod(positions, num_rows)
     rows = np.empty(count, dtype=np.int64)
     for epoch in range(start // num_rows, (start + count - 1) // num_rows + 1):
-        here = epochs == epoch
-        rows[here] = permute(seed, epoch, indices[here], num_rows)
+        first, end = max(start, epoch * num_rows), min(start + count, (epoch + 1) * num_rows)
+        indices = np.arange(first - epoch * num_rows, end - epoch * num_rows, dtype=np.int64)
+        rows[first - start : end - start] = permute(seed, epoch, indices, num_rows)
     return rows
+
+
+def _walk(cipher: _Cipher, seed: int, epoch: int, numbers: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
+    """Applies `cipher` to each number until it is below `num_rows`."""
+    if not 1 <= num_rows <= MAX_ROWS:
+        raise ValueError(f"{num_rows} rows; between 1 and {MAX_ROWS} can be ordered")
+    if numbers.size and not 0 <= numbers.min() <= numbers.max() < num_rows:
+        raise ValueError(f"numbers from {numbers.min()} to {numbers.max()}; an epoch has 0 to {num_rows - 1}")
+    half_bits = np.uint64(max(1, ((num_rows - 1).bit_length() + 1) // 2))
+    keys = _round_keys(seed, epoch)
+    values = cipher(numbers.astype(np.uint64), half_bits, keys)
+    while (outside := values >= np.uint64(num_rows)).any():
+        values[outside] = cipher(values[outside], half_bits, keys)
+    return values.astype(np.int64)
 
 
 def _round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:
@@ -60,6 +106,14 @@ def _encrypt(values: NDArray[np.uint64], half_bits: np.uint64, keys: NDArray[np.
     left, right = values >> half_bits, values & mask
     for key in keys:
         left, right = right, left ^ (_mix(right ^ key) & mask)
+    return (left << half_bits) | right
+
+
+def _decrypt(values: NDArray[np.uint64], half_bits: np.uint64, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    mask = (np.uint64(1) << half_bits) - np.uint64(1)
+    left, right = values >> half_bits, values & mask
+    for key in keys[::-1]:
+        left, right = right ^ (_mix(left ^ key) & mask), left
     return (left << half_bits) | right
 
 

@@ -24,12 +24,15 @@ from data_pipeline.files import canonical_json, write_atomic
 from data_pipeline.manifest import Manifest
 from data_pipeline.settings import to_toml
 from trainer.config import TrainConfig
-from trainer.determinism import threads_per_rank
+from trainer.determinism import device_name, flags, threads_per_rank
 from trainer.distributed import Group
 
-__all__ = ["check_identity", "complete_record", "identity_of", "locked_run", "open_record", "read_record"]
+__all__ = ["check_identity", "complete_record", "identity_of", "locked_run", "open_record", "read_record", "recorded_micro"]
 
-_SETTINGS_THAT_CHANGE_BITS = ("model", "batch", "loss", "optim", "schedule", "seed", "precision", "reproducibility", "compile")
+_SETTINGS_THAT_CHANGE_BITS = (
+    *("model", "batch", "mixture", "loss", "optim", "schedule", "ema", "seed", "precision", "tf32", "reproducibility", "parallel"),
+    "compile",
+)
 
 
 @contextmanager
@@ -54,17 +57,24 @@ def locked_run(run: Path) -> Iterator[None]:
         yield
 
 
-def identity_of(config: TrainConfig, manifest: Manifest, decay_steps: int, group: Group) -> dict[str, Any]:
-    """All that the bits of a run depend on, flat: `{"optim.lr": 0.001, "data": "sha256:…", "world_size": 2, …}`."""
+def identity_of(
+    config: TrainConfig, manifest: Manifest, group: Group, *, decay_steps: int, backend: str, extension_digest: str | None
+) -> dict[str, Any]:
+    """All that the bits of a run depend on, flat: `{"optim.lr": 0.001, "data": "sha256:…", "world_size": 2, …}`.
+
+    Under `elastic` they do not depend on the number of ranks.
+    """
     settings = config.model_dump(mode="json", include=set(_SETTINGS_THAT_CHANGE_BITS))
     settings["schedule"]["decay_steps"] = decay_steps
-    return _flat(settings) | {
+    identity = _flat(settings | {"flags": flags()}) | {
         "data": manifest.root_digest,
-        "world_size": group.world_size,
+        "attention": backend,
+        "extension": extension_digest,
         "threads": threads_per_rank(config),
-        "device": torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "cpu",
+        "device": device_name(group.device),
         "torch": torch.__version__,
     }
+    return identity if config.reproducibility == "elastic" else identity | {"world_size": group.world_size}
 
 
 def check_identity(run: Path, identity: Mapping[str, Any], allow_changes: tuple[str, ...]) -> None:
@@ -82,6 +92,12 @@ def check_identity(run: Path, identity: Mapping[str, Any], allow_changes: tuple[
             "what it was trained on"
         )
     refused = [name for name in changed if name not in allow_changes]
+    if refused == ["world_size"]:
+        raise ConfigError(
+            f"{run}: it was begun on {_ranks(recorded)} and is to go on on {_ranks(identity)}, which add gradients in another "
+            f"order. Use {recorded.get('world_size')} again; or, to go on with other bits, --resume.allow_changes world_size. "
+            "A run that is begun with --reproducibility elastic has the same bits on 1, 2, 4 or 8 ranks"
+        )
     if refused:
         differences = ", ".join(f"{name} was {recorded.get(name)} and is {identity.get(name)}" for name in refused)
         raise ConfigError(
@@ -91,20 +107,29 @@ def check_identity(run: Path, identity: Mapping[str, Any], allow_changes: tuple[
         )
 
 
-def open_record(run: Path, config: TrainConfig, manifest: Manifest, identity: Mapping[str, Any]) -> None:
-    """Writes `config.toml`, the tokenizer and `record.json` of a run that begins or goes on."""
+def _ranks(identity: Mapping[str, Any]) -> str:
+    number = identity.get("world_size")
+    return f"{number} rank{'s' * (number != 1)}"
+
+
+def open_record(
+    run: Path, config: TrainConfig, manifest: Manifest, identity: Mapping[str, Any], extension: bytes | None, world_size: int
+) -> None:
+    """Writes `config.toml`, the tokenizer, the extension's source and `record.json` of a run that begins or goes on."""
     write_atomic(run / "config.toml", to_toml("train", config.model_dump(mode="json")).encode())
     if not (run / "tokenizer").exists():
         temporary = run / ".tokenizer.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.copytree(config.data / "tokenizer", temporary)
         temporary.rename(run / "tokenizer")
+    if extension is not None:
+        write_atomic(run / "extension.py", extension)
     record = {
         "format": 1,
         "status": "training",
         "identity": dict(identity),
         "data": {"root_digest": manifest.root_digest, "tokenizer_digest": manifest.tokenizer_digest},
-        "environment": _environment(),
+        "environment": _environment() | {"world_size": world_size},
     }
     write_atomic(run / "record.json", canonical_json(record))
 
@@ -130,6 +155,14 @@ def read_record(run: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{run / 'record.json'}: not valid JSON ({error}); restore it from a copy") from None
     return record
+
+
+def recorded_micro(run: Path) -> int | None:
+    """The rows of a micro-batch that a run was begun with, None where there is no run."""
+    if not (run / "record.json").exists():
+        return None
+    micro: int | None = read_record(run)["identity"].get("batch.micro")
+    return micro
 
 
 def _environment() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 
 from trainer.config import ScheduleConfig
 
@@ -10,18 +11,49 @@ __all__ = ["learning_rate_factor"]
 
 
 def learning_rate_factor(config: ScheduleConfig, decay_steps: int, step: int) -> float:
-    """The share of the peak learning rate that the update from `step` to `step + 1` uses, in (0, 1].
+    """The share of the peak learning rate that the update from `step` to `step + 1` uses, in [0, 1].
 
-    Linear warm-up reaches 1 at step `warmup_steps`; then the factor falls to `floor` at `decay_steps`, as half a cosine
-    (Loshchilov and Hutter, 2017) or a straight line, and stays there. The first update is at 1/(warmup_steps + 1), not at
-    0, where it would do nothing.
+    Every kind begins with a straight rise of W = `warmup_steps` (Goyal et al., 2017): (step + 1) / (W + 1), so that the first
+    update does something and the peak, 1, is used from step W on. After that, with D = `decay_steps`, p = (step - W) / (D - W)
+    and the floor f:
+
+        constant      1
+        cosine        f + (1 - f) (1 + cos(pi p)) / 2      Loshchilov and Hutter (2017)
+        linear        f + (1 - f) (1 - p)                  Devlin et al. (2019), to 0
+        polynomial    f + (1 - f) (1 - p)^power            Chen et al. (2017), to 0
+        exponential   f^p                                  the same share less at each step
+        wsd           1 up to step S, then f + (1 - f) (1 - (step - S) / (D - S))
+                                                           Hu et al. (2024); the straight line is that of Hägele et al. (2024)
+        step          max(f, gamma^m), m = milestones that are not after `step`
+                                                           He et al. (2016)
+
+    S is `decay_share` of D before D, in whole steps, but not before W. From step D on all but constant and step stay at f, also
+    where the warm-up is longer than D. The kinds constant and step do not depend on D.
     """
     if step < config.warmup_steps:
         return (step + 1) / (config.warmup_steps + 1)
     if config.kind == "constant":
         return 1.0
+    if config.kind == "step":
+        return max(config.floor, config.gamma ** bisect_right(config.milestones, step))
+    progress = _progress(config, decay_steps, step)
+    if config.kind == "exponential":
+        return float(config.floor**progress)
+    return config.floor + (1 - config.floor) * _shape(config, progress)
+
+
+def _progress(config: ScheduleConfig, decay_steps: int, step: int) -> float:
+    """How much of the fall has passed at a step after the warm-up, 0 to 1."""
     if step >= decay_steps:
-        return config.floor
-    progress = (step - config.warmup_steps) / (decay_steps - config.warmup_steps)
-    shape = 0.5 * (1 + math.cos(math.pi * progress)) if config.kind == "cosine" else 1 - progress
-    return config.floor + (1 - config.floor) * shape
+        return 1.0
+    start = config.warmup_steps
+    if config.kind == "wsd":
+        start = max(start, decay_steps - max(1, round(config.decay_share * decay_steps)))
+    return max(0.0, (step - start) / (decay_steps - start))
+
+
+def _shape(config: ScheduleConfig, progress: float) -> float:
+    """The fall from 1 to 0 as `progress` goes from 0 to 1."""
+    if config.kind == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * progress))
+    return float((1 - progress) ** (config.power if config.kind == "polynomial" else 1.0))

@@ -5,30 +5,41 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from data_pipeline.errors import ConfigError, PreparedDataError
 from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
+from trainer.attention import Backend, choose_backend, describe_backend
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import TrainConfig
-from trainer.determinism import configure_determinism
+from trainer.determinism import configure_determinism, device_name
 from trainer.distributed import Group, joined_group
-from trainer.evaluate import evaluate
+from trainer.ema import WeightAverage
+from trainer.evaluate import Evaluation, evaluate
+from trainer.extension import Extension, RunView, load_extension, seeded_model
+from trainer.float8 import convert_to_float8
 from trainer.generate import Sampling, generate
-from trainer.metrics import JsonLinesSink, Monitor, Sink, StepMetrics, TensorBoardSink, TerminalSink
-from trainer.model import Decoder, build_model, load_weights, parameters_by_name
-from trainer.optim import build_optimizer, optimizer_tensors, restore_optimizer
-from trainer.record import check_identity, identity_of, locked_run, open_record
+from trainer.loader import GlobalBatch, prefetched_batches
+from trainer.memory import MemoryEstimate, PeakMeter, estimate, format_bytes
+from trainer.metrics import JsonLinesSink, Monitor, Sink, StepFacts, StepMetrics, TensorBoardSink, TerminalSink
+from trainer.mixture import build_order
+from trainer.model import load_weights, parameters_by_name
+from trainer.optim import build_optimizers, check_optimizer, optimizer_tensors, restore_optimizer
+from trainer.order import RowOrder
+from trainer.parallel import check_parallel, distribute_like, full_tensors, gathered
+from trainer.record import check_identity, identity_of, locked_run, open_record, recorded_micro
 from trainer.signals import StopRequest, stop_request
+from trainer.sizing import with_micro
 from trainer.state import Progress
-from trainer.step import StepResult, make_scaler, wrap_for_training
+from trainer.step import LossModule, StepResult, TrainingModule, make_scaler, wrap_for_training
+from trainer.throughput import describe_mfu, flops_per_token, mfu, peak_flops, rate_kind
 
 __all__ = ["Plan", "Session", "opened_session", "plan_run", "weights_digest"]
 
@@ -66,71 +77,120 @@ class Session:
     group: Group
     plan: Plan
     train_rows: Rows
+    order: RowOrder
     val_rows: Rows
     tokenizer: Tokenizer
-    model: Decoder
-    module: nn.Module
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
+    model: nn.Module
+    training: TrainingModule
+    average: WeightAverage | None
+    extension: Extension
     checkpoints: CheckpointStore
     monitor: Monitor
+    flops_each: float
+    """Floating-point operations for one token."""
+    peak: float | None
+    """Of one device, in operations a second, where it is known."""
     stop: StopRequest
     resumed: Progress
+    memory: MemoryEstimate
+    """What one rank was expected to need."""
+    meter: PeakMeter
+    saved_step: int | None
+    """Step of the newest checkpoint, known on every rank."""
+
+    def view(self, progress: Progress) -> RunView:
+        """What an extension sees of the run."""
+        return RunView(
+            rank=self.group.rank, world_size=self.group.world_size, config=self.config, model=self.model, progress=progress
+        )
+
+    def batches(self, start: int) -> AbstractContextManager[Iterator[GlobalBatch]]:
+        """The global batches from position `start` of the order on."""
+        config = self.config
+        return prefetched_batches(
+            self.train_rows,
+            config.batch,
+            self.group,
+            self.order,
+            start,
+            config.prefetch,
+            with_weights=config.loss.normalise == "sequences",
+            with_bounds=self.training.backend == "varlen",
+        )
 
     def evaluate(self, progress: Progress) -> Progress:
-        """Measures the validation loss and writes a sample."""
-        evaluation = evaluate(self.model, self.val_rows, self.config, self.group, self.beat)
+        """Measures the validation loss and writes a sample, both with the average of the weights if there is one."""
+        with self.average.swapped_in() if self.average else nullcontext():
+            evaluation = gathered(self.training.module, self._evaluation)
+            text = gathered(self.training.module, lambda: self._sample(progress.step))
         self.monitor.evaluation(progress.step, evaluation)
-        if self.group.is_main and self.config.eval.sample_tokens:
-            self.monitor.sample(progress.step, self._sample(progress.step))
-        return progress.after_evaluation(evaluation.loss)
+        if text is not None:
+            self.monitor.sample(progress.step, text)
+        after = progress.after_evaluation(evaluation.loss)
+        self.extension.evaluated(self.view(after), evaluation)
+        return after
 
     def save(self, progress: Progress) -> Progress:
         """Writes a checkpoint and deletes those that need not be kept; an error on rank 0 is raised on every rank."""
         saved = replace(progress, saved_seconds=progress.seconds)
-        self.group.on_main(lambda: self._save_on_main(saved))
+        weights = full_tensors(parameters_by_name(self.model), self.group)
+        moments = full_tensors(optimizer_tensors(self.model, self.training.optimizers), self.group)
+        average = full_tensors(self.average.tensors(), self.group) if self.average else {}
+        state = {"progress": saved.to_json(), "scaler": self.training.scaler.state_dict()}
+        self.group.on_main(lambda: self._save_on_main(Checkpoint(saved.step, weights, moments, state, average), saved))
+        self.saved_step = saved.step
+        self.extension.saved(self.view(saved), saved.step, self.checkpoints.path(saved.step))
         return saved
 
-    def is_saved(self, progress: Progress) -> bool:
-        """True where the newest checkpoint is of this step; the same answer on every rank."""
-        return self.group.on_main(lambda: self.checkpoints.steps()[-1:] == [progress.step])
+    def weights_digest(self) -> str:
+        """sha256 over all weights in the order of their names, as fp32 in little-endian order; the same on every rank."""
+        weights = full_tensors(parameters_by_name(self.model), self.group)
+        return self.group.on_main(lambda: weights_digest(weights))
 
-    def report(
-        self, progress: Progress, result: StepResult, learning_rate: float, tokens_per_s: float, loader_wait_s: float
-    ) -> None:
-        """Hands the numbers of a step to the sinks, and shows that this rank is alive."""
-        self.monitor.train(
-            StepMetrics(
-                step=progress.step,
-                last_step=self.plan.last_step,
-                loss=result.loss,
-                grad_norm=result.grad_norm,
-                learning_rate=learning_rate,
-                targets=progress.targets,
-                tokens_per_s=tokens_per_s,
-                loader_wait_s=loader_wait_s,
-            )
+    def report(self, result: StepResult, facts: StepFacts, seconds: float) -> StepMetrics:
+        """Hands the numbers of a step, which took so many seconds, to the sinks, and shows that this rank is alive."""
+        tokens_per_s = facts.num_targets / seconds
+        metrics = StepMetrics(
+            step=result.step,
+            last_step=self.plan.last_step,
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            learning_rate=facts.learning_rate,
+            targets=facts.progress.targets,
+            tokens_per_s=tokens_per_s,
+            mfu=mfu(tokens_per_s, self.flops_each, self.peak, self.group.world_size),
+            loader_wait_s=facts.loader_wait_s,
         )
+        self.monitor.train(metrics)
         self.beat()
+        return metrics
+
+    def report_memory(self) -> None:
+        """Logs what was estimated and what was taken, side by side."""
+        _log.info("%s; measured peak %s", self.memory.describe(), format_bytes(self.meter.bytes()))
 
     def beat(self) -> None:
         """Tells the container's health check that this rank is alive."""
         (self.config.run / "heartbeat" / f"rank-{self.group.rank}").touch()
 
-    def _save_on_main(self, progress: Progress) -> None:
-        weights = {name: parameter.detach().cpu() for name, parameter in parameters_by_name(self.model).items()}
-        moments = {name: tensor.cpu() for name, tensor in optimizer_tensors(self.model, self.optimizer).items()}
-        state = {"progress": progress.to_json(), "scaler": self.scaler.state_dict()}
-        self.checkpoints.save(Checkpoint(progress.step, weights, moments, state))
-        newest = self.checkpoints.steps()[-self.config.checkpoint.keep_last :]
-        self.checkpoints.retain([*newest, *([progress.best_step] if progress.best_step is not None else [])])
+    def _evaluation(self) -> Evaluation:
+        return evaluate(self.training.loss, self.training.backend, self.val_rows, self.config, self.group, self.beat)
 
-    def _sample(self, step: int) -> str:
+    def _sample(self, step: int) -> str | None:
+        """The sample's text, on rank 0; ranks that share the weights have to help."""
         settings = self.config.eval
+        if not settings.sample_tokens or not (self.group.is_main or self.config.parallel == "fsdp"):
+            return None
         sampling = Sampling(
             max_tokens=settings.sample_tokens, temperature=settings.sample_temperature, seed=self.config.seed + step
         )
-        return settings.prompt + "".join(generate(self.model, self.tokenizer, settings.prompt, sampling))
+        pieces = generate(self.model, self.tokenizer, settings.prompt, sampling, self.config.model.context)
+        return settings.prompt + "".join(pieces)
+
+    def _save_on_main(self, checkpoint: Checkpoint, progress: Progress) -> None:
+        self.checkpoints.save(checkpoint)
+        newest = self.checkpoints.steps()[-self.config.checkpoint.keep_last :]
+        self.checkpoints.retain([*newest, *([progress.best_step] if progress.best_step is not None else [])])
 
 
 @contextmanager
@@ -143,6 +203,7 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
         CheckpointError: checkpoints are there, and none is intact.
     """
     configure_determinism(config)
+    extension = load_extension(config.extension)
     with ExitStack() as stack:
         stop = stack.enter_context(stop_request())
         group = stack.enter_context(joined_group(config.device))
@@ -150,9 +211,23 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
         manifest = read_manifest(config.data)
         train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
         val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
+        backend = choose_backend(
+            config.attention,
+            group.device,
+            config.precision,
+            config.model.head_size,
+            compiled=config.compiles(group.device.type),
+        )
+        meter = PeakMeter.start(group.device)
+        config = with_micro(config, manifest, group, backend, extension, group.on_main(lambda: recorded_micro(config.run)))
         _check_fit(config, manifest, len(train_rows), len(val_rows), group)
+        check_parallel(config, group)
+        check_optimizer(config)
         plan = plan_run(config, manifest, len(train_rows))
-        identity = identity_of(config, manifest, plan.decay_steps, group)
+        order = build_order(config.seed, train_rows, manifest.sources, config.mixture.weights)
+        identity = identity_of(
+            config, manifest, group, decay_steps=plan.decay_steps, backend=backend, extension_digest=extension.digest
+        )
         checkpoints = CheckpointStore(config.run / "checkpoints")
 
         def prepare_run() -> int | None:
@@ -161,15 +236,21 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
             if newest is not None:
                 check_identity(config.run, identity, config.resume.allow_changes)
             (config.run / "heartbeat").mkdir(exist_ok=True)
-            open_record(config.run, config, manifest, identity)
+            open_record(config.run, config, manifest, identity, extension.source, group.world_size)
             return newest
 
         newest = group.on_main(prepare_run)
-        model = build_model(config.model, manifest.vocab_size, config.seed).to(group.device)
-        module = wrap_for_training(model, config, group, manifest.row_length)
-        optimizer = build_optimizer(model, config.optim)
-        scaler = make_scaler(config, group.device)
-        resumed = Progress() if newest is None else _restore(checkpoints.load(newest), model, optimizer, scaler)
+        checkpoint = None if newest is None else checkpoints.load(newest)
+        model = seeded_model(extension, config.model, manifest.vocab_size, config.seed)
+        if config.parallel == "ddp" or group.world_size == 1:
+            model.to(group.device)  # else each part goes there when it is cut
+        if config.precision == "float8":
+            convert_to_float8(model, group.device)
+        if checkpoint is not None:
+            load_weights(model, checkpoint.model)
+        training = _training_module(model, config, group, manifest.row_length, backend, extension)
+        average = WeightAverage(model, config.ema) if config.ema.decay is not None else None
+        resumed = Progress() if checkpoint is None else _restore(checkpoint, model, training, average)
         monitor = Monitor(_sinks(config, plan, newest) if group.is_main else ())
         stack.callback(monitor.close)
         session = Session(
@@ -177,19 +258,52 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
             group=group,
             plan=plan,
             train_rows=train_rows,
+            order=order,
             val_rows=val_rows,
             tokenizer=load_tokenizer(config.data / "tokenizer"),
             model=model,
-            module=module,
-            optimizer=optimizer,
-            scaler=scaler,
+            training=training,
+            average=average,
+            extension=extension,
             checkpoints=checkpoints,
             monitor=monitor,
+            flops_each=flops_per_token(config.model, manifest.vocab_size, manifest.row_length),
+            peak=peak_flops(device_name(group.device), rate_kind(config.precision, tf32=config.tf32)),
             stop=stop,
             resumed=resumed,
+            memory=estimate(
+                config,
+                manifest.vocab_size,
+                manifest.row_length,
+                group.world_size,
+                config.batch.micro_rows,
+                backend,
+                group.device.type,
+            ),
+            meter=meter,
+            saved_step=newest,
         )
         _log.info("%s", _describe(session, manifest, continued=newest is not None))
+        _log.info("%s; %s", order.description, describe_backend(backend))
+        if session.peak is None:
+            gpu = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "cpu"
+            _log.info("%s", describe_mfu(None, gpu, rate_kind(config.precision, tf32=config.tf32)))
         yield session
+
+
+def _training_module(
+    model: nn.Module, config: TrainConfig, group: Group, row_length: int, backend: Backend, extension: Extension
+) -> TrainingModule:
+    loss = LossModule(model, config.loss, extension.loss_sum if extension.loss is not None else None)
+    module, accumulation = wrap_for_training(loss, config, group, row_length, backend)
+    return TrainingModule(
+        loss=loss,
+        module=module,
+        accumulation=accumulation,
+        scaler=make_scaler(config, group.device),
+        backend=backend,
+        optimizers=build_optimizers(model, config.optim),
+    )
 
 
 def _describe(session: Session, manifest: Manifest, *, continued: bool) -> str:
@@ -231,11 +345,11 @@ def plan_run(config: TrainConfig, manifest: Manifest, num_rows: int) -> Plan:
     )
 
 
-def weights_digest(model: nn.Module) -> str:
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
     """sha256 over all weights in the order of their names, as fp32 in little-endian order."""
     digest = hashlib.sha256()
-    for parameter in parameters_by_name(model).values():
-        digest.update(parameter.detach().cpu().float().numpy().astype("<f4", copy=False).tobytes())
+    for _, weight in sorted(weights.items()):
+        digest.update(weight.detach().cpu().float().numpy().astype("<f4", copy=False).tobytes())
     return f"sha256:{digest.hexdigest()}"
 
 
@@ -256,10 +370,12 @@ def _check_fit(config: TrainConfig, manifest: Manifest, train_rows: int, val_row
         )
 
 
-def _restore(checkpoint: Checkpoint, model: Decoder, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> Progress:
-    load_weights(model, checkpoint.model)
-    restore_optimizer(model, optimizer, checkpoint.optimizer)
-    scaler.load_state_dict(checkpoint.state["scaler"])
+def _restore(checkpoint: Checkpoint, model: nn.Module, training: TrainingModule, average: WeightAverage | None) -> Progress:
+    parameters = parameters_by_name(model)
+    restore_optimizer(model, training.optimizers, distribute_like(parameters, checkpoint.optimizer))
+    if average is not None:
+        average.restore(distribute_like(parameters, checkpoint.average))
+    training.scaler.load_state_dict(checkpoint.state["scaler"])
     return Progress(**checkpoint.state["progress"])
 
 

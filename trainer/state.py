@@ -29,9 +29,13 @@ class Progress:
     best_val_loss: float | None = None
     """That loss, in nats per target."""
 
-    def after_step(self, *, rows: int, targets: int, seconds: float) -> Progress:
-        """The counters once a step has used `rows` rows with `targets` targets, `seconds` into the training time."""
-        return replace(self, step=self.step + 1, rows=self.rows + rows, targets=self.targets + targets, seconds=seconds)
+    def after_step(self, *, rows: int, targets: int) -> Progress:
+        """The counters once a step has used `rows` rows with `targets` targets."""
+        return replace(self, step=self.step + 1, rows=self.rows + rows, targets=self.targets + targets)
+
+    def at(self, seconds: float) -> Progress:
+        """The counters with the training time that all ranks agreed on."""
+        return replace(self, seconds=seconds)
 
     def after_evaluation(self, val_loss: float) -> Progress:
         """The counters once this step has been evaluated."""

@@ -1,53 +1,182 @@
-"""One optimizer step: forward and backward over the micro-batches, clipping, update."""
+"""One optimizer step: forward and backward over the micro-batches, clipping, update; nothing in it waits for the device.
+
+The numbers of a step travel to the host while the device goes on, and are read one step later (`StepResults`).
+"""
 
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
+from typing import Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from data_pipeline.errors import GuardError
-from trainer.config import TrainConfig
+from data_pipeline.errors import ConfigError, GuardError
+from data_pipeline.shards import RowBatch
+from trainer.accumulation import Accumulation, DdpAccumulation, FsdpAccumulation, PlainAccumulation, TreeAccumulation
+from trainer.attention import Backend, Layout, make_layout
+from trainer.config import LossConfig, TrainConfig
+from trainer.determinism import seed_micro_batch
 from trainer.distributed import Group
-from trainer.loader import GlobalBatch, MicroBatch
-from trainer.loss import IGNORE, cross_entropy_sum
-from trainer.model import Decoder
+from trainer.loader import GlobalBatch, MicroBatch, micro_batch, share_of_rank
+from trainer.loss import cross_entropy_rows, cross_entropy_sum, linear_cross_entropy_rows, linear_cross_entropy_sum
+from trainer.model import Decoder, parameters_by_name
+from trainer.optim import step_unless
+from trainer.parallel import shard
+from trainer.reduction import GradientTree
 
-__all__ = ["LossModule", "StepResult", "autocast", "make_scaler", "train_step", "wrap_for_training"]
+__all__ = [
+    "LossModule",
+    "PendingStep",
+    "StepResult",
+    "StepResults",
+    "TrainingModule",
+    "autocast",
+    "empty_micro_batch",
+    "make_scaler",
+    "train_step",
+    "wrap_for_training",
+]
 
-_AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+LossFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""From logits (B, L, V), targets (B, L) and weights (B, L) or None to the weighted sum over all targets, a fp32 scalar."""
+
+_AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float8": torch.bfloat16}
 
 
 class LossModule(nn.Module):
-    """The model and its loss in one forward pass, which is what is compiled and what DDP wraps."""
+    """The model and its loss in one forward pass, which is what is compiled, and what DDP and FSDP wrap."""
 
-    def __init__(self, model: Decoder, label_smoothing: float) -> None:
+    def __init__(self, model: nn.Module, settings: LossConfig, own_loss: LossFunction | None = None) -> None:
         super().__init__()
         self.model = model
-        self.label_smoothing = label_smoothing
+        self.settings = settings
+        self.own_loss = own_loss
 
-    def forward(self, tokens_BL: Tensor, segments_BL: Tensor, positions_BL: Tensor, targets_BL: Tensor) -> Tensor:
-        """Sum of the loss over all targets, a fp32 scalar."""
-        return cross_entropy_sum(self.model(tokens_BL, segments_BL, positions_BL), targets_BL, self.label_smoothing)
+    def forward(
+        self, tokens_BL: Tensor, layout: Layout, targets_BL: Tensor, weights_BL: Tensor | None = None, *, by_row: bool = False
+    ) -> Tensor:
+        """The sum of the loss over all targets, a fp32 scalar; or, for evaluation, each row's plain cross-entropy, (B,) in fp64."""
+        model = self.model
+        if isinstance(model, Decoder) and (by_row or self.own_loss is None):  # no logits of the whole micro-batch
+            hidden_BLD = model.hidden(tokens_BL, layout)
+            if by_row:
+                return linear_cross_entropy_rows(hidden_BLD, model.lm_head.weight, targets_BL)
+            return linear_cross_entropy_sum(hidden_BLD, model.lm_head.weight, targets_BL, self.settings, weights_BL)
+        logits_BLV = model(tokens_BL, layout)
+        if by_row:
+            return cross_entropy_rows(logits_BLV, targets_BL)
+        return (self.own_loss or partial(cross_entropy_sum, settings=self.settings))(logits_BLV, targets_BL, weights_BL)
+
+
+@dataclass(frozen=True)
+class TrainingModule:
+    """What a step works on."""
+
+    loss: LossModule
+    """The model with its loss, on this rank alone."""
+    module: nn.Module
+    """The same as it is called in training: under DDP where there are several ranks."""
+    accumulation: Accumulation
+    scaler: torch.amp.GradScaler
+    backend: Backend
+    """Of the attention."""
+    optimizers: tuple[torch.optim.Optimizer, ...]
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All weights in the order of their names."""
+        return list(parameters_by_name(self.loss.model).values())
 
 
 @dataclass(frozen=True)
 class StepResult:
     """What one step reports; the same on every rank."""
 
+    step: int
+    """Number of the step, from 1."""
     loss: float
-    """Mean over the targets of the global batch, in nats."""
+    """Mean over the targets (or sequences) of the global batch, in nats."""
     grad_norm: float
-    """Global gradient norm before clipping; not finite where an fp16 overflow made the scaler skip the update."""
+    """Global gradient norm before clipping; where it is not finite the update was not made."""
     stop_votes: int
     """Ranks that were asked to stop."""
     seconds: float
-    """Training time of rank 0 so far."""
+    """Training time of rank 0 before this step."""
+
+
+class PendingStep:
+    """The numbers of a step, on their way from the device."""
+
+    def __init__(self, step: int, report: Tensor, skip: Tensor, batch: GlobalBatch, *, skips_are_normal: bool) -> None:
+        self.skip = skip
+        """On the device: 1 where the update was withheld, else 0."""
+        self._step = step
+        self._rows = f"rows {batch.start} to {batch.start + len(batch.rows) - 1}"
+        self._normaliser = batch.normaliser
+        self._skips_are_normal = skips_are_normal
+        self._arrived: torch.cuda.Event | None = None
+        if report.is_cuda:
+            self._report = torch.empty_like(report, device="cpu", pin_memory=True)
+            self._report.copy_(report, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+        else:
+            self._report = report
+
+    def result(self) -> StepResult:
+        """Waits for the numbers.
+
+        Raises:
+            GuardError: the gradient was not finite, in fp32 or bf16; the weights are as they were before the step.
+        """
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        votes, seconds, grad_norm, *losses = self._report.tolist()
+        result = StepResult(self._step, math.fsum(losses) / self._normaliser, grad_norm, int(votes), seconds)
+        if not math.isfinite(grad_norm) and not self._skips_are_normal:
+            raise GuardError(
+                f"step {self._step}, {self._rows}: loss {result.loss}, gradient norm {grad_norm}; the update was not made. "
+                "Lower optim.lr, use precision fp32 or bf16, or look at these rows; the last checkpoint is from before this step"
+            )
+        return result
+
+
+FactsT = TypeVar("FactsT")
+
+
+class StepResults(Generic[FactsT]):
+    """Results in the order of the steps, each read `lag` steps after its own, so that the host is ahead of the device."""
+
+    def __init__(self, lag: int) -> None:
+        self._lag = lag
+        self._pending: deque[tuple[PendingStep, FactsT]] = deque()
+
+    def add(self, pending: PendingStep, facts: FactsT) -> None:
+        """Takes the next step, with what the host knows of it."""
+        self._pending.append((pending, facts))
+
+    def due(self, *, everything: bool = False) -> Iterator[tuple[StepResult, FactsT]]:
+        """The results that are to be read now, or all that are left."""
+        while len(self._pending) > (0 if everything else self._lag):
+            pending, facts = self._pending.popleft()
+            yield pending.result(), facts
+
+
+def empty_micro_batch(num_rows: int, row_length: int, backend: Backend, *, with_weights: bool = False) -> MicroBatch:
+    """A micro-batch of padding alone: for passes that must not change anything."""
+    nothing = np.zeros((num_rows, row_length), np.uint16)
+    return micro_batch(
+        RowBatch(nothing, np.full(nothing.shape, -1, np.int32)), with_weights=with_weights, with_bounds=backend == "varlen"
+    )
 
 
 def autocast(config: TrainConfig, device: torch.device) -> torch.autocast | nullcontext[None]:
@@ -62,82 +191,114 @@ def make_scaler(config: TrainConfig, device: torch.device) -> torch.amp.GradScal
     return torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
 
 
-def wrap_for_training(model: Decoder, config: TrainConfig, group: Group, row_length: int) -> nn.Module:
-    """The model with its loss, compiled if wanted, under DDP if there are several ranks.
+def wrap_for_training(
+    loss: LossModule, config: TrainConfig, group: Group, row_length: int, backend: Backend
+) -> tuple[nn.Module, Accumulation]:
+    """The model with its loss, compiled if wanted, and spread over the ranks as the settings say.
 
-    DDP regroups its gradient buckets after the first backward pass, and with three or more ranks another grouping is
-    another order of addition. One pass over an empty batch here makes the first step of a fresh run and of a resumed one
-    use the same grouping.
+    Raises:
+        ConfigError: the number of ranks does not fit `reproducibility = elastic`.
     """
-    module: nn.Module = LossModule(model, config.loss.label_smoothing)
-    if config.compile == "on" or (config.compile == "auto" and group.device.type == "cuda"):
-        module.compile(dynamic=False)
+    compiled = config.compiles(group.device.type)
+    if config.parallel == "fsdp" and group.world_size > 1:
+        if compiled and isinstance(loss.model, Decoder):
+            for layer in loss.model.model.layers:  # whole, and between the exchanges
+                layer.compile(dynamic=False)
+        sharded = shard(loss, group)
+        return sharded, FsdpAccumulation(sharded, list(loss.parameters()))
+    parameters = list(parameters_by_name(loss.model).values())
+    if compiled:
+        loss.compile(dynamic=False)
+    if config.reproducibility == "elastic":
+        if group.world_size & (group.world_size - 1):
+            raise ConfigError(
+                f"reproducibility = elastic adds gradients in a binary tree, which {group.world_size} ranks do not make; "
+                "start 1, 2, 4 or 8 of them (any power of two up to the number of micro-batches)"
+            )
+        return loss, TreeAccumulation(GradientTree(parameters, group))
     if group.world_size == 1:
-        return module
+        return loss, PlainAccumulation(parameters)
     device_ids = [group.device] if group.device.type == "cuda" else None
-    module = DistributedDataParallel(module, device_ids=device_ids, gradient_as_bucket_view=True)
-    empty = torch.zeros(config.batch.micro, row_length, dtype=torch.int64)
-    batch = MicroBatch(empty, empty.int(), empty, torch.full_like(empty, IGNORE)).to(group.device)
+    module = DistributedDataParallel(loss, device_ids=device_ids, gradient_as_bucket_view=True)
+    _settle_buckets(module, config, group, row_length, backend)
+    return module, DdpAccumulation(module, parameters)
+
+
+def _settle_buckets(module: DistributedDataParallel, config: TrainConfig, group: Group, row_length: int, backend: Backend) -> None:
+    """Runs one pass over an empty batch, so that the first step of a fresh run and of a resumed one add alike.
+
+    DDP regroups its gradient buckets after the first backward pass, and with three or more ranks another grouping is another
+    order of addition.
+    """
+    by_sequence = config.loss.normalise == "sequences"
+    micro = empty_micro_batch(config.batch.micro_rows, row_length, backend, with_weights=by_sequence).to(group.device)
     with autocast(config, group.device):
-        loss = module(batch.tokens, batch.segments, batch.positions, batch.targets)
+        layout = make_layout(micro.segments, micro.positions, backend, micro.bounds)
+        loss = module(micro.tokens, layout, micro.targets, micro.weights)
     loss.backward()
     module.zero_grad(set_to_none=True)
-    return module
 
 
 def train_step(
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
+    training: TrainingModule,
     batch: GlobalBatch,
     config: TrainConfig,
     group: Group,
     *,
+    step: int,
     stop_requested: bool,
     seconds: float,
-) -> StepResult:
-    """Updates the weights by one global batch.
+) -> PendingStep:
+    """Updates the weights by one global batch, unless its gradient is not finite.
 
     The loss of every micro-batch is a sum, divided by the targets of the whole global batch before backward, so that the
-    gradient is that of the mean however the batch is cut.
+    gradient is that of the mean however the batch is cut. Each micro-batch's loss has a place of its own in the report; the
+    places of other ranks are zero, and adding zero changes no bit.
 
-    Raises:
-        GuardError: the gradient is not finite, in fp32 or bf16; the weights are as they were before the step.
+    Args:
+        training: what is trained.
+        batch: this rank's part of the global batch.
+        config: the run's settings.
+        group: the ranks.
+        step: number of this step, from 1.
+        stop_requested: true where this rank was asked to stop.
+        seconds: this rank's training time so far.
     """
-    optimizer.zero_grad(set_to_none=True)
-    loss_sum = torch.zeros((), dtype=torch.float64, device=group.device)
-    # DDP averages gradients over the ranks where the sum is wanted.
-    scale = group.world_size / max(1, batch.num_targets)
-    for number, micro_batch in enumerate(batch.micro_batches, start=1):
-        micro = micro_batch.to(group.device)
-        with _synchronised(module, last=number == len(batch.micro_batches)):
+    own = share_of_rank(config.batch.micro_batches, group)
+    losses = torch.zeros(config.batch.micro_batches, dtype=torch.float64, device=group.device)
+    scale = (group.world_size if training.accumulation.averages else 1) / batch.normaliser
+    training.accumulation.begin()
+    for number, rows in zip(own, batch.micro_batches, strict=True):
+        micro = rows.to(group.device)
+        layout = make_layout(micro.segments, micro.positions, training.backend, micro.bounds)
+        seed_micro_batch(config.seed, step, number)
+        with training.accumulation.micro_batch(last=number == own[-1]):
             with autocast(config, group.device):
-                micro_sum = module(micro.tokens, micro.segments, micro.positions, micro.targets)
-            scaler.scale(micro_sum * scale).backward()
-        loss_sum += micro_sum.detach()
-    scaler.unscale_(optimizer)
-    weights = [weight for parameters in optimizer.param_groups for weight in parameters["params"]]
-    grad_norm = nn.utils.clip_grad_norm_(weights, config.optim.clip_norm, foreach=True)
-
-    report = torch.stack(
-        (loss_sum, loss_sum.new_tensor(float(stop_requested)), loss_sum.new_tensor(seconds if group.is_main else 0.0))
-    )
-    total, votes, agreed_seconds = group.sum(report).tolist()
-    result = StepResult(total / max(1, batch.num_targets), grad_norm.item(), int(votes), agreed_seconds)
-    if not math.isfinite(result.grad_norm) and not scaler.is_enabled():
-        raise GuardError(
-            f"rows {batch.start} to {batch.start + len(batch.rows) - 1}: loss {result.loss}, gradient norm "
-            f"{result.grad_norm}; the update was "
-            "not made. Lower optim.lr, use precision fp32 or bf16, or look at these rows; the last "
-            "checkpoint is from before this step"
-        )
-    scaler.step(optimizer)
-    scaler.update()
-    return result
+                micro_sum = training.module(micro.tokens, layout, micro.targets, micro.weights)
+            training.scaler.scale(micro_sum * scale).backward()
+        losses[number] = micro_sum.detach()
+    training.accumulation.finish()
+    grad_norm, skip = _update(training, config.optim.clip_norm)
+    report = losses.new_zeros(3 + len(losses))
+    report[3:] = losses
+    if group.is_main:
+        report[1] = seconds
+        report[2] = grad_norm
+    report[0] = float(stop_requested)
+    return PendingStep(step, group.sum(report), skip, batch, skips_are_normal=training.scaler.is_enabled())
 
 
-def _synchronised(module: nn.Module, *, last: bool) -> nullcontext[None]:
-    """Lets DDP exchange gradients in the last micro-batch only."""
-    if isinstance(module, DistributedDataParallel) and not last:
-        return cast("nullcontext[None]", module.no_sync())
-    return nullcontext()
+def _update(training: TrainingModule, clip_norm: float) -> tuple[Tensor, Tensor]:
+    """Clips and updates; returns the norm before clipping, and 1 where the update was withheld, as the norm is not finite.
+
+    One verdict for all optimizers: a scaler would judge each by its own gradients.
+    """
+    for optimizer in training.optimizers:
+        training.scaler.unscale_(optimizer)
+    grad_norm = nn.utils.clip_grad_norm_(training.parameters, clip_norm, foreach=True)
+    if isinstance(grad_norm, DTensor):
+        grad_norm = grad_norm.full_tensor()
+    skip = (~grad_norm.isfinite()).float()
+    step_unless(training.optimizers, skip)
+    training.scaler.update()
+    return grad_norm, skip

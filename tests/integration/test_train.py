@@ -128,9 +128,9 @@ def test_accumulation_is_over_targets_not_over_micro_batches(data: Path, tmp_pat
     """Shows that the test above can fail: with another normalisation the losses differ by more than it allows."""
     train(tiny_config(data, tmp_path / "right", limits={"steps": 3}))
     monkeypatch.setattr(
-        "trainer.step.cross_entropy_sum",
-        lambda logits, targets, _: (
-            torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100) * 60
+        "trainer.step.linear_cross_entropy_sum",
+        lambda hidden, weight, targets, *_: (
+            torch.nn.functional.cross_entropy((hidden @ weight.T).flatten(0, 1), targets.flatten(), ignore_index=-100) * 60
         ),
     )
     train(tiny_config(data, tmp_path / "wrong", limits={"steps": 3}))
@@ -171,11 +171,11 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_it_is_used(
 ) -> None:
     original = loop.set_learning_rate
 
-    def poison(optimizer: torch.optim.Optimizer, rate: float) -> None:
-        original(optimizer, rate)
+    def poison(optimizers: tuple[torch.optim.Optimizer, ...], rate: float) -> None:
+        original(optimizers, rate)
         if rate == pytest.approx(3e-3, rel=1e-3):
             with torch.no_grad():
-                optimizer.param_groups[0]["params"][0][0] = float("nan")
+                optimizers[0].param_groups[0]["params"][0][0] = float("nan")
 
     monkeypatch.setattr(loop, "set_learning_rate", poison)
     with pytest.raises(GuardError, match="gradient norm nan; the update was not made"):
@@ -274,10 +274,10 @@ def test_damaged_checkpoints_are_stepped_over_but_never_all_of_them(
     config = tiny_config(data, run, checkpoint={"every_steps": 5, "keep_last": 3})
     train(config)
     store = CheckpointStore(run / "checkpoints")
-    (store.path(12) / "model.safetensors").write_bytes(b"")
+    (store.path(12) / "manifest.json").write_bytes(b"")
     assert train(config) == uninterrupted[1]
     for step in store.steps():
-        (store.path(step) / "state.json").unlink()
+        (store.path(step) / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match="no intact checkpoint"):
         train(config)
 

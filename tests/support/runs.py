@@ -42,7 +42,8 @@ def arguments(config: TrainConfig) -> list[str]:
     flat: dict[str, Any] = {}
     for name, value in config.model_dump(mode="json").items():
         flat |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
-    return [word for name, value in flat.items() if value not in (None, [], "") for word in (f"--{name}", str(value).lower())]
+    given = {name: value if isinstance(value, list) else [value] for name, value in flat.items() if value not in (None, [], {}, "")}
+    return [word for name, values in given.items() for word in (f"--{name}", *(str(value).lower() for value in values))]
 
 
 def start_ranks(config: TrainConfig, num_ranks: int, **environment: str) -> subprocess.Popen[str]:

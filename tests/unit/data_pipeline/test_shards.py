@@ -1,6 +1,8 @@
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +87,7 @@ def test_rows_come_back_in_the_order_asked_for(
     assert batch.tokens_BL.tolist() == tokens[indices].tolist()
     assert batch.segments_BL.tolist() == [segments_of(lengths[index]) for index in asked]
     assert rows.num_targets(indices).tolist() == [sum(length - 1 for length in lengths[index]) for index in asked]
+    assert rows.num_sequences(indices).tolist() == [sum(length > 1 for length in lengths[index]) for index in asked]
     assert rows.source_ids(indices).tolist() == [sources[index] for index in asked]
     assert all(rows.document_ids(index).tolist() == documents[index].tolist() for index in asked)
 
@@ -191,3 +194,38 @@ def test_a_shard_that_changes_under_the_reader_is_refused_by_name(tmp_path: Path
     os.utime(path)  # whose time stays for one tick of the clock where a file is written twice
     with pytest.raises(PreparedDataError, match=rf"{path.name}: this shard was changed while it was read"):
         rows.read(np.array([0]))
+
+
+@given(shards=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), min_size=1, max_size=8))
+def test_the_ranges_of_the_sources_are_their_rows_and_neighbours_are_joined(shards: list[tuple[str, int]]) -> None:
+    entries = tuple(ShardEntry(f"{n}.arrow", "train", source, count, 0, 0, 0, "") for n, (source, count) in enumerate(shards))
+    rows = Rows(Path(), Manifest("", LENGTH, 1000, "uint16", "byte", "", ("a", "b", "c"), entries, {}, (), (), {}, {}), "train")
+    ranges = rows.source_ranges()
+    sources = rows.source_ids(np.arange(len(rows))).tolist()
+    for source, found in enumerate(ranges):
+        assert [row for first, end in found for row in range(first, end)] == [n for n, s in enumerate(sources) if s == source]
+        assert all(end < later for (_, end), (later, _) in pairwise(found))
+        assert all(first < end for first, end in found)
+
+
+@pytest.mark.parametrize("fails", ["data_pipeline.shards.digest_file", "data_pipeline.shards.os.fstat"])
+def test_a_failing_disk_is_reported_with_the_shard_and_the_next_read_opens_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    manifest, [content] = write(tmp_path, ("train", "a", [[3], [2, 1]]))
+    rows = Rows(tmp_path, manifest, "train")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    if fails.endswith("fstat"):
+        rows.read(np.array([0]))
+    with monkeypatch.context() as patch:
+        patch.setattr(fails, fail)
+        with pytest.raises(OSError, match=r"Stale file handle: '.*train/a-00000\.arrow'"):
+            rows.read(np.array([0]))
+    (tmp_path / manifest.shards[0].path).rename(tmp_path / "kept")  # only a shard that is opened again can miss it
+    with pytest.raises(PreparedDataError, match="this shard is missing"):
+        rows.read(np.array([0]))
+    (tmp_path / "kept").rename(tmp_path / manifest.shards[0].path)
+    assert rows.read(np.array([0])).tokens_BL.tolist() == content.tokens_RL[:1].tolist()

@@ -8,6 +8,7 @@ from tests.support.runs import tiny_config
 from trainer.distributed import Group
 from trainer.evaluate import evaluate
 from trainer.model import build_model
+from trainer.step import LossModule
 
 LENGTH, VOCAB = 32, 50
 ALONE = Group(0, 1, 0, torch.device("cpu"))
@@ -15,6 +16,8 @@ ALONE = Group(0, 1, 0, torch.device("cpu"))
 
 class RandomRows:
     """Rows of random tokens, one document each, of different lengths; remembers which were read."""
+
+    row_length = LENGTH
 
     def __init__(self, num_rows: int) -> None:
         generator = np.random.default_rng(0)
@@ -36,7 +39,8 @@ class RandomRows:
 
 def measure(rows: RandomRows, group: Group = ALONE, **settings: int) -> float:
     config = tiny_config("data", "run", eval=settings)  # type: ignore[arg-type]
-    return evaluate(build_model(config.model, VOCAB, 0), rows, config, group).loss  # type: ignore[arg-type]
+    loss = LossModule(build_model(config.model, VOCAB, 0), config.loss)
+    return evaluate(loss, "sdpa", rows, config, group).loss  # type: ignore[arg-type]
 
 
 def test_the_loss_is_the_mean_over_targets_not_over_rows() -> None:

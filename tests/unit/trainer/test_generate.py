@@ -42,7 +42,7 @@ def test_frequencies_follow_the_distribution() -> None:
 
 def test_generation_is_repeatable_ends_at_the_limit_and_goes_on_beyond_the_context() -> None:
     model = build_model(ModelConfig(layers=1, width=16, heads=2, context=8), 40, seed=0).eval()
-    first, again = ([*generate_tokens(model, [1, 5], 40, stop=2, sampling=Sampling(20, seed=3))] for _ in range(2))
+    first, again = ([*generate_tokens(model, [1, 5], 40, stop=2, sampling=Sampling(20, seed=3), context=8)] for _ in range(2))
     assert first == again
     assert len(first) == 20 or 2 not in first
     assert max(first) < 40  # ids of the vocabulary's padding never appear

@@ -1,70 +1,157 @@
+import errno
+import threading
+from collections.abc import Callable
+from typing import cast
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from data_pipeline.errors import PreparedDataError
-from data_pipeline.shards import RowBatch
+from data_pipeline.errors import PreparedDataError, StorageError
+from data_pipeline.shards import RowBatch, Rows
 from trainer.config import BatchConfig
 from trainer.distributed import Group
-from trainer.loader import micro_batch, prefetched_batches, share_of_rank
+from trainer.loader import MicroBatch, global_batch, micro_batch, num_bounds, prefetched_batches, share_of_rank
 from trainer.loss import IGNORE
-from trainer.order import rows_at
+from trainer.order import UniformOrder, rows_at
 
 LENGTH = 16
 
+packed_rows = st.lists(st.lists(st.integers(1, 6), max_size=4), min_size=1, max_size=4)
+"""Lengths of the documents of each row of 24 tokens; the rest is padding."""
+
 
 class NumberedRows:
-    """Rows that say which they are: every token of row i is i. One document of `LENGTH` tokens each."""
+    """Rows that say which they are: every token of row i is i, in i % 3 + 1 documents, the last of them of one token."""
 
-    def __init__(self, num_rows: int, broken_from: int | None = None) -> None:
-        self.num_rows, self.reads, self.broken_from = num_rows, 0, broken_from
+    def __init__(self, num_rows: int, before_read: Callable[[int], None] = lambda number: None) -> None:
+        self.num_rows, self.reads, self.before_read = num_rows, 0, before_read
 
     def __len__(self) -> int:
         return self.num_rows
 
     def read(self, indices: NDArray[np.int64]) -> RowBatch:
         self.reads += 1
-        if self.broken_from is not None and self.reads > self.broken_from:
-            raise PreparedDataError("train/a-00000.arrow: damaged")
+        self.before_read(self.reads)
         tokens = np.repeat(indices.astype(np.uint16)[:, None], LENGTH, axis=1)
-        return RowBatch(tokens, np.zeros(tokens.shape, dtype=np.int32))
+        segments = np.zeros(tokens.shape, np.int32)
+        segments[indices % 3 == 1, 8:] = 1
+        segments[indices % 3 == 2, 8:] = 1
+        segments[indices % 3 == 2, -1] = 2
+        return RowBatch(tokens, segments)
 
     def num_targets(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.full(len(indices), LENGTH - 1)
+        return LENGTH - 1 - indices % 3
+
+    def num_sequences(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.minimum(indices % 3 + 1, 2)
+
+
+def numbered(num_rows: int, before_read: Callable[[int], None] = lambda number: None) -> tuple[NumberedRows, Rows]:
+    """Such rows, as what they are and as what the loader takes them for."""
+    rows = NumberedRows(num_rows, before_read)
+    return rows, cast(Rows, rows)
 
 
 def group(rank: int = 0, world_size: int = 1) -> Group:
     return Group(rank, world_size, rank, torch.device("cpu"))
 
 
+def rows_in(micro_batches: tuple[MicroBatch, ...]) -> list[int]:
+    return [int(row) for micro in micro_batches for row in micro.tokens[:, 0]]
+
+
 def rows_of_rank(num_rows: int, config: BatchConfig, member: Group, start: int, count: int) -> list[list[int]]:
-    rows = NumberedRows(num_rows)
-    with prefetched_batches(rows, config, member, 5, start, depth=2) as batches:  # type: ignore[arg-type]
+    _, rows = numbered(num_rows)
+    with prefetched_batches(rows, config, member, UniformOrder(5, num_rows), start, depth=2) as batches:
         taken = [next(batches) for _ in range(count)]
-    return [[int(row) for micro in batch.micro_batches for row in micro.tokens[:, 0]] for batch in taken]
+    return [rows_in(batch.micro_batches) for batch in taken]
 
 
-@given(
-    lengths=st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=4),
-    seed=st.integers(0, 99),
-)
-def test_a_target_is_the_next_token_of_the_same_document(lengths: list[list[int]], seed: int) -> None:
+def packed(lengths: list[list[int]], seed: int = 0) -> RowBatch:
     tokens = np.random.default_rng(seed).integers(0, 100, (len(lengths), 24), dtype=np.uint16)
     segments = np.full((len(lengths), 24), -1, dtype=np.int32)
     for row, documents in enumerate(lengths):
         segments[row, : sum(documents)] = np.repeat(np.arange(len(documents)), documents)
-    batch = micro_batch(RowBatch(tokens, segments))
+    return RowBatch(tokens, segments)
+
+
+def loader_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "loader"]
+
+
+@given(lengths=packed_rows, seed=st.integers(0, 99))
+def test_a_target_is_the_next_token_of_the_same_document(lengths: list[list[int]], seed: int) -> None:
+    rows = packed(lengths, seed)
+    batch = micro_batch(rows)
+    assert batch.tokens.tolist() == rows.tokens_BL.tolist()
+    assert batch.segments.tolist() == rows.segments_BL.tolist()
+    assert [tensor.dtype for tensor in (batch.tokens, batch.segments, batch.positions, batch.targets)] == [
+        torch.int64,
+        torch.int32,
+        torch.int64,
+        torch.int64,
+    ]
     for row, documents in enumerate(lengths):
-        expected_targets, expected_positions, start = [], [], 0
+        expected_targets: list[int] = []
+        expected_positions: list[int] = []
+        start = 0
         for length in documents:
-            expected_targets += [*tokens[row, start + 1 : start + length].tolist(), IGNORE]
+            expected_targets += [*rows.tokens_BL[row, start + 1 : start + length].tolist(), IGNORE]
             expected_positions += range(length)
             start += length
         assert batch.targets[row].tolist() == expected_targets + [IGNORE] * (24 - start)
-        assert batch.positions[row, :start].tolist() == expected_positions
+        assert batch.positions[row].tolist() == [*expected_positions, *range(24 - start)]
+
+
+@given(lengths=packed_rows)
+def test_each_piece_with_a_target_weighs_one(lengths: list[list[int]]) -> None:
+    batch = micro_batch(packed(lengths), with_weights=True)
+    assert batch.weights is not None
+    assert batch.weights.dtype == torch.float32
+    for row, documents in enumerate(lengths):
+        expected = [[1 / (length - 1)] * (length - 1) + [0.0] if length > 1 else [0.0] for length in documents]
+        flat = [weight for piece in expected for weight in piece]
+        assert batch.weights[row].tolist() == pytest.approx(flat + [0.0] * (24 - len(flat)), rel=1e-7)
+
+
+@given(lengths=packed_rows)
+def test_bounds_are_where_pieces_begin_and_then_the_end(lengths: list[list[int]]) -> None:
+    batch = micro_batch(packed(lengths), with_bounds=True)
+    assert batch.bounds is not None
+    assert batch.bounds.dtype == torch.int32
+    pieces = [length for documents in lengths for length in [*documents, 24 - sum(documents)] if length]
+    end = 24 * len(lengths)
+    expected = [sum(pieces[:number]) for number in range(len(pieces))]
+    assert len(batch.bounds) == num_bounds(len(pieces), len(lengths))
+    assert batch.bounds.tolist() == expected + [end] * (len(batch.bounds) - len(pieces))
+
+
+@given(num_pieces=st.integers(1, 1 << 20), num_rows=st.integers(1, 512))
+def test_bounds_have_room_for_all_pieces_and_few_lengths(num_pieces: int, num_rows: int) -> None:
+    room = num_bounds(num_pieces, num_rows) - 1
+    assert room & (room - 1) == 0
+    assert room >= num_pieces
+    assert room == num_bounds(1, num_rows) - 1 or room < 2 * num_pieces
+    assert num_bounds(1, num_rows) == num_bounds(16 * num_rows, num_rows)
+
+
+def test_nothing_is_made_that_was_not_asked_for() -> None:
+    batch = micro_batch(packed([[3]]))
+    assert batch.weights is None
+    assert batch.bounds is None
+
+
+def test_a_batch_moves_with_all_that_it_has() -> None:
+    moved = micro_batch(packed([[3, 1], [5]]), with_bounds=True).to(torch.device("meta"))
+    assert moved.weights is None
+    assert moved.bounds is not None
+    assert {tensor.device.type for tensor in (moved.tokens, moved.segments, moved.positions, moved.targets, moved.bounds)} == {
+        "meta"
+    }
 
 
 @given(micro_batches=st.integers(1, 64), world_size=st.integers(1, 64))
@@ -72,6 +159,28 @@ def test_the_shares_of_the_ranks_are_consecutive_complete_and_even(micro_batches
     shares = [share_of_rank(micro_batches, group(rank, world_size)) for rank in range(world_size)]
     assert [number for share in shares for number in share] == list(range(micro_batches))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@settings(deadline=None)
+@given(
+    num_rows=st.integers(1, 40),
+    micro=st.integers(1, 5),
+    micro_batches=st.integers(1, 6),
+    world_size=st.integers(1, 8),
+    epochs=st.integers(1, 3),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_all_ranks_together_read_each_row_once_in_every_epoch(
+    num_rows: int, micro: int, micro_batches: int, world_size: int, epochs: int, seed: int
+) -> None:
+    config, (_, rows) = BatchConfig(global_rows=micro * micro_batches, micro=micro), numbered(num_rows)
+    together: list[int] = []
+    for position in range(0, epochs * num_rows, config.global_rows):
+        for rank in range(world_size):
+            batch = global_batch(rows, UniformOrder(seed, num_rows), config, group(rank, world_size), position)
+            together += rows_in(batch.micro_batches)
+    for epoch in range(epochs):
+        assert sorted(together[epoch * num_rows : (epoch + 1) * num_rows]) == list(range(num_rows))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
@@ -82,25 +191,116 @@ def test_all_ranks_together_read_the_order_exactly(world_size: int) -> None:
     assert together == rows_at(5, 24, 60, 31).reshape(5, 12).tolist()
 
 
-def test_a_fresh_loader_goes_on_exactly_where_another_was_left() -> None:
+def test_a_fresh_loader_goes_on_at_every_position() -> None:
     config = BatchConfig(global_rows=4, micro=2)
-    whole = rows_of_rank(7, config, group(), start=0, count=12)
-    for step in range(12):
-        assert rows_of_rank(7, config, group(), start=4 * step, count=1) == whole[step : step + 1]
+    whole = [row for batch in rows_of_rank(7, config, group(), start=0, count=8) for row in batch]
+    for position in range(28):
+        assert rows_of_rank(7, config, group(), start=position, count=1) == [whole[position : position + 4]]
 
 
-def test_an_error_while_reading_ahead_is_raised_at_its_batch() -> None:
-    rows = NumberedRows(8, broken_from=2)
-    with prefetched_batches(rows, BatchConfig(global_rows=2, micro=2), group(), 0, 0, depth=4) as batches:  # type: ignore[arg-type]
+@pytest.mark.parametrize("with_weights", [False, True])
+def test_the_normaliser_is_that_of_the_whole_batch_on_every_rank(with_weights: bool) -> None:
+    config, (_, rows) = BatchConfig(global_rows=12, micro=2), numbered(31)
+    batches = [global_batch(rows, UniformOrder(1, 31), config, group(rank, 3), 5, with_weights=with_weights) for rank in range(3)]
+    micros = [micro for batch in batches for micro in batch.micro_batches]
+    targets = sum(int((micro.targets != IGNORE).sum()) for micro in micros)
+    pieces = sum(float(micro.weights.sum()) for micro in micros if micro.weights is not None)
+    assert {batch.num_targets for batch in batches} == {targets}
+    assert {batch.normaliser for batch in batches} == {round(pieces) if with_weights else targets}
+    assert [micro.bounds for micro in micros] == [None] * len(micros)
+
+
+def test_a_batch_without_a_target_is_divided_by_one() -> None:
+    rows, as_rows = numbered(4)
+    rows.num_targets = lambda indices: np.zeros(len(indices), np.int64)  # type: ignore[method-assign]
+    assert global_batch(as_rows, UniformOrder(1, 4), BatchConfig(global_rows=2, micro=2), group(), 0).normaliser == 1
+
+
+def test_what_is_asked_for_is_in_every_prefetched_batch() -> None:
+    _, rows = numbered(8)
+    config, order = BatchConfig(global_rows=4, micro=2), UniformOrder(0, 8)
+    with prefetched_batches(rows, config, group(), order, 0, 2, with_weights=True, with_bounds=True) as batches:
+        micros = [micro for _ in range(3) for micro in next(batches).micro_batches]
+    assert all(micro.weights is not None and micro.bounds is not None for micro in micros)
+
+
+def test_damaged_data_is_raised_at_its_batch_and_not_read_again() -> None:
+    def fail_at_third(number: int) -> None:
+        if number == 3:
+            raise PreparedDataError("train/a-00000.arrow: damaged")
+
+    rows, as_rows = numbered(8, fail_at_third)
+    with prefetched_batches(as_rows, BatchConfig(global_rows=2, micro=2), group(), UniformOrder(0, 8), 0, depth=4) as batches:
         next(batches)
         next(batches)
         with pytest.raises(PreparedDataError, match="a-00000"):
             next(batches)
+    assert rows.reads == 3
+    assert not loader_threads()
 
 
-def test_no_more_is_read_ahead_than_the_depth() -> None:
-    rows = NumberedRows(8)
-    with prefetched_batches(rows, BatchConfig(global_rows=2, micro=2), group(), 0, 0, depth=3) as batches:  # type: ignore[arg-type]
+def failing(numbers: range) -> Callable[[int], None]:
+    """Fails the reads with these numbers as a disk does."""
+
+    def fail(number: int) -> None:
+        if number in numbers:
+            raise OSError(errno.EIO, "Input/output error", "train/a-00000.arrow")
+
+    return fail
+
+
+def test_a_read_that_fails_three_times_is_made_a_fourth_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("trainer.loader.RETRY_WAITS_S", (0.0, 0.0, 0.0))
+    _, rows = numbered(8, failing(range(2, 5)))
+    order = UniformOrder(3, 8)
+    with prefetched_batches(rows, BatchConfig(global_rows=2, micro=2), group(), order, 0, depth=1) as batches:
+        taken = [row for _ in range(3) for row in rows_in(next(batches).micro_batches)]
+    assert taken == order.rows_at(0, 6).tolist()
+    assert caplog.text.count("Input/output error: 'train/a-00000.arrow'; reading it again in 0.0 s") == 3
+
+
+def test_a_read_that_fails_four_times_is_raised_at_its_batch_and_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.loader.RETRY_WAITS_S", (0.0, 0.0, 0.0))
+    rows, as_rows = numbered(8, failing(range(2, 6)))
+    with prefetched_batches(as_rows, BatchConfig(global_rows=2, micro=2), group(), UniformOrder(3, 8), 0, depth=2) as batches:
+        next(batches)
+        with pytest.raises(StorageError, match=r"train/a-00000\.arrow: Input/output error, in 4 attempts to read it; look"):
+            next(batches)
+    assert rows.reads == 5
+
+
+def test_closing_does_not_wait_for_a_read_that_is_to_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.loader.RETRY_WAITS_S", (5.0, 0.0, 0.0))
+    failed = threading.Event()
+
+    def fail(number: int) -> None:
+        failed.set()
+        raise OSError(errno.EIO, "Input/output error")
+
+    rows, as_rows = numbered(8, fail)
+    with prefetched_batches(as_rows, BatchConfig(global_rows=2, micro=2), group(), UniformOrder(3, 8), 0, depth=2):
+        failed.wait()
+    assert rows.reads == 1
+    assert not loader_threads()
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_no_more_is_read_ahead_than_the_depth(depth: int) -> None:
+    rows, as_rows = numbered(8)
+    enough, too_much = threading.Event(), threading.Event()
+
+    def watch(number: int) -> None:
+        if number == 10 + depth:
+            enough.set()
+        if number > 10 + depth:
+            too_much.set()
+
+    rows.before_read = watch
+    with prefetched_batches(as_rows, BatchConfig(global_rows=2, micro=2), group(), UniformOrder(0, 8), 0, depth) as batches:
         for _ in range(10):
             next(batches)
-    assert rows.reads <= 10 + 3 + 1
+        assert enough.wait(10)
+        assert not too_much.wait(0.2)
+    assert not loader_threads()

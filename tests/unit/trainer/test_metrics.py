@@ -10,7 +10,7 @@ from trainer.metrics import JsonLinesSink, StepMetrics, TerminalSink
 
 
 def step(number: int, loss: float = 2.5) -> StepMetrics:
-    return StepMetrics(number, 100, loss, 0.5, 1e-3, number * 10, 1000.0, 0.001)
+    return StepMetrics(number, 100, loss, 0.5, 1e-3, number * 10, 1000.0, None, 0.001)
 
 
 def events(path: Path) -> list[dict[str, object]]:

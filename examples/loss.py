@@ -1,0 +1,27 @@
+"""In place of the loss: the focal loss, which counts a target less the surer the model is of it already.
+
+    python -m trainer train --extension examples/loss.py ...
+
+The loss of a target with probability p is `-(1 - p)^GAMMA * log(p)` (Lin et al., 2017, eq. 4); GAMMA = 0 is cross-entropy.
+Validation measures plain cross-entropy whatever the loss is, so that runs can be compared.
+
+B rows of a micro-batch   L tokens of a row   V vocabulary
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from trainer.loss import IGNORE
+
+GAMMA = 1.0
+
+
+def loss(logits_BLV: Tensor, targets_BL: Tensor, weights_BL: Tensor | None) -> Tensor:
+    """The sum over all targets, each times its weight; positions without a target count nothing."""
+    entropy_BL = functional.cross_entropy(
+        logits_BLV.flatten(0, 1).float(), targets_BL.flatten(), ignore_index=IGNORE, reduction="none"
+    ).view_as(targets_BL)
+    focal_BL = (1 - (-entropy_BL).exp()) ** GAMMA * entropy_BL
+    return (focal_BL if weights_BL is None else focal_BL * weights_BL).sum()

@@ -1,0 +1,63 @@
+"""Trains three recipes for 50 steps on the CPU and notes every loss: `python -m tests.golden.training` rewrites training.json.
+
+The losses of a change that is not meant to alter numbers are the same to the last bit. They depend on the processor's vendor and
+instruction set, which choose other kernels: those of each are kept side by side, and only those of this machine are replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from data_pipeline.settings import help_parser, load_settings
+from tests.support.prepared import write_prepared
+from tests.support.runs import ROOT, losses, metrics
+from trainer.config import TrainConfig
+
+__all__ = ["LOSSES", "RECIPES", "processor", "train_recipe"]
+
+LOSSES = Path(__file__).with_suffix(".json")
+RECIPES = ("smoke", "demo", "shakespeare-char")
+STEPS = 50
+OVERRIDES = {"demo": ("--batch.global_rows", "4", "--batch.micro", "2")}
+"""What keeps a recipe short enough for every run of the tests."""
+
+
+def processor() -> str:
+    """What chooses the kernels: vendor, instruction set and version of torch."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    vendor = next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "unknown vendor")
+    return f"{vendor} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__.partition('+')[0]}"
+
+
+def train_recipe(recipe: str, folder: Path) -> dict[str, list[str]]:
+    """Every training loss and every validation loss, as hexadecimal floats."""
+    words = ["--recipe", recipe, "--data", str(folder / "data"), "--run", str(folder / "run"), "--limits.steps", str(STEPS)]
+    config = load_settings(TrainConfig, words, help_parser(TrainConfig, "train", ""), {})
+    write_prepared(folder / "data", row_length=config.model.context)
+    words += ["--device", "cpu", "--threads", "2", "--eval.every_steps", "25", "--eval.sample_tokens", "0"]
+    words += ["--schedule.warmup_steps", "10", *OVERRIDES.get(recipe, ())]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRAIN_")}
+    subprocess.run([sys.executable, "-m", "trainer", "train", *words], cwd=ROOT, env=environment, check=True, capture_output=True)
+    run = folder / "run"
+    return {"train": [loss for _, loss in losses(run)], "val": [event["val_loss_hex"] for event in metrics(run, "eval")]}
+
+
+def main() -> None:
+    """Replaces the losses of this machine's kind of processor."""
+    known = json.loads(LOSSES.read_text()) if LOSSES.exists() else {}
+    known[processor()] = {}
+    for recipe in RECIPES:
+        with tempfile.TemporaryDirectory() as temporary:
+            known[processor()][recipe] = train_recipe(recipe, Path(temporary))
+    LOSSES.write_text(json.dumps(known, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

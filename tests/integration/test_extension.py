@@ -1,0 +1,147 @@
+"""Training with a user's own file: every hook at its place, and the examples as they stand in `examples/`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.errors import ConfigError
+from tests.support.prepared import write_prepared
+from tests.support.runs import ROOT, losses, metrics, run_command, start_ranks, tiny_config
+from trainer.loop import train
+
+EXAMPLES = ROOT / "examples"
+
+DIARY = """
+import json
+
+
+def _note(run, *words):
+    if run.is_main:
+        with (run.config.run / "hooks.jsonl").open("a") as file:
+            file.write(json.dumps([run.progress.step, *words]) + "\\n")
+
+
+def on_train_start(run):
+    _note(run, "start", run.world_size)
+
+
+def on_step_end(run, metrics):
+    _note(run, "step", metrics.step, metrics.loss.hex())
+
+
+def on_evaluate(run, evaluation):
+    _note(run, "evaluate", evaluation.loss, run.progress.evaluated_step)
+
+
+def on_save(run, step, path):
+    _note(run, "save", step, path.name, path.is_dir())
+
+
+def on_train_end(run):
+    _note(run, "end")
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_prepared(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def plain(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run without an extension, and its last line."""
+    run = tmp_path_factory.mktemp("runs") / "plain"
+    return run, train(tiny_config(data, run))
+
+
+def hooks(run: Path) -> list[list[object]]:
+    return [json.loads(line) for line in (run / "hooks.jsonl").read_text().splitlines()]
+
+
+def test_hooks_are_called_in_the_order_of_the_loop_and_change_no_bit(data: Path, tmp_path: Path, plain: tuple[Path, str]) -> None:
+    extension, run = tmp_path / "diary.py", tmp_path / "run"
+    extension.write_text("import torch\n" + DIARY + "    torch.rand(3)\n")
+    assert train(tiny_config(data, run, extension=extension, limits={"steps": 5})).endswith("steps 5")
+    assert train(tiny_config(data, run, extension=extension)) == plain[1]
+    assert losses(run) == losses(plain[0])
+
+    calls = hooks(run)
+    assert calls[0] == [0, "start", 1]
+    assert [call for call in calls if call[1] == "step"] == [[step, "step", step, loss] for step, loss in losses(plain[0])]
+    evaluations = {event["step"]: event["val_loss"] for event in metrics(run, "eval")}
+    assert [call for call in calls if call[1] == "evaluate"] == [
+        [step, "evaluate", loss, step] for step, loss in evaluations.items()
+    ]
+    saves = [call for call in calls if call[1] == "save"]
+    assert {call[2] for call in saves} >= {5, 10, 12}
+    assert all(call == [call[2], "save", call[2], f"step-{call[2]:08d}", True] for call in saves)
+    restart = calls.index([5, "start", 1])
+    assert calls[restart - 1] == [5, "end"]
+    assert calls[-1] == [12, "end"]
+
+
+def test_two_ranks_call_hooks_too(data: Path, tmp_path: Path) -> None:
+    extension, run = tmp_path / "both.py", tmp_path / "run"
+    extension.write_text('def on_train_end(run):\n    (run.config.run / f"end-{run.rank}").write_text(str(run.world_size))\n')
+    assert start_ranks(tiny_config(data, run, extension=extension, limits={"steps": 4}), 2).wait(timeout=240) == 0
+    assert [(run / f"end-{rank}").read_text() for rank in (0, 1)] == ["2", "2"]
+
+
+def test_an_error_in_a_hook_ends_the_training_in_one_line_with_its_place(data: Path, tmp_path: Path) -> None:
+    extension = tmp_path / "broken.py"
+    extension.write_text("def on_step_end(run, metrics):\n    if metrics.step == 3:\n        1 / 0\n")
+    with pytest.raises(ConfigError, match=r"broken.py, line 3, in on_step_end: ZeroDivisionError: division by zero"):
+        train(tiny_config(data, tmp_path / "run", extension=extension))
+
+
+def test_a_run_goes_on_only_with_the_extension_that_it_began_with(data: Path, tmp_path: Path) -> None:
+    extension, run = tmp_path / "mine.py", tmp_path / "run"
+    extension.write_text("def on_train_end(run): pass\n")
+    train(tiny_config(data, run, extension=extension, limits={"steps": 5}))
+    assert (run / "extension.py").read_bytes() == extension.read_bytes()
+    extension.write_text("def on_train_end(run): return\n")
+    for other in (extension, None):
+        with pytest.raises(ConfigError, match=r"extension was sha256:[0-9a-f]{64} and is "):
+            train(tiny_config(data, run, extension=other))
+    assert train(tiny_config(data, run, extension=extension, resume={"allow_changes": ["extension"]})).endswith("steps 12")
+
+
+def test_the_example_callbacks_keep_a_diary(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(tiny_config(data, run, extension=EXAMPLES / "callbacks.py"))
+    events = [json.loads(line) for line in (run / "diary.jsonl").read_text().splitlines()]
+    assert events[0]["event"] == "start"
+    assert [event["loss"] for event in events if event["event"] == "evaluation"] == [
+        event["val_loss"] for event in metrics(run, "eval")
+    ]
+    assert all(event["bytes"] > 0 for event in events if event["event"] == "checkpoint")
+    assert {event["of_step"] for event in events if event["event"] == "checkpoint"} >= {5, 10, 12}
+    assert events[-1] == {"event": "end", "step": 12}
+
+
+def test_the_example_loss_is_minimised_and_validation_stays_cross_entropy(
+    data: Path, tmp_path: Path, plain: tuple[Path, str]
+) -> None:
+    run = tmp_path / "run"
+    train(tiny_config(data, run, extension=EXAMPLES / "loss.py"))
+    ours, cross_entropy = metrics(run, "train"), metrics(plain[0], "train")
+    assert ours[0]["loss"] < cross_entropy[0]["loss"]  # every term is smaller
+    assert ours[-1]["loss"] < ours[0]["loss"]
+    assert metrics(run, "eval")[0] | {"perplexity": 0} == metrics(plain[0], "eval")[0] | {"perplexity": 0}
+
+
+def test_the_example_model_trains_resumes_exactly_and_can_be_evaluated(data: Path, tmp_path: Path) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    extension = EXAMPLES / "model.py"
+    last_line = train(tiny_config(data, whole, extension=extension))
+    train(tiny_config(data, stopped, extension=extension, limits={"steps": 5}))
+    assert train(tiny_config(data, stopped, extension=extension)) == last_line
+    assert metrics(whole, "train")[-1]["loss"] < metrics(whole, "train")[0]["loss"]
+
+    evaluated = run_command("trainer", "evaluate", str(whole), "--json")
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert json.loads(evaluated.stdout)["val_loss"] == metrics(whole, "eval")[-1]["val_loss"]
+    generated = run_command("trainer", "generate", str(whole), "--prompt", "the", "--max_tokens", "4")
+    assert generated.returncode == 0, generated.stderr
+    assert generated.stdout.startswith("the")

@@ -1,0 +1,160 @@
+"""Whole trainings with what can be switched on: mixtures, averages, other optimizers and losses, sharded weights, late results."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from data_pipeline.errors import ConfigError, ExitCode
+from data_pipeline.manifest import read_manifest
+from data_pipeline.shards import Rows
+from tests.support.prepared import write_prepared
+from tests.support.ranks import run_ranks
+from tests.support.runs import losses, metrics, start_ranks, tiny_config
+from trainer import loop
+from trainer.config import TrainConfig
+from trainer.distributed import Group
+from trainer.inspect_run import evaluate_run, load_checkpoint
+from trainer.loader import global_batch
+from trainer.loop import train
+from trainer.model import build_model
+from trainer.optim import build_optimizers
+from trainer.order import UniformOrder
+from trainer.step import LossModule, StepResults, TrainingModule, make_scaler, train_step, wrap_for_training
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_prepared(tmp_path_factory.mktemp("data"))
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "muon": {"optim": {"kind": "muon"}},
+    "an average of the weights": {"ema": {"decay": 0.9, "warmup_steps": 3}},
+    "a mixture": {"mixture": {"weights": {"a": 3, "b": 1}}},
+    "documents weighed alike": {"loss": {"normalise": "sequences"}},
+    "every option of the loss": {"loss": {"label_smoothing": 0.1, "z_loss": 1e-4, "temperature": 1.5, "chunk_tokens": 7}},
+    "selective checkpointing": {"model": {"activation_checkpointing": "selective"}},
+    "wsd": {"schedule": {"kind": "wsd"}},
+    "elastic": {"reproducibility": "elastic"},
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_it_learns_and_goes_on_exactly_after_a_stop(feature: str, data: Path, tmp_path: Path) -> None:
+    changes = FEATURES[feature]
+    whole = train(tiny_config(data, tmp_path / "whole", **changes))
+    train(tiny_config(data, tmp_path / "resumed", **changes, limits={"steps": 7}))
+    assert train(tiny_config(data, tmp_path / "resumed", **changes)) == whole
+    assert losses(tmp_path / "resumed") == losses(tmp_path / "whole")
+    first, *_, last = metrics(tmp_path / "whole", "eval")
+    assert last["val_loss"] < first["val_loss"] - 0.3
+    plain = train(tiny_config(data, tmp_path / "plain"))
+    without_effect = feature in ("an average of the weights", "selective checkpointing")
+    assert (whole == plain) == without_effect
+
+
+def test_the_average_is_what_is_evaluated(data: Path, tmp_path: Path) -> None:
+    train(tiny_config(data, tmp_path / "plain"))
+    train(tiny_config(data, tmp_path / "averaged", ema={"decay": 0.9}))
+    plain, averaged = (metrics(tmp_path / name, "eval")[-1]["val_loss_hex"] for name in ("plain", "averaged"))
+    assert plain != averaged
+    again = json.loads(evaluate_run(tmp_path / "averaged", "latest", as_json=True))
+    assert float(again["val_loss"]).hex() == averaged
+
+
+def test_results_that_are_read_a_step_late_are_the_same(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where the host does not wait for the step that it has just begun."""
+    at_once = train(tiny_config(data, tmp_path / "at-once"))
+    monkeypatch.setattr(loop, "StepResults", lambda lag: StepResults(lag + 1))
+    late = train(tiny_config(data, tmp_path / "late"))
+    assert late == at_once
+    assert losses(tmp_path / "late") == losses(tmp_path / "at-once")
+    assert metrics(tmp_path / "late", "eval") == metrics(tmp_path / "at-once", "eval")
+
+
+def test_automatic_micro_batches_are_tried_recorded_and_kept(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    run = tmp_path / "auto"
+    by_hand = train(tiny_config(data, tmp_path / "by-hand", batch={"micro": 8}))
+    train(tiny_config(data, run, batch={"micro": "auto"}, limits={"steps": 5}))
+    assert "batch.micro = auto: 8 rows; memory estimate" in caplog.text
+    assert "measured peak" in caplog.text
+    monkeypatch.setattr("trainer.sizing.probe", lambda *_: 4)  # a resume must not ask again
+    assert train(tiny_config(data, run, batch={"micro": "auto"})) == by_hand
+
+
+def test_settings_that_exclude_each_other_are_refused_before_anything_is_written(data: Path, tmp_path: Path) -> None:
+    for changes, message in (
+        ({"mixture": {"weights": {"c": 1}}}, r"c.*a, b"),
+        ({"optim": {"kind": "muon"}, "parallel": "fsdp"}, "muon works on whole matrices"),
+        ({"attention": "varlen"}, "varlen"),
+        ({"precision": "float8"}, "float8"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            train(tiny_config(data, tmp_path / "run", **changes))
+        assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def gradients_of_a_batch(group: Group, data: Path, reproducibility: str) -> tuple[str, list[bytes]]:
+    """Loss and gradients of one global batch of 16 micro-batches, shared by the ranks."""
+    config = tiny_config(
+        data, Path("run"), batch={"global_rows": 16, "micro": 1}, optim={"clip_norm": 1e6}, reproducibility=reproducibility
+    )
+    manifest = read_manifest(data)
+    rows = Rows(data, manifest, "train")
+    model = build_model(config.model, manifest.vocab_size, seed=3)
+    loss = LossModule(model, config.loss)
+    module, accumulation = wrap_for_training(loss, config, group, manifest.row_length, "sdpa")
+    scaler = make_scaler(config, group.device)
+    training = TrainingModule(loss, module, accumulation, scaler, "sdpa", build_optimizers(model, config.optim))
+    batch = global_batch(rows, UniformOrder(5, len(rows)), config.batch, group, 0)
+    result = train_step(training, batch, config, group, step=1, stop_requested=False, seconds=0.0).result()
+    return result.loss.hex(), [torch.as_tensor(parameter.grad).numpy().tobytes() for parameter in training.parameters]
+
+
+@pytest.mark.parametrize("reproducibility", ["elastic", "run"])
+def test_ranks_times_accumulation_gives_one_gradient(reproducibility: str, data: Path) -> None:
+    """1 rank with 16 micro-batches, 4 with 4 each, 16 with 1 each: to the bit under `elastic`, to rounding otherwise."""
+    results = [run_ranks(gradients_of_a_batch, ranks, data, reproducibility, timeout_s=300) for ranks in (1, 4, 16)]
+    [(loss, gradients)] = results[0]
+    everyone = [result for of_ranks in results for result in of_ranks]
+    assert {found for found, _ in everyone} == {loss}
+    if reproducibility == "elastic":
+        assert all(found == gradients for _, found in everyone)
+    else:
+        assert any(found != gradients for _, found in everyone)
+        for _, found in everyone:
+            for one, other in zip(found, gradients, strict=True):
+                torch.testing.assert_close(as_tensor(one), as_tensor(other), rtol=1e-4, atol=1e-6)
+
+
+def as_tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.float32)
+
+
+def on_two_ranks(config: TrainConfig) -> None:
+    assert start_ranks(config, 2).wait(timeout=300) == ExitCode.DONE, config.run.with_suffix(".log").read_text()
+
+
+def test_sharded_weights_train_alike_and_checkpoints_of_either_load_in_the_other(data: Path, tmp_path: Path) -> None:
+    """Two ranks; the first half under one, the second under the other; and all of it in one go."""
+    allowed = {"resume": {"allow_changes": ("parallel",)}}
+    for run, first, second in (
+        ("ddp", "ddp", "ddp"),
+        ("fsdp", "fsdp", "fsdp"),
+        ("mixed", "fsdp", "ddp"),
+        ("mixed-2", "ddp", "fsdp"),
+    ):
+        on_two_ranks(tiny_config(data, tmp_path / run, parallel=first, limits={"steps": 6}))
+        on_two_ranks(tiny_config(data, tmp_path / run, parallel=second, **(allowed if first != second else {})))
+    curves = {run: [event["loss"] for event in metrics(tmp_path / run, "train")] for run in ("ddp", "fsdp", "mixed", "mixed-2")}
+    for curve in curves.values():
+        assert curve == pytest.approx(curves["ddp"], rel=1e-6)
+    names = {run: load_checkpoint(tmp_path / run, "latest").model.keys() for run in curves}
+    assert len({tuple(sorted(found)) for found in names.values()}) == 1

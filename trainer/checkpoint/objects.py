@@ -1,0 +1,196 @@
+"""Object files: tensors under the digest of the file that holds them, written once and checked whenever they are read."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from torch import Tensor
+
+from data_pipeline.errors import CheckpointError
+from trainer.checkpoint.manifest import CheckpointManifest, StoredTensor
+from trainer.checkpoint.storage import Storage, read_file, sync_directory, write_all
+from trainer.checkpoint.tensor_file import decode_tensors, digest_of, encode_header, raw_bytes, same_bytes, spec_of
+
+__all__ = ["LARGE_BYTES", "ObjectFiles", "StoredTensors", "damage_named"]
+
+_log = logging.getLogger(__name__)
+
+LARGE_BYTES = 1 << 20
+"""A tensor of this size has a file of its own, so that no other keeps it alive; smaller ones share a file, which saves an fsync
+each: 100 tensors of 0.5 MB took 0.09 s in files of their own and 0.03 s in one (ext4, two cores, November 2026)."""
+
+_OPEN_FILES = 32  # so many are written before the first is forced to the device, which took a third of the time of one by one
+_NAME = re.compile(r"([0-9a-f]{64})\.safetensors")
+_UNFINISHED = re.compile(r"\.\d+\.tmp")
+_DAMAGE = {
+    errno.EIO,
+    errno.ENOENT,
+    errno.ELOOP,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.EINVAL,
+    errno.ENXIO,
+    errno.EBADMSG,
+    errno.EUCLEAN,
+}
+
+
+@dataclass(frozen=True)
+class StoredTensors:
+    """Where the tensors of one checkpoint are."""
+
+    tensors: Mapping[str, StoredTensor]
+    objects: Mapping[str, int]
+    """Sizes of the files by name."""
+
+
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Turns errors that mean damage into a CheckpointError that names the file.
+
+    Others, like a missing permission or too many open files, pass: they say nothing about what is stored.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DAMAGE:
+            raise
+        reason = "missing" if error.errno == errno.ENOENT else error.strerror
+        raise CheckpointError(f"{path}: {reason}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+class ObjectFiles:
+    """The directory of object files."""
+
+    def __init__(self, directory: Path, storage: Storage, large_bytes: int) -> None:
+        self.directory = directory
+        self._storage = storage
+        self._large_bytes = large_bytes
+
+    def path(self, name: str) -> Path:
+        """Where an object is."""
+        return self.directory / f"{name}.safetensors"
+
+    def read(self, manifest: CheckpointManifest) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of a checkpoint, file by file, each checked against its digest in the bytes that are used.
+
+        Raises:
+            CheckpointError: a file is missing, differs, or does not hold what the manifest says.
+        """
+        for name, num_bytes in manifest.objects.items():
+            found = self._read_object(name, num_bytes)
+            for tensor_name, stored in manifest.tensors.items():
+                if stored.object == name:
+                    if tensor_name not in found:
+                        raise CheckpointError(f"{self.path(name)}: no tensor {tensor_name!r} is in it")
+                    tensor = found[tensor_name]
+                    if spec_of(tensor) != stored.spec:
+                        raise CheckpointError(
+                            f"{self.path(name)}: tensor {tensor_name!r} is {spec_of(tensor)}, but the manifest says {stored.spec}"
+                        )
+                    yield tensor_name, tensor
+
+    def store(self, tensors: Mapping[str, Tensor], earlier: Iterable[CheckpointManifest]) -> StoredTensors:
+        """Makes sure that all `tensors` are on the device, and says where.
+
+        A file of an earlier checkpoint serves again where it has its digest now and holds the very same bytes; a file
+        that has changed on the device does not, and what it held is written again.
+
+        Raises:
+            OSError: a file could not be written; the caller removes what no manifest names.
+        """
+        digests = {name: digest_of(tensor) for name, tensor in tensors.items()}
+        stored, objects = self._reused(tensors, digests, earlier)
+        fresh = {name: tensor for name, tensor in tensors.items() if name not in stored}
+        large = [[name] for name in fresh if fresh[name].nbytes >= self._large_bytes]
+        small = [name for name in fresh if fresh[name].nbytes < self._large_bytes]
+        groups = iter([*large, *([small] if small else [])])
+        while batch := list(islice(groups, _OPEN_FILES)):
+            written = self._write_objects([{name: fresh[name] for name in group} for group in batch])
+            for group, (object_name, num_bytes) in zip(batch, written, strict=True):
+                objects[object_name] = num_bytes
+                stored |= {name: StoredTensor(object_name, digests[name], spec_of(fresh[name])) for name in group}
+        sync_directory(self._storage, self.directory)
+        return StoredTensors(stored, objects)
+
+    def names(self) -> list[str]:
+        """The objects that are there."""
+        return [match[1] for name in self._storage.names(self.directory) if (match := _NAME.fullmatch(name))]
+
+    def discard_unfinished(self) -> None:
+        """Removes files that were never finished."""
+        for name in self._storage.names(self.directory):
+            if _UNFINISHED.fullmatch(name):
+                self._storage.unlink(self.directory / name)
+
+    def _reused(
+        self, tensors: Mapping[str, Tensor], digests: Mapping[str, str], earlier: Iterable[CheckpointManifest]
+    ) -> tuple[dict[str, StoredTensor], dict[str, int]]:
+        candidates: dict[tuple[str, int], dict[str, StoredTensor]] = {}
+        seen: set[str] = set()
+        for manifest in earlier:
+            for name, stored in manifest.tensors.items():
+                if name not in seen and digests.get(name) == stored.sha256 and spec_of(tensors[name]) == stored.spec:
+                    seen.add(name)
+                    candidates.setdefault((stored.object, manifest.objects[stored.object]), {})[name] = stored
+        reused: dict[str, StoredTensor] = {}
+        objects: dict[str, int] = {}
+        for (object_name, num_bytes), wanted in candidates.items():
+            try:
+                found = self._read_object(object_name, num_bytes)
+            except CheckpointError as error:
+                _log.warning("%s; an earlier checkpoint is damaged, and what this file held is written again", error)
+                continue
+            same = {name: stored for name, stored in wanted.items() if name in found and same_bytes(found[name], tensors[name])}
+            if same:
+                reused |= same
+                objects[object_name] = num_bytes
+        return reused, objects
+
+    def _write_objects(self, groups: list[dict[str, Tensor]]) -> list[tuple[str, int]]:
+        """Writes a file for each group and gives it its name once it is on the device."""
+        written = []
+        with ExitStack() as stack:
+            descriptors = []
+            for number, group in enumerate(groups):
+                descriptor = self._storage.create(self._unfinished(number))
+                stack.callback(self._storage.close, descriptor)
+                descriptors.append(descriptor)
+                written.append(self._write_tensors(descriptor, group))
+            for descriptor in descriptors:
+                self._storage.sync(descriptor)
+        for number, (name, _) in enumerate(written):
+            self._storage.rename(self._unfinished(number), self.path(name))
+        return written
+
+    def _write_tensors(self, descriptor: int, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
+        header, order = encode_header({name: spec_of(tensor) for name, tensor in tensors.items()})
+        digest, num_bytes = hashlib.sha256(), 0
+        for data in (memoryview(header), *(raw_bytes(tensors[name]) for name in order)):
+            digest.update(data)
+            write_all(self._storage, descriptor, data)
+            num_bytes += len(data)
+        return digest.hexdigest(), num_bytes
+
+    def _unfinished(self, number: int) -> Path:
+        return self.directory / f".{number}.tmp"
+
+    def _read_object(self, name: str, num_bytes: int) -> dict[str, Tensor]:
+        path = self.path(name)
+        with damage_named(path):
+            content = read_file(self._storage, path, max_bytes=num_bytes)
+            if len(content) != num_bytes:
+                raise ValueError(f"{len(content)} bytes, but {num_bytes} were written")
+            if (found := hashlib.sha256(content).hexdigest()) != name:
+                raise ValueError(f"its digest is {found}")
+            return decode_tensors(content)

@@ -1,0 +1,158 @@
+"""Tensor files in the safetensors format: written without a copy, read from bytes whose digest has been checked.
+
+The safetensors library maps the file that it reads, so what is checked first may not be what is used later, and a file that is
+cut short kills the process; what it writes it copies while holding the interpreter's lock, which training needs.
+The format is small: the length of a header (8 bytes, little-endian), the header in JSON (for each name its `dtype`, `shape` and
+`data_offsets`), and the tensors one after the other, little-endian and without gaps. https://github.com/huggingface/safetensors
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["TensorSpec", "decode_tensors", "digest_of", "encode_header", "raw_bytes", "same_bytes", "spec_of"]
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_MAX_HEADER_BYTES = 64 << 20
+_ALIGNMENT = 8
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a tensor is, without its numbers."""
+
+    dtype: str
+    """Its name in the safetensors format."""
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _DTYPES:
+            raise ValueError(f"dtype {self.dtype!r}; known are {', '.join(_DTYPES)}")
+        if not all(type(length) is int and length >= 0 for length in self.shape):
+            raise ValueError(f"shape {self.shape!r} is not a list of lengths")
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of its numbers."""
+        return math.prod(self.shape) * self.item_bytes
+
+    @property
+    def item_bytes(self) -> int:
+        """The size of one number."""
+        return _DTYPES[self.dtype].itemsize
+
+
+def spec_of(tensor: Tensor) -> TensorSpec:
+    """What `tensor` is.
+
+    Raises:
+        ValueError: its dtype has no name in the format.
+    """
+    if tensor.dtype not in _NAMES:
+        raise ValueError(f"{tensor.dtype} cannot be saved; known are {', '.join(map(str, _NAMES))}")
+    return TensorSpec(_NAMES[tensor.dtype], tuple(tensor.shape))
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """The numbers of a tensor on the CPU, in order, as bytes; a view unless the tensor is not contiguous."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def encode_header(specs: Mapping[str, TensorSpec]) -> tuple[bytes, list[str]]:
+    """The beginning of a tensor file, and the names in the order in which their numbers must follow.
+
+    Wide types come first, so that each tensor lies at a multiple of its type's size.
+    """
+    order = sorted(specs, key=lambda name: (-specs[name].item_bytes, name))
+    header: dict[str, Any] = {}
+    end = 0
+    for name in order:
+        begin, end = end, end + specs[name].num_bytes
+        header[name] = {"dtype": specs[name].dtype, "shape": list(specs[name].shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text, order
+
+
+def decode_tensors(content: bytearray) -> dict[str, Tensor]:
+    """The tensors of a file, by name. They share the memory of `content`.
+
+    Raises:
+        ValueError: it is no such file, or its header does not describe exactly what follows it.
+    """
+    header_bytes = int.from_bytes(content[:8], "little")
+    if len(content) < 8 or header_bytes > min(len(content) - 8, _MAX_HEADER_BYTES):
+        raise ValueError(f"its header claims {header_bytes} bytes in a file of {len(content)}")
+    begin = 8 + header_bytes
+    try:
+        header = json.loads(bytes(content[8:begin]))
+        placed = sorted(_placed(header), key=lambda entry: entry[2:])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"its header is not that of a tensor file: {error}") from None
+    end = 0
+    for name, spec, first, last in placed:
+        if first != end or last - first != spec.num_bytes:
+            raise ValueError(
+                f"tensor {name!r} of {spec.num_bytes} bytes claims bytes {first} to {last}, but the next free is {end}"
+            )
+        if (begin + first) % spec.item_bytes:
+            raise ValueError(f"tensor {name!r} begins at byte {begin + first}, not at a multiple of its {spec.item_bytes}")
+        end = last
+    if begin + end != len(content):
+        raise ValueError(f"its tensors end at byte {begin + end}, the file at {len(content)}")
+    return {name: _view(content, spec, begin + first) for name, spec, first, _ in placed}
+
+
+def digest_of(tensor: Tensor) -> str:
+    """The sha256 of a tensor's numbers, in hexadecimal."""
+    return hashlib.sha256(raw_bytes(tensor)).hexdigest()
+
+
+def same_bytes(first: Tensor, second: Tensor) -> bool:
+    """True where two tensors are of one type and shape and equal bit for bit; NaN equals the same NaN."""
+    if spec_of(first) != spec_of(second):
+        return False
+    return torch.equal(*(tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (first, second)))
+
+
+def _placed(header: Any) -> Iterator[tuple[str, TensorSpec, int, int]]:
+    for name, entry in header.items():
+        if name != "__metadata__":
+            first, last = entry["data_offsets"]
+            if type(first) is not int or type(last) is not int:
+                raise ValueError(f"offsets {first!r} and {last!r}")
+            yield name, TensorSpec(entry["dtype"], tuple(entry["shape"])), first, last
+
+
+def _view(content: bytearray, spec: TensorSpec, offset: int) -> Tensor:
+    dtype = _DTYPES[spec.dtype]
+    if spec.num_bytes == 0:
+        return torch.empty(spec.shape, dtype=dtype)
+    if dtype is torch.bool and max(content[offset : offset + spec.num_bytes]) > 1:
+        raise ValueError("a truth value is neither 0 nor 1")
+    return torch.frombuffer(content, dtype=dtype, count=math.prod(spec.shape), offset=offset).reshape(spec.shape)

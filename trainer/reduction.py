@@ -1,0 +1,124 @@
+r"""Adds the gradients of a global batch in one fixed order, whatever number of ranks computes them.
+
+Floating-point addition is not associative, so a sum has the same bits on 1, 2, 4 and 8 ranks only where the same numbers are
+added in the same pairs. The pairs here are those of a binary tree over the micro-batches of the global batch in their order:
+
+    m0   m1   m2   m3   m4   m5   m6   m7        gradients of micro-batches
+     \ /      \ /      \ /      \ /
+      +        +        +        +
+        \    /            \    /
+          +                  +
+             \            /
+                   +
+
+A rank owns a run of 2^j neighbouring leaves, which is a subtree, and adds it as a binary counter adds: a new leaf is joined with
+the sum beside it as often as both are of one height, so no more than log2(leaves) + 1 sums exist at any time. The roots of the
+ranks' subtrees are the leaves of what is left: each rank receives its share of the elements of all of them, adds those in the
+same tree, and gives the result to all. That moves as many bytes as a ring all-reduce.
+
+P elements of all gradients, padded to a multiple of the ranks   W ranks   C elements of a rank's share, P / W
+"""
+
+# ruff: noqa: N815 - names of arrays carry their shape
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from trainer.distributed import Group
+
+__all__ = ["GradientTree", "add_pairwise"]
+
+
+def add_pairwise(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of a power of two of tensors in the order of the tree; the tensors are used up."""
+    assert len(parts) & (len(parts) - 1) == 0
+    while len(parts) > 1:
+        parts = [left.add_(right) for left, right in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+@dataclass(frozen=True)
+class _Buffer:
+    """All gradients in one piece of memory, and a view of it for each parameter."""
+
+    flat_P: Tensor
+    views: tuple[Tensor, ...]
+
+
+class GradientTree:
+    """Sums the gradients that backward passes leave in `parameters`, over the micro-batches of this rank and then over the ranks.
+
+    Backward passes add to `parameter.grad`, which this class owns: a caller must not replace it between `begin` and `finish`.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], group: Group) -> None:
+        """Raises ValueError where the number of ranks is no power of two, or the parameters differ in type or device."""
+        if group.world_size & (group.world_size - 1):
+            raise ValueError(f"{group.world_size} ranks are no power of two")
+        if len({(parameter.dtype, parameter.device) for parameter in parameters}) != 1:
+            raise ValueError("parameters of several types or devices")
+        self._parameters = tuple(parameters)
+        self._group = group
+        num_elements = sum(parameter.numel() for parameter in parameters)
+        self._padded = -(-num_elements // group.world_size) * group.world_size
+        self._free: list[_Buffer] = []
+        self._partial: list[tuple[int, _Buffer]] = []
+        """Heights and sums of the finished subtrees, from left to right, each higher than the next."""
+        self._current: _Buffer | None = None
+
+    def begin(self) -> None:
+        """Starts a global batch: every gradient is zero."""
+        self._free += [buffer for _, buffer in self._partial]
+        self._partial = []
+        if self._current is None:
+            self._current = self._take()
+        self._attach(self._current)
+
+    def add(self) -> None:
+        """Takes the gradients of one micro-batch as the next leaf; the gradients are zero after it."""
+        assert self._current is not None
+        height, buffer = 0, self._current
+        while self._partial and self._partial[-1][0] == height:
+            _, left = self._partial.pop()
+            left.flat_P.add_(buffer.flat_P)
+            self._free.append(buffer)
+            height, buffer = height + 1, left
+        self._partial.append((height, buffer))
+        self._current = self._take()
+        self._attach(self._current)
+
+    def finish(self) -> None:
+        """Leaves the sum over the whole global batch in the parameters' gradients, the same on every rank.
+
+        Raises:
+            ValueError: the number of leaves was no power of two.
+        """
+        if len(self._partial) != 1:
+            raise ValueError("the number of micro-batches of a rank is no power of two")
+        [(_, root)] = self._partial
+        assert self._current is not None
+        if self._group.world_size > 1:
+            received_P = self._group.exchange(root.flat_P, out=self._current.flat_P)
+            share_C = add_pairwise(received_P.chunk(self._group.world_size))
+            self._group.gather(share_C, out=root.flat_P)
+        for parameter, view in zip(self._parameters, root.views, strict=True):
+            parameter.grad = view
+
+    def _attach(self, buffer: _Buffer) -> None:
+        buffer.flat_P.zero_()
+        for parameter, view in zip(self._parameters, buffer.views, strict=True):
+            parameter.grad = view
+
+    def _take(self) -> _Buffer:
+        if self._free:
+            return self._free.pop()
+        first = self._parameters[0]
+        flat_P = torch.zeros(self._padded, dtype=first.dtype, device=first.device)
+        sizes = [parameter.numel() for parameter in self._parameters]
+        pieces = torch.split(flat_P[: sum(sizes)], sizes)
+        return _Buffer(flat_P, tuple(piece.view_as(p) for piece, p in zip(pieces, self._parameters, strict=True)))
