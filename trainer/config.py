@@ -212,6 +212,9 @@ class CheckpointConfig(Section):
     every_steps: int = Field(500, ge=1, description="steps between checkpoints; the last step is always saved")
     every_minutes: float = Field(30.0, gt=0, description="minutes between checkpoints, if the steps take longer")
     keep_last: int = Field(2, ge=1, le=1000, description="newest checkpoints to keep; the best by validation loss is kept too")
+    keep_every: int | None = Field(
+        None, ge=1, description="keep those of steps that are multiples of this as well; none: no others"
+    )
 
 
 class LogConfig(Section):

@@ -74,12 +74,15 @@ def train_until_done(session: Session) -> tuple[Progress, bool]:
                 step=progress.step + 1,
                 stop_requested=session.stop.signal_name is not None,
                 seconds=clock.seconds,
+                save_failed=session.saver.failed,
+                acknowledged_step=session.saver.acknowledged_step,
             )
             progress = progress.after_step(rows=len(batch.rows), targets=batch.num_targets)
             if session.average is not None:
                 session.average.update(progress.step, pending.skip)
-            results.add(pending, StepFacts(progress, rate, batch.num_targets, waited_s))
+            results.add(pending, StepFacts(progress, rate, batch.num_targets, waited_s, batch.rows))
             progress, stopped = settle(session, results, progress, clock)
+    session.finish_saves()
     session.extension.train_end(session.view(progress))
     return progress, stopped
 
@@ -93,6 +96,7 @@ def settle(
         progress = progress.at(result.seconds)
         metrics = session.report(result, facts, clock.lap())
         session.extension.step_end(session.view(facts.progress), metrics)
+        session.follow_saves(result)
         stopped = stopped or result.stop_votes > 0
     return progress, stopped
 

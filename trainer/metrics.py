@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -51,6 +53,8 @@ class StepFacts:
     """Targets of this step."""
     loader_wait_s: float
     """How long the step waited for its data."""
+    rows: NDArray[np.int64]
+    """The rows of its global batch, in order."""
 
 
 class Sink(Protocol):
@@ -64,6 +68,9 @@ class Sink(Protocol):
 
     def sample(self, step: int, text: str) -> None:
         """Takes a text that the model wrote."""
+
+    def saving(self, step: int, stall_s: float) -> None:
+        """Takes how long training waited for a checkpoint of this step to be handed over."""
 
     def close(self) -> None:
         """Finishes what was begun."""
@@ -89,6 +96,11 @@ class Monitor:
         """Passes on a text that the model wrote."""
         for sink in self._sinks:
             sink.sample(step, text)
+
+    def saving(self, step: int, stall_s: float) -> None:
+        """Passes on how long training waited for a checkpoint."""
+        for sink in self._sinks:
+            sink.saving(step, stall_s)
 
     def close(self) -> None:
         """Closes all sinks."""
@@ -137,6 +149,10 @@ class JsonLinesSink:
     def sample(self, step: int, text: str) -> None:
         """Appends a line of event `sample`."""
         self._write({"event": "sample", "step": step, "text": text})
+
+    def saving(self, step: int, stall_s: float) -> None:
+        """Appends a line of event `save`."""
+        self._write({"event": "save", "step": step, "stall_s": round(stall_s, 6)})
 
     def close(self) -> None:
         """Closes the file."""
@@ -196,6 +212,10 @@ class TensorBoardSink:
         indented = "\n".join(f"    {line}" for line in text.splitlines())
         self._writer.add_text("sample", indented, step)
 
+    def saving(self, step: int, stall_s: float) -> None:
+        """Adds a point to its curve."""
+        self._writer.add_scalar("speed/save_stall_s", stall_s, step)
+
     def close(self) -> None:
         """Writes what is still in memory."""
         self._writer.close()
@@ -236,6 +256,9 @@ class TerminalSink:
     def sample(self, step: int, text: str) -> None:
         """Writes the text on one line."""
         self._line(f"step {step}  sample {text!r}")
+
+    def saving(self, step: int, stall_s: float) -> None:
+        """Nothing: a save is no news for people."""
 
     def close(self) -> None:
         """Ends the bar's line."""

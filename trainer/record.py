@@ -1,33 +1,48 @@
 """The run directory: one writer at a time, and `record.json`, which says what the run was made from.
 
 The part of the record called `identity` holds all that the bits of the run depend on. A run is continued only where it is the same.
+It is sealed with a digest of its own, and its `files` holds those of the others. No host, user or path goes into it, and of
+the environment's variables only those that are named in this program, so that no secret can.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import platform
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from data_pipeline.errors import CheckpointError, ConfigError
-from data_pipeline.files import canonical_json, write_atomic
+from data_pipeline.files import digest_file, sealed, unsealed, write_atomic
 from data_pipeline.manifest import Manifest
 from data_pipeline.settings import to_toml
+from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.determinism import device_name, flags, threads_per_rank
 from trainer.distributed import Group
+from trainer.ledger import LEDGER
 
-__all__ = ["check_identity", "complete_record", "identity_of", "locked_run", "open_record", "read_record", "recorded_micro"]
+__all__ = [
+    "check_identity",
+    "complete_record",
+    "environment_facts",
+    "identity_of",
+    "locked_run",
+    "open_record",
+    "read_record",
+    "recorded_micro",
+]
+
+_LOCKS = Path(__file__).resolve().parents[1] / "env"
 
 _SETTINGS_THAT_CHANGE_BITS = (
     *("model", "batch", "mixture", "loss", "optim", "schedule", "ema", "seed", "precision", "tf32", "reproducibility", "parallel"),
@@ -124,37 +139,42 @@ def open_record(
         temporary.rename(run / "tokenizer")
     if extension is not None:
         write_atomic(run / "extension.py", extension)
+    tokenizer = sorted(path.relative_to(run).as_posix() for path in (run / "tokenizer").iterdir())
+    names = ["config.toml", *tokenizer, *(["extension.py"] if extension is not None else [])]
     record = {
         "format": 1,
         "status": "training",
         "identity": dict(identity),
         "data": {"root_digest": manifest.root_digest, "tokenizer_digest": manifest.tokenizer_digest},
-        "environment": _environment() | {"world_size": world_size},
+        "environment": environment_facts() | {"world_size": world_size},
+        "files": _digests(run, names),
     }
-    write_atomic(run / "record.json", canonical_json(record))
+    write_atomic(run / "record.json", sealed(record))
 
 
 def complete_record(run: Path, *, status: str, step: int, weights_digest: str) -> None:
-    """Notes how the run ended."""
-    record = read_record(run) | {"status": status, "step": step, "weights": weights_digest}
-    write_atomic(run / "record.json", canonical_json(record))
+    """Notes how the run ended, with the digests of what it has written; called once nothing more will be."""
+    record = read_record(run)
+    checkpoints = CheckpointStore(run / "checkpoints")
+    manifests = [checkpoints.path(saved).relative_to(run).as_posix() + "/manifest.json" for saved in checkpoints.steps()]
+    record["files"] |= _digests(run, ["metrics.jsonl", LEDGER.as_posix(), *manifests])
+    write_atomic(run / "record.json", sealed(record | {"status": status, "step": step, "weights": weights_digest}))
 
 
 def read_record(run: Path) -> dict[str, Any]:
     """The record of a run.
 
     Raises:
-        CheckpointError: there is none, or it cannot be read.
+        CheckpointError: there is none, or it was changed since it was written.
     """
     try:
-        record: dict[str, Any] = json.loads((run / "record.json").read_bytes())
+        return unsealed((run / "record.json").read_bytes())
     except FileNotFoundError:
         raise CheckpointError(
             f"{run}: no record.json, so this is no run; name a directory that `trainer train --run` wrote"
         ) from None
     except ValueError as error:
-        raise CheckpointError(f"{run / 'record.json'}: not valid JSON ({error}); restore it from a copy") from None
-    return record
+        raise CheckpointError(f"{run / 'record.json'}: {error}, so it was changed; restore it from a copy") from None
 
 
 def recorded_micro(run: Path) -> int | None:
@@ -165,16 +185,34 @@ def recorded_micro(run: Path) -> int | None:
     return micro
 
 
-def _environment() -> dict[str, Any]:
+def environment_facts() -> dict[str, Any]:
+    """What this process runs on and with, by name."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
+        "packages": {found.metadata["Name"].lower(): found.version for found in distributions()},
+        "locks": {path.name: digest_file(path) for path in sorted(_LOCKS.glob("requirements*.lock"))},
+        "processor": _processor(),
         "platform": platform.platform(),
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
         "image": os.environ.get("IMAGE_REVISION"),
         "code": os.environ.get("CODE_REVISION") or _git_revision(),
     }
+
+
+def _digests(run: Path, names: Iterable[str]) -> dict[str, str]:
+    return {name: digest_file(run / name) for name in names}
+
+
+def _processor() -> str:
+    """The model of the CPU, as Linux names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())
 
 
 def _git_revision() -> str | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +19,8 @@ from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.attention import Backend, choose_backend, describe_backend
-from trainer.checkpoint import Checkpoint, CheckpointStore
-from trainer.config import TrainConfig
+from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, check_space, required_bytes, steps_to_keep
+from trainer.config import CheckpointConfig, TrainConfig
 from trainer.determinism import configure_determinism, device_name
 from trainer.distributed import Group, joined_group
 from trainer.ema import WeightAverage
@@ -26,6 +28,7 @@ from trainer.evaluate import Evaluation, evaluate
 from trainer.extension import Extension, RunView, load_extension, seeded_model
 from trainer.float8 import convert_to_float8
 from trainer.generate import Sampling, generate
+from trainer.ledger import LEDGER, Ledger, LedgerHead
 from trainer.loader import GlobalBatch, prefetched_batches
 from trainer.memory import MemoryEstimate, PeakMeter, estimate, format_bytes
 from trainer.metrics import JsonLinesSink, Monitor, Sink, StepFacts, StepMetrics, TensorBoardSink, TerminalSink
@@ -86,6 +89,8 @@ class Session:
     extension: Extension
     checkpoints: CheckpointStore
     monitor: Monitor
+    ledger: Ledger | None
+    """What every step was trained on; on rank 0."""
     flops_each: float
     """Floating-point operations for one token."""
     peak: float | None
@@ -95,8 +100,12 @@ class Session:
     memory: MemoryEstimate
     """What one rank was expected to need."""
     meter: PeakMeter
+    saver: AsyncSaver
+    """Writes checkpoints in the background, on rank 0."""
     saved_step: int | None
-    """Step of the newest checkpoint, known on every rank."""
+    """Step of the newest checkpoint, written or being written; known on every rank."""
+    submitted: dict[int, Progress] = field(default_factory=dict)
+    """The counters of checkpoints that are being written."""
 
     def view(self, progress: Progress) -> RunView:
         """What an extension sees of the run."""
@@ -131,16 +140,45 @@ class Session:
         return after
 
     def save(self, progress: Progress) -> Progress:
-        """Writes a checkpoint and deletes those that need not be kept; an error on rank 0 is raised on every rank."""
+        """Hands the whole state over to be written in the background; training waits for the copy, and for an earlier save.
+
+        Raises:
+            StorageError: on every rank, where an earlier save failed.
+        """
+        begun = time.monotonic()
         saved = replace(progress, saved_seconds=progress.seconds)
         weights = full_tensors(parameters_by_name(self.model), self.group)
         moments = full_tensors(optimizer_tensors(self.model, self.training.optimizers), self.group)
         average = full_tensors(self.average.tensors(), self.group) if self.average else {}
         state = {"progress": saved.to_json(), "scaler": self.training.scaler.state_dict()}
-        self.group.on_main(lambda: self._save_on_main(Checkpoint(saved.step, weights, moments, state, average), saved))
+        self.group.on_main(lambda: self._submit(Checkpoint(saved.step, weights, moments, state, average)))
         self.saved_step = saved.step
-        self.extension.saved(self.view(saved), saved.step, self.checkpoints.path(saved.step))
+        self.submitted[saved.step] = saved
+        self.monitor.saving(saved.step, time.monotonic() - begun)
         return saved
+
+    def follow_saves(self, result: StepResult) -> None:
+        """Takes note of what rank 0 said of its saves in the report of a step.
+
+        Raises:
+            StorageError: on every rank, where a save failed.
+        """
+        if result.save_failed:
+            self.group.on_main(self.saver.raise_if_failed)
+        self._acknowledge(result.acknowledged_step)
+
+    def finish_saves(self) -> None:
+        """Waits for the save that is running; raises on every rank what it failed with."""
+
+        def wait() -> int:
+            self.saver.wait()
+            return self.saver.acknowledged_step
+
+        self._acknowledge(self.group.on_main(wait))
+
+    def _acknowledge(self, newest: int) -> None:
+        for step in sorted(step for step in self.submitted if step <= newest):
+            self.extension.saved(self.view(self.submitted.pop(step)), step, self.checkpoints.path(step))
 
     def weights_digest(self) -> str:
         """sha256 over all weights in the order of their names, as fp32 in little-endian order; the same on every rank."""
@@ -162,6 +200,10 @@ class Session:
             loader_wait_s=facts.loader_wait_s,
         )
         self.monitor.train(metrics)
+        if self.ledger is not None:
+            start = facts.progress.rows - len(facts.rows)
+            applied = math.isfinite(result.grad_norm)
+            self.ledger.commit(step=result.step, start=start, rows=facts.rows, targets=facts.num_targets, applied=applied)
         self.beat()
         return metrics
 
@@ -187,10 +229,10 @@ class Session:
         pieces = generate(self.model, self.tokenizer, settings.prompt, sampling, self.config.model.context)
         return settings.prompt + "".join(pieces)
 
-    def _save_on_main(self, checkpoint: Checkpoint, progress: Progress) -> None:
-        self.checkpoints.save(checkpoint)
-        newest = self.checkpoints.steps()[-self.config.checkpoint.keep_last :]
-        self.checkpoints.retain([*newest, *([progress.best_step] if progress.best_step is not None else [])])
+    def _submit(self, checkpoint: Checkpoint) -> None:
+        assert self.ledger is not None
+        self.ledger.sync()  # before a checkpoint names its head
+        self.saver.submit(replace(checkpoint, state={**checkpoint.state, "ledger": self.ledger.head.to_json()}))
 
 
 @contextmanager
@@ -235,22 +277,20 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
             newest = checkpoints.newest_verified()
             if newest is not None:
                 check_identity(config.run, identity, config.resume.allow_changes)
+            check_space(config.run / "checkpoints", required_bytes(_tensor_bytes(config, manifest.vocab_size)))
             (config.run / "heartbeat").mkdir(exist_ok=True)
             open_record(config.run, config, manifest, identity, extension.source, group.world_size)
             return newest
 
         newest = group.on_main(prepare_run)
+        saver = AsyncSaver(partial(_write, checkpoints, config.checkpoint))
+        stack.callback(_let_finish, saver)  # before the run's lock goes
         checkpoint = None if newest is None else checkpoints.load(newest)
-        model = seeded_model(extension, config.model, manifest.vocab_size, config.seed)
-        if config.parallel == "ddp" or group.world_size == 1:
-            model.to(group.device)  # else each part goes there when it is cut
-        if config.precision == "float8":
-            convert_to_float8(model, group.device)
-        if checkpoint is not None:
-            load_weights(model, checkpoint.model)
+        model = _model(config, manifest, group, extension, checkpoint)
         training = _training_module(model, config, group, manifest.row_length, backend, extension)
         average = WeightAverage(model, config.ema) if config.ema.decay is not None else None
         resumed = Progress() if checkpoint is None else _restore(checkpoint, model, training, average)
+        ledger = stack.enter_context(_opened_ledger(config, manifest, len(train_rows), checkpoint, resumed.step, group))
         monitor = Monitor(_sinks(config, plan, newest) if group.is_main else ())
         stack.callback(monitor.close)
         session = Session(
@@ -267,6 +307,7 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
             extension=extension,
             checkpoints=checkpoints,
             monitor=monitor,
+            ledger=ledger,
             flops_each=flops_per_token(config.model, manifest.vocab_size, manifest.row_length),
             peak=peak_flops(device_name(group.device), rate_kind(config.precision, tf32=config.tf32)),
             stop=stop,
@@ -281,14 +322,66 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
                 group.device.type,
             ),
             meter=meter,
+            saver=saver,
             saved_step=newest,
         )
-        _log.info("%s", _describe(session, manifest, continued=newest is not None))
-        _log.info("%s; %s", order.description, describe_backend(backend))
-        if session.peak is None:
-            gpu = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "cpu"
-            _log.info("%s", describe_mfu(None, gpu, rate_kind(config.precision, tf32=config.tf32)))
+        _introduce(session, manifest, continued=newest is not None)
         yield session
+
+
+def _introduce(session: Session, manifest: Manifest, *, continued: bool) -> None:
+    config, device = session.config, session.group.device
+    _log.info("%s", _describe(session, manifest, continued=continued))
+    _log.info("%s; %s", session.order.description, describe_backend(session.training.backend))
+    if session.peak is None and device.type == "cuda":
+        gpu = torch.cuda.get_device_name(device)
+        _log.info("%s", describe_mfu(None, gpu, rate_kind(config.precision, tf32=config.tf32)))
+
+
+def _model(config: TrainConfig, manifest: Manifest, group: Group, extension: Extension, checkpoint: Checkpoint | None) -> nn.Module:
+    """The model on its device, with the checkpoint's weights or fresh ones."""
+    model = seeded_model(extension, config.model, manifest.vocab_size, config.seed)
+    if config.parallel == "ddp" or group.world_size == 1:
+        model.to(group.device)  # else each part goes there when it is cut
+    if config.precision == "float8":
+        convert_to_float8(model, group.device)
+    if checkpoint is not None:
+        load_weights(model, checkpoint.model)
+    return model
+
+
+def _write(checkpoints: CheckpointStore, settings: CheckpointConfig, checkpoint: Checkpoint) -> None:
+    """Saves, and deletes what need not be kept; in the background."""
+    checkpoints.save(checkpoint)
+    best = checkpoint.state["progress"]["best_step"]
+    checkpoints.retain(steps_to_keep(checkpoints.steps(), last=settings.keep_last, every=settings.keep_every, best=best))
+
+
+def _let_finish(saver: AsyncSaver) -> None:
+    """Waits for a save that is still running when the run ends, for whatever reason it does."""
+    try:
+        saver.wait()
+    except Exception as error:
+        _log.error("%s", error)
+
+
+@contextmanager
+def _opened_ledger(
+    config: TrainConfig, manifest: Manifest, num_rows: int, checkpoint: Checkpoint | None, step: int, group: Group
+) -> Iterator[Ledger | None]:
+    """The ledger up to the checkpoint, on rank 0; an error there is raised on every rank."""
+    head = None if checkpoint is None else LedgerHead(**checkpoint.state["ledger"])
+    with ExitStack() as stack:
+
+        def open_on_main() -> None:
+            ledger = stack.enter_context(closing(Ledger(config.run / LEDGER, head)))
+            weights = config.mixture.weights
+            ledger.order(step=step, seed=config.seed, data=manifest.root_digest, rows=num_rows, mixture=weights)
+            opened.append(ledger)
+
+        opened: list[Ledger] = []
+        group.on_main(open_on_main)
+        yield opened[0] if opened else None
 
 
 def _training_module(
@@ -304,6 +397,12 @@ def _training_module(
         backend=backend,
         optimizers=build_optimizers(model, config.optim),
     )
+
+
+def _tensor_bytes(config: TrainConfig, vocab_size: int) -> list[int]:
+    """Of the weights, the optimizer's state and the average in a checkpoint; a model of one's own may differ."""
+    whole = estimate(config, vocab_size, config.model.context, 1, 1)
+    return [whole.weights, whole.optimizer, whole.average]
 
 
 def _describe(session: Session, manifest: Manifest, *, continued: bool) -> str:

@@ -111,6 +111,10 @@ class StepResult:
     """Ranks that were asked to stop."""
     seconds: float
     """Training time of rank 0 before this step."""
+    save_failed: bool
+    """A checkpoint could not be written in the background."""
+    acknowledged_step: int
+    """The newest checkpoint that is on the device, as rank 0 knew before this step; -1: none since the start."""
 
 
 class PendingStep:
@@ -140,8 +144,16 @@ class PendingStep:
         """
         if self._arrived is not None:
             self._arrived.synchronize()
-        votes, seconds, grad_norm, *losses = self._report.tolist()
-        result = StepResult(self._step, math.fsum(losses) / self._normaliser, grad_norm, int(votes), seconds)
+        votes, seconds, grad_norm, save_failed, acknowledged_step, *losses = self._report.tolist()
+        result = StepResult(
+            step=self._step,
+            loss=math.fsum(losses) / self._normaliser,
+            grad_norm=grad_norm,
+            stop_votes=int(votes),
+            seconds=seconds,
+            save_failed=bool(save_failed),
+            acknowledged_step=int(acknowledged_step),
+        )
         if not math.isfinite(grad_norm) and not self._skips_are_normal:
             raise GuardError(
                 f"step {self._step}, {self._rows}: loss {result.loss}, gradient norm {grad_norm}; the update was not made. "
@@ -248,6 +260,8 @@ def train_step(
     step: int,
     stop_requested: bool,
     seconds: float,
+    save_failed: bool = False,
+    acknowledged_step: int = -1,
 ) -> PendingStep:
     """Updates the weights by one global batch, unless its gradient is not finite.
 
@@ -263,6 +277,8 @@ def train_step(
         step: number of this step, from 1.
         stop_requested: true where this rank was asked to stop.
         seconds: this rank's training time so far.
+        save_failed: true where this rank could not write a checkpoint.
+        acknowledged_step: the newest checkpoint that this rank has written.
     """
     own = share_of_rank(config.batch.micro_batches, group)
     losses = torch.zeros(config.batch.micro_batches, dtype=torch.float64, device=group.device)
@@ -279,12 +295,11 @@ def train_step(
         losses[number] = micro_sum.detach()
     training.accumulation.finish()
     grad_norm, skip = _update(training, config.optim.clip_norm)
-    report = losses.new_zeros(3 + len(losses))
-    report[3:] = losses
-    if group.is_main:
-        report[1] = seconds
-        report[2] = grad_norm
+    report = losses.new_zeros(5 + len(losses))
     report[0] = float(stop_requested)
+    if group.is_main:  # what is the same everywhere, or known on rank 0 alone
+        report[1], report[2], report[3], report[4] = seconds, grad_norm, float(save_failed), float(acknowledged_step)
+    report[5:] = losses
     return PendingStep(step, group.sum(report), skip, batch, skips_are_normal=training.scaler.is_enabled())
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from trainer.watchdog import Beat
+
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ROOT / "entrypoints/train"
 
@@ -141,7 +143,7 @@ def test_a_variable_of_torchrun_that_is_set_is_never_changed(stand_in: Path, lau
 
 def test_the_exit_code_is_the_trainers_where_it_named_one(stand_in: Path) -> None:
     assert run(stand_in, str(TRAIN), STAND_IN_DOES="echo 3 >$TRAINER_EXIT_FILE; exit 1").returncode == 3
-    assert run(stand_in, str(TRAIN), STAND_IN_DOES="exit 1").returncode == 1
+    assert run(stand_in, str(TRAIN), STAND_IN_DOES="exit 1", TRAIN_MAX_RESTARTS="0").returncode == 1
     assert run(stand_in, str(TRAIN), STAND_IN_DOES="echo 75 >$TRAINER_EXIT_FILE; exit 0").returncode == 0
 
 
@@ -189,3 +191,82 @@ def test_health_is_the_age_of_the_newest_heartbeat(stand_in: Path, tmp_path: Pat
         os.utime(beat, (time.time() - age_s,) * 2)
     assert run(stand_in, check, TRAIN_RUN=str(tmp_path)).returncode == 0
     assert run(stand_in, check, TRAIN_RUN=str(tmp_path), HEARTBEAT_MAX_AGE_S="3").returncode == 1
+
+
+def starts(stand_in: Path, folder: Path, does: str, *arguments: str, **variables: str) -> tuple[int, int, str]:
+    """How often the ranks were started where each start runs `does` ($n: the number of the start), the exit code, and stderr."""
+    count = f"echo start >>{folder}/starts; n=$(wc -l <{folder}/starts); {does}"
+    quick = {"TRAIN_RESTART_DELAY_S": "0"} | variables
+    result = run(stand_in, str(TRAIN), *arguments, STAND_IN_DOES=count, **quick)
+    return len((folder / "starts").read_text().splitlines()), result.returncode, result.stderr
+
+
+def test_a_group_that_crashes_is_started_again_and_its_end_is_that_of_the_last_start(stand_in: Path, tmp_path: Path) -> None:
+    does = "[ $n = 3 ] || kill -9 $$"
+    number, code, said = starts(stand_in, tmp_path, does)
+    assert (number, code) == (3, 0)
+    assert "the ranks ended (code 137); starting again" in said
+    assert "(restart 2 of 3 without a new one)" in said
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 5, 74, 75, 130])
+def test_a_group_that_ends_for_a_reason_that_stays_is_not_started_again(stand_in: Path, tmp_path: Path, code: int) -> None:
+    number, found, said = starts(stand_in, tmp_path, f"echo {code} >$TRAINER_EXIT_FILE; exit 1")
+    assert (number, found, said) == (1, code, "")
+
+
+def test_restarts_without_a_new_checkpoint_come_to_an_end(stand_in: Path, tmp_path: Path) -> None:
+    reason = "echo '1 rank 1 has stood still' >$TRAINER_EXIT_FILE; exit 1"
+    number, code, said = starts(stand_in, tmp_path, reason, TRAIN_MAX_RESTARTS="2")
+    assert (number, code) == (3, 1)
+    assert said.count("the ranks ended (rank 1 has stood still); starting again") == 2
+    assert said.endswith("train: not started again: 2 restarts have made no new checkpoint\n")
+    (tmp_path / "starts").unlink()
+    assert starts(stand_in, tmp_path, "exit 1", TRAIN_MAX_RESTARTS="0") == (1, 1, "")
+
+
+@pytest.mark.parametrize("how", ["environment", "two words", "one word"])
+def test_a_new_checkpoint_gives_all_restarts_back(stand_in: Path, tmp_path: Path, how: str) -> None:
+    run_directory = tmp_path / "a run"
+    arguments = {"environment": (), "two words": ("--run", str(run_directory)), "one word": (f"--run={run_directory}",)}[how]
+    variables = {"TRAIN_RUN": str(run_directory)} if how == "environment" else {}
+    does = f"[ $n -gt 4 ] || mkdir -p '{run_directory}/checkpoints/step-0000000'$n; exit 1"
+    number, code, _ = starts(stand_in, tmp_path, does, *arguments, TRAIN_MAX_RESTARTS="1", **variables)
+    assert (number, code) == (4 + 1, 1)
+
+
+def test_several_nodes_are_restarted_by_their_scheduler(stand_in: Path, tmp_path: Path) -> None:
+    assert starts(stand_in, tmp_path, "exit 1", **SLURM)[:2] == (1, 1)
+    (tmp_path / "starts").unlink()
+    assert starts(stand_in, tmp_path, "exit 1", TRAIN_MAX_RESTARTS="1", **SLURM)[:2] == (2, 1)
+
+
+def test_the_settings_of_restarts_do_not_reach_the_trainer(stand_in: Path, tmp_path: Path) -> None:
+    does = f"env | grep -E '^TRAIN_(MAX|RESTART)' >{tmp_path}/found || true"
+    assert starts(stand_in, tmp_path, does, TRAIN_MAX_RESTARTS="1")[1] == 0
+    assert (tmp_path / "found").read_text() == ""
+    refused = run(stand_in, str(TRAIN), TRAIN_MAX_RESTARTS="many")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "TRAIN_MAX_RESTARTS = many" in refused.stderr
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_in_the_pause_before_a_restart_ends_it_at_once(stand_in: Path, tmp_path: Path, sent: signal.Signals) -> None:
+    variables = environment(stand_in, STAND_IN_DOES=f"echo start >>{tmp_path}/starts; exit 1", TRAIN_RESTART_DELAY_S="300")
+    with started_train(variables) as process:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "starts").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        process.send_signal(sent)
+        assert process.wait(timeout=30) == 75
+    assert (tmp_path / "starts").read_text() == "start\n"
+
+
+def test_the_health_check_says_what_the_rank_is_doing(stand_in: Path, tmp_path: Path) -> None:
+    (tmp_path / "heartbeat").mkdir()
+    beat = Beat(number=7, pid=4711, started=1, step=12, phase="save", limit_s=600)
+    (tmp_path / "heartbeat/rank-0").write_bytes(beat.to_bytes())
+    result = run(stand_in, str(ROOT / "entrypoints/healthcheck"), TRAIN_RUN=str(tmp_path))
+    assert result.returncode == 0
+    assert result.stdout.endswith("s ago (at most 300 s is healthy), in phase save of step 12\n")

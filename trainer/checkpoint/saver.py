@@ -32,6 +32,11 @@ class AsyncSaver:
         return tuple(self._acknowledged)
 
     @property
+    def acknowledged_step(self) -> int:
+        """The newest of them, -1 where there is none yet."""
+        return max(self.acknowledged, default=-1)
+
+    @property
     def busy(self) -> bool:
         """True while a save is running."""
         self._collect()
