@@ -13,10 +13,12 @@ from pydantic import Field, model_validator
 from data_pipeline.settings import Section, Settings
 
 __all__ = [
+    "Action",
     "BatchConfig",
     "CheckpointConfig",
     "EmaConfig",
     "EvalConfig",
+    "GuardConfig",
     "LimitsConfig",
     "LogConfig",
     "LossConfig",
@@ -27,6 +29,10 @@ __all__ = [
     "ScheduleConfig",
     "TrainConfig",
 ]
+
+
+Action = Literal["log", "skip", "rollback", "stop"]
+"""What is done about a step whose numbers are bad."""
 
 
 class ModelConfig(Section):
@@ -186,6 +192,38 @@ class EmaConfig(Section):
     warmup_steps: int = Field(100, ge=0, description="steps in which the decay rises, so that the first weights are soon forgotten")
 
 
+class GuardConfig(Section):
+    """What is done when the numbers of a step are bad: log, skip (withhold the update), rollback or stop."""
+
+    non_finite: Literal["skip", "rollback", "stop"] = Field(
+        "skip", description="loss or gradient not finite; the update is withheld in any case"
+    )
+    exploding: Action = Field("log", description="gradient norm above max_grad_norm; clipping holds the update in any case")
+    vanishing: Action = Field("log", description="gradient norm below min_grad_norm")
+    spike: Action = Field("log", description="loss far above the level of the last losses")
+    drop: Action = Field("log", description="loss far below the lowest of the last losses")
+    max_grad_norm: float = Field(10.0, gt=0, description="global gradient norm before clipping above which it counts as exploding")
+    min_grad_norm: float = Field(1e-7, ge=0, description="global gradient norm below which it counts as vanishing")
+    loss_window: int = Field(128, ge=8, le=65536, description="healthy losses that a loss is compared with")
+    spike_factor: float = Field(10.0, gt=0, description="standard deviations of the noise that a spike or drop exceeds")
+    spike_floor: float = Field(0.25, gt=0, description="share of the level that a spike or drop exceeds as well")
+    max_skips: int = Field(20, ge=0, description="updates withheld in a row before training stops")
+    max_rollbacks: int = Field(3, ge=0, description="rollbacks in the whole run before training stops")
+    window_steps: int = Field(10, ge=1, description="steps whose rows a rollback leaves out, from the bad step on")
+    rollback_lr_factor: float = Field(
+        1.0, gt=0, le=1, description="the learning rate is multiplied by it at each rollback; 1: kept"
+    )
+
+    @model_validator(mode="after")
+    def _check_norms(self) -> Self:
+        if self.min_grad_norm >= self.max_grad_norm:
+            raise ValueError(
+                f"guard.min_grad_norm = {self.min_grad_norm} is not below guard.max_grad_norm = {self.max_grad_norm}; "
+                "no gradient would be healthy"
+            )
+        return self
+
+
 class LimitsConfig(Section):
     """When training ends: the first limit that is reached. At least one of steps, epochs and tokens is needed."""
 
@@ -268,6 +306,7 @@ class TrainConfig(Settings):
     optim: OptimConfig = Field(OptimConfig(), description="optimizer and clipping")
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="learning rate over the steps")
     ema: EmaConfig = Field(EmaConfig(), description="moving average of the weights")
+    guard: GuardConfig = Field(GuardConfig(), description="what is done when the numbers of a step are bad")
     limits: LimitsConfig = Field(LimitsConfig(), description="when training ends, whichever comes first")
     eval: EvalConfig = Field(EvalConfig(), description="validation and samples")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="saving the state")

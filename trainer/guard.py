@@ -16,17 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from trainer.config import Action, GuardConfig
 
-from data_pipeline.settings import Section
-
-__all__ = ["Guard", "GuardConfig", "Reason", "Thresholds", "Verdict"]
+__all__ = ["Guard", "Reason", "Thresholds", "Verdict"]
 
 Reason = Literal["non_finite", "exploding", "vanishing", "spike", "drop"]
 """Also the name of the setting that says what to do then."""
-Action = Literal["log", "skip", "rollback", "stop"]
 
 _SEVERITY: dict[Action, int] = {"log": 0, "skip": 1, "rollback": 2, "stop": 3}
 _LEAST_HISTORY = 8
@@ -35,38 +32,6 @@ _LEAST_LEVEL = 0.01
 """In nats. Below it a loss is as good as zero, and its changes are no news, however large beside it."""
 _DEVIATION_PER_DIFFERENCE = 1 / (0.674490 * math.sqrt(2))
 """Standard deviation over the median absolute difference of two draws, for normal noise."""
-
-
-class GuardConfig(Section):
-    """What is done when the numbers of a step are bad: log, skip (withhold the update), rollback or stop."""
-
-    non_finite: Literal["skip", "rollback", "stop"] = Field(
-        "skip", description="loss or gradient not finite; the update is withheld in any case"
-    )
-    exploding: Action = Field("log", description="gradient norm above max_grad_norm; clipping holds the update in any case")
-    vanishing: Action = Field("log", description="gradient norm below min_grad_norm")
-    spike: Action = Field("log", description="loss far above the level of the last losses")
-    drop: Action = Field("log", description="loss far below the lowest of the last losses")
-    max_grad_norm: float = Field(10.0, gt=0, description="global gradient norm before clipping above which it counts as exploding")
-    min_grad_norm: float = Field(1e-7, ge=0, description="global gradient norm below which it counts as vanishing")
-    loss_window: int = Field(128, ge=_LEAST_HISTORY, le=65536, description="healthy losses that a loss is compared with")
-    spike_factor: float = Field(10.0, gt=0, description="standard deviations of the noise that a spike or drop exceeds")
-    spike_floor: float = Field(0.25, gt=0, description="share of the level that a spike or drop exceeds as well")
-    max_skips: int = Field(20, ge=0, description="updates withheld in a row before training stops")
-    max_rollbacks: int = Field(3, ge=0, description="rollbacks in the whole run before training stops")
-    window_steps: int = Field(10, ge=1, description="steps whose rows a rollback leaves out, from the bad step on")
-    rollback_lr_factor: float = Field(
-        1.0, gt=0, le=1, description="the learning rate is multiplied by it at each rollback; 1: kept"
-    )
-
-    @model_validator(mode="after")
-    def _check_norms(self) -> Self:
-        if self.min_grad_norm >= self.max_grad_norm:
-            raise ValueError(
-                f"guard.min_grad_norm = {self.min_grad_norm} is not below guard.max_grad_norm = {self.max_grad_norm}; "
-                "no gradient would be healthy"
-            )
-        return self
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -176,6 +176,7 @@ def prefetched_batches(
     *,
     with_weights: bool = False,
     with_bounds: bool = False,
+    left_out: Sequence[tuple[int, int]] = (),
 ) -> Iterator[Iterator[GlobalBatch]]:
     """The global batches from position `start` on, without end, prepared by a thread that stays `depth` batches ahead.
 
@@ -191,6 +192,7 @@ def prefetched_batches(
         depth: global batches that are ready or being read, at most.
         with_weights: see `MicroBatch.weights` and `GlobalBatch.normaliser`.
         with_bounds: see `MicroBatch.bounds`.
+        left_out: positions to pass over, as first and end; a batch that would touch one begins at its end.
 
     Raises:
         PreparedDataError: from the iterator; a shard is damaged or missing.
@@ -206,6 +208,7 @@ def prefetched_batches(
         position = start
         try:
             while free.acquire() and not closed.is_set():
+                position = _next_position(position, config.global_rows, left_out)
                 ready.put(_retried(partial(read, position), closed))
                 position += config.global_rows
         except BaseException as error:
@@ -227,6 +230,14 @@ def prefetched_batches(
         closed.set()
         free.release()
         thread.join()
+
+
+def _next_position(position: int, num_rows: int, left_out: Sequence[tuple[int, int]]) -> int:
+    """Where a batch of `num_rows` that would begin at `position` begins."""
+    for first, end in sorted(left_out):
+        if first < position + num_rows and position < end:
+            position = end
+    return position
 
 
 def _retried(read: Callable[[], _ValueT], closed: threading.Event) -> _ValueT:

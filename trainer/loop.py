@@ -8,11 +8,12 @@ from contextlib import contextmanager
 
 from data_pipeline.errors import StoppedBySignal
 from trainer.config import TrainConfig
+from trainer.loader import GlobalBatch
 from trainer.metrics import StepFacts
 from trainer.optim import set_learning_rate
 from trainer.record import complete_record
 from trainer.schedule import learning_rate_factor
-from trainer.session import Session, opened_session
+from trainer.session import RollBack, Session, opened_session
 from trainer.state import Progress
 from trainer.step import StepResults, train_step
 
@@ -43,58 +44,76 @@ def train(config: TrainConfig) -> str:
 
 def train_until_done(session: Session) -> tuple[Progress, bool]:
     """The loop itself; returns the last counters, all saved, and whether a signal ended it."""
-    config, plan = session.config, session.plan
-    progress, stopped = session.resumed, False
-    results: StepResults[StepFacts] = StepResults(lag=1 if session.group.device.type == "cuda" else 0)
+    progress, stopped, done = session.resumed, False, False
     clock = Clock(progress.seconds)
     session.extension.train_start(session.view(progress))
-    with session.batches(progress.rows) as batches:
-        while True:
-            if stopped or evaluation_due(session, progress) or save_due(session, progress):
-                progress, asked_to_stop = settle(session, results, progress, clock, everything=True)
-                stopped = stopped or asked_to_stop
-                with clock.paused():
-                    if evaluation_due(session, progress) and not stopped:
-                        progress = session.evaluate(progress)
-                    if save_due(session, progress) or (stopped and session.saved_step != progress.step):
-                        progress = session.save(progress)
-            if stopped or plan.finished(progress):
-                break
-
-            waiting_since = time.monotonic()
-            batch = next(batches)
-            waited_s = time.monotonic() - waiting_since
-            rate = config.optim.lr * learning_rate_factor(config.schedule, plan.decay_steps, progress.step)
-            set_learning_rate(session.training.optimizers, rate)
-            pending = train_step(
-                session.training,
-                batch,
-                config,
-                session.group,
-                step=progress.step + 1,
-                stop_requested=session.stop.signal_name is not None,
-                seconds=clock.seconds,
-                save_failed=session.saver.failed,
-                acknowledged_step=session.saver.acknowledged_step,
-            )
-            progress = progress.after_step(rows=len(batch.rows), targets=batch.num_targets)
-            if session.average is not None:
-                session.average.update(progress.step, pending.skip)
-            results.add(pending, StepFacts(progress, rate, batch.num_targets, waited_s, batch.rows))
-            progress, stopped = settle(session, results, progress, clock)
+    while not done:
+        try:
+            with session.batches(progress) as batches:
+                progress, stopped = train_on(session, batches, progress, clock)
+            done = True
+        except RollBack as request:
+            with clock.paused():
+                progress = session.roll_back(request)
     session.finish_saves()
     session.extension.train_end(session.view(progress))
     return progress, stopped
 
 
+def train_on(session: Session, batches: Iterator[GlobalBatch], progress: Progress, clock: Clock) -> tuple[Progress, bool]:
+    """Trains on the batches until a limit or a signal; returns the last counters, saved, and whether it was a signal.
+
+    Raises:
+        RollBack: the guard wants to go back.
+        GuardError: the guard stops the training.
+    """
+    config, plan, stopped = session.config, session.plan, False
+    results: StepResults[StepFacts] = StepResults(lag=1 if session.group.device.type == "cuda" else 0)
+    while True:
+        if stopped or evaluation_due(session, progress) or save_due(session, progress):
+            progress, asked_to_stop = settle(session, results, progress, clock, everything=True)
+            stopped = stopped or asked_to_stop
+            with clock.paused():
+                if evaluation_due(session, progress) and not stopped:
+                    progress = session.evaluate(progress)
+                if save_due(session, progress) or (stopped and session.saved_step != progress.step):
+                    progress = session.save(progress)
+        if stopped or plan.finished(progress):
+            return progress, stopped
+
+        waiting_since = time.monotonic()
+        batch = next(batches)
+        waited_s = time.monotonic() - waiting_since
+        rate = config.optim.lr * learning_rate_factor(config.schedule, plan.decay_steps, progress.step) * session.guard.lr_factor
+        set_learning_rate(session.training.optimizers, rate)
+        pending = train_step(
+            session.training,
+            batch,
+            config,
+            session.group,
+            step=progress.step + 1,
+            stop_requested=session.stop.signal_name is not None,
+            seconds=clock.seconds,
+            save_failed=session.saver.failed,
+            acknowledged_step=session.saver.acknowledged_step,
+            limits=session.guard.thresholds(progress.step + 1),
+        )
+        progress = progress.after_step(end=batch.start + len(batch.rows), targets=batch.num_targets)
+        if session.average is not None:
+            session.average.update(progress.step, pending.skip)
+        results.add(pending, StepFacts(progress, rate, batch.num_targets, waited_s, batch.rows))
+        progress, stopped = settle(session, results, progress, clock)
+
+
 def settle(
     session: Session, results: StepResults[StepFacts], progress: Progress, clock: Clock, *, everything: bool = False
 ) -> tuple[Progress, bool]:
-    """Reads the results that are due and reports them; returns the counters with the agreed time, and whether to stop."""
+    """Reads the results that are due, judges and reports them; returns the counters with the agreed time, and whether to stop."""
     stopped = False
     for result, facts in results.due(everything=everything):
         progress = progress.at(result.seconds)
         metrics = session.report(result, facts, clock.lap())
+        session.judge(result, facts)
         session.extension.step_end(session.view(facts.progress), metrics)
         session.follow_saves(result)
         stopped = stopped or result.stop_votes > 0

@@ -72,6 +72,12 @@ class Sink(Protocol):
     def saving(self, step: int, stall_s: float) -> None:
         """Takes how long training waited for a checkpoint of this step to be handed over."""
 
+    def alert(self, step: int, message: str) -> None:
+        """Takes what the guard found."""
+
+    def rewind(self, step: int) -> None:
+        """Forgets what came after a step, because the run goes back to it."""
+
     def close(self) -> None:
         """Finishes what was begun."""
 
@@ -102,6 +108,16 @@ class Monitor:
         for sink in self._sinks:
             sink.saving(step, stall_s)
 
+    def alert(self, step: int, message: str) -> None:
+        """Passes on what the guard found."""
+        for sink in self._sinks:
+            sink.alert(step, message)
+
+    def rewind(self, step: int) -> None:
+        """Has every sink forget what came after a step."""
+        for sink in self._sinks:
+            sink.rewind(step)
+
     def close(self) -> None:
         """Closes all sinks."""
         for sink in self._sinks:
@@ -112,6 +128,7 @@ class JsonLinesSink:
     """`metrics.jsonl`: one object a line, each step once; losses also as exact hexadecimal floats."""
 
     def __init__(self, path: Path, resume_step: int | None) -> None:
+        self._path = path
         if path.exists():
             write_atomic(path, b"" if resume_step is None else _lines_until(path, resume_step))
         self._file = path.open("a", encoding="utf-8")
@@ -154,6 +171,16 @@ class JsonLinesSink:
         """Appends a line of event `save`."""
         self._write({"event": "save", "step": step, "stall_s": round(stall_s, 6)})
 
+    def alert(self, step: int, message: str) -> None:
+        """Appends a line of event `alert`."""
+        self._write({"event": "alert", "step": step, "message": message})
+
+    def rewind(self, step: int) -> None:
+        """Cuts off the lines after a step."""
+        self._file.close()
+        write_atomic(self._path, _lines_until(self._path, step))
+        self._file = self._path.open("a", encoding="utf-8")
+
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
@@ -183,6 +210,7 @@ class TensorBoardSink:
     """Scalars every few steps, samples as text. Points beyond the resumed step, left by a killed run, are hidden by TensorBoard."""
 
     def __init__(self, directory: Path, resume_step: int | None, every_steps: int) -> None:
+        self._directory = directory
         self._writer = SummaryWriter(str(directory), purge_step=0 if resume_step is None else resume_step + 1)
         self._every_steps = every_steps
 
@@ -215,6 +243,15 @@ class TensorBoardSink:
     def saving(self, step: int, stall_s: float) -> None:
         """Adds a point to its curve."""
         self._writer.add_scalar("speed/save_stall_s", stall_s, step)
+
+    def alert(self, step: int, message: str) -> None:
+        """Adds the text."""
+        self._writer.add_text("alert", message, step)
+
+    def rewind(self, step: int) -> None:
+        """Begins another file, which hides the points after a step."""
+        self._writer.close()
+        self._writer = SummaryWriter(str(self._directory), purge_step=step + 1)
 
     def close(self) -> None:
         """Writes what is still in memory."""
@@ -259,6 +296,16 @@ class TerminalSink:
 
     def saving(self, step: int, stall_s: float) -> None:
         """Nothing: a save is no news for people."""
+
+    def alert(self, step: int, message: str) -> None:
+        """Writes a line."""
+        self._line(f"guard: {message}")
+
+    def rewind(self, step: int) -> None:
+        """Puts the bar back."""
+        if self._bar is not None:
+            self._bar.n = step
+            self._bar.refresh()
 
     def close(self) -> None:
         """Ends the bar's line."""

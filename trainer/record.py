@@ -45,7 +45,21 @@ __all__ = [
 _LOCKS = Path(__file__).resolve().parents[1] / "env"
 
 _SETTINGS_THAT_CHANGE_BITS = (
-    *("model", "batch", "mixture", "loss", "optim", "schedule", "ema", "seed", "precision", "tf32", "reproducibility", "parallel"),
+    *(
+        "model",
+        "batch",
+        "mixture",
+        "loss",
+        "optim",
+        "schedule",
+        "ema",
+        "guard",
+        "seed",
+        "precision",
+        "tf32",
+        "reproducibility",
+        "parallel",
+    ),
     "compile",
 )
 

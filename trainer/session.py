@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from data_pipeline.errors import ConfigError, PreparedDataError
+from data_pipeline.errors import ConfigError, GuardError, PreparedDataError
 from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
@@ -28,6 +28,7 @@ from trainer.evaluate import Evaluation, evaluate
 from trainer.extension import Extension, RunView, load_extension, seeded_model
 from trainer.float8 import convert_to_float8
 from trainer.generate import Sampling, generate
+from trainer.guard import Guard
 from trainer.ledger import LEDGER, Ledger, LedgerHead
 from trainer.loader import GlobalBatch, prefetched_batches
 from trainer.memory import MemoryEstimate, PeakMeter, estimate, format_bytes
@@ -36,7 +37,7 @@ from trainer.mixture import build_order
 from trainer.model import load_weights, parameters_by_name
 from trainer.optim import build_optimizers, check_optimizer, optimizer_tensors, restore_optimizer
 from trainer.order import RowOrder
-from trainer.parallel import check_parallel, distribute_like, full_tensors, gathered
+from trainer.parallel import check_parallel, distribute_like, full_tensors, gathered, load_full
 from trainer.record import check_identity, identity_of, locked_run, open_record, recorded_micro
 from trainer.signals import StopRequest, stop_request
 from trainer.sizing import with_micro
@@ -44,7 +45,7 @@ from trainer.state import Progress
 from trainer.step import LossModule, StepResult, TrainingModule, make_scaler, wrap_for_training
 from trainer.throughput import describe_mfu, flops_per_token, mfu, peak_flops, rate_kind
 
-__all__ = ["Plan", "Session", "opened_session", "plan_run", "weights_digest"]
+__all__ = ["Plan", "RollBack", "Session", "opened_session", "plan_run", "weights_digest"]
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +73,14 @@ class Plan:
         )
 
 
+class RollBack(Exception):  # noqa: N818 - a request, no error
+    """The guard wants to go back to before `step`, and to leave out the positions from `first` to before `end`."""
+
+    def __init__(self, step: int, first: int, end: int, message: str) -> None:
+        super().__init__(message)
+        self.step, self.first, self.end, self.message = step, first, end, message
+
+
 @dataclass
 class Session:
     """The parts of a run, as the loop uses them."""
@@ -95,6 +104,7 @@ class Session:
     """Floating-point operations for one token."""
     peak: float | None
     """Of one device, in operations a second, where it is known."""
+    guard: Guard
     stop: StopRequest
     resumed: Progress
     memory: MemoryEstimate
@@ -113,25 +123,27 @@ class Session:
             rank=self.group.rank, world_size=self.group.world_size, config=self.config, model=self.model, progress=progress
         )
 
-    def batches(self, start: int) -> AbstractContextManager[Iterator[GlobalBatch]]:
-        """The global batches from position `start` of the order on."""
+    def batches(self, progress: Progress) -> AbstractContextManager[Iterator[GlobalBatch]]:
+        """The global batches that come next."""
         config = self.config
         return prefetched_batches(
             self.train_rows,
             config.batch,
             self.group,
             self.order,
-            start,
+            progress.rows,
             config.prefetch,
             with_weights=config.loss.normalise == "sequences",
             with_bounds=self.training.backend == "varlen",
+            left_out=progress.left_out,
         )
 
     def evaluate(self, progress: Progress) -> Progress:
         """Measures the validation loss and writes a sample, both with the average of the weights if there is one."""
         with self.average.swapped_in() if self.average else nullcontext():
             evaluation = gathered(self.training.module, self._evaluation)
-            text = gathered(self.training.module, lambda: self._sample(progress.step))
+            # A model whose loss is no number has nothing to draw from.
+            text = gathered(self.training.module, lambda: self._sample(progress.step)) if math.isfinite(evaluation.loss) else None
         self.monitor.evaluation(progress.step, evaluation)
         if text is not None:
             self.monitor.sample(progress.step, text)
@@ -150,12 +162,60 @@ class Session:
         weights = full_tensors(parameters_by_name(self.model), self.group)
         moments = full_tensors(optimizer_tensors(self.model, self.training.optimizers), self.group)
         average = full_tensors(self.average.tensors(), self.group) if self.average else {}
-        state = {"progress": saved.to_json(), "scaler": self.training.scaler.state_dict()}
+        state = {"progress": saved.to_json(), "scaler": self.training.scaler.state_dict(), "guard": self.guard.to_json()}
         self.group.on_main(lambda: self._submit(Checkpoint(saved.step, weights, moments, state, average)))
         self.saved_step = saved.step
         self.submitted[saved.step] = saved
         self.monitor.saving(saved.step, time.monotonic() - begun)
         return saved
+
+    def judge(self, result: StepResult, facts: StepFacts) -> None:
+        """Asks the guard about a step.
+
+        Raises:
+            GuardError: training is to stop.
+            RollBack: training is to go back to a checkpoint from before this step.
+        """
+        verdict = self.guard.judge(result.step, result.loss, result.grad_norm)
+        if verdict.is_news and verdict.action != "rollback":
+            self.monitor.alert(result.step, verdict.message)
+        first, end = facts.progress.rows - len(facts.rows), facts.progress.rows
+        if verdict.action == "stop":
+            raise GuardError(f"rows at positions {first} to {end - 1}: {verdict.message}")
+        if verdict.action == "rollback":
+            last = first + self.config.guard.window_steps * self.config.batch.global_rows
+            raise RollBack(result.step, first, max(end, last), verdict.message)
+
+    def roll_back(self, request: RollBack) -> Progress:
+        """Restores the newest checkpoint from before a step, and leaves the rows of the request out from then on.
+
+        Raises:
+            GuardError: there is no such checkpoint.
+        """
+        self.finish_saves()
+        step = self.group.on_main(lambda: self._newest_before(request))
+        checkpoint = self.checkpoints.load(step)
+        load_full(self.model, checkpoint.model)
+        restored = _restore(checkpoint, self.model, self.training, self.average).leaving_out(request.first, request.end)
+        self.guard.after_rollback(checkpoint.state["guard"])
+        self.monitor.rewind(step)
+        self.monitor.alert(step, request.message)
+
+        def note() -> None:
+            assert self.ledger is not None
+            self.ledger.rewind(LedgerHead(**checkpoint.state["ledger"]))
+            left_out = {"start": request.first, "count": request.end - request.first}
+            self.ledger.event("skip", step=step, **left_out, reason=request.message)
+
+        self.group.on_main(note)
+        return self.save(restored)  # at once, or a crash would forget what is left out
+
+    def _newest_before(self, request: RollBack) -> int:
+        """The newest checkpoint that verifies. It is older than the step, as every step is judged before the next save."""
+        newest = self.checkpoints.newest_verified()
+        if newest is None:
+            raise GuardError(f"{request.message} There is no checkpoint from before this step to go back to")
+        return newest
 
     def follow_saves(self, result: StepResult) -> None:
         """Takes note of what rank 0 said of its saves in the report of a step.
@@ -202,7 +262,7 @@ class Session:
         self.monitor.train(metrics)
         if self.ledger is not None:
             start = facts.progress.rows - len(facts.rows)
-            applied = math.isfinite(result.grad_norm)
+            applied = not self.guard.thresholds(result.step).skips(result.loss, result.grad_norm)
             self.ledger.commit(step=result.step, start=start, rows=facts.rows, targets=facts.num_targets, applied=applied)
         self.beat()
         return metrics
@@ -231,6 +291,7 @@ class Session:
 
     def _submit(self, checkpoint: Checkpoint) -> None:
         assert self.ledger is not None
+        _check_finite(checkpoint)
         self.ledger.sync()  # before a checkpoint names its head
         self.saver.submit(replace(checkpoint, state={**checkpoint.state, "ledger": self.ledger.head.to_json()}))
 
@@ -310,6 +371,7 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
             ledger=ledger,
             flops_each=flops_per_token(config.model, manifest.vocab_size, manifest.row_length),
             peak=peak_flops(device_name(group.device), rate_kind(config.precision, tf32=config.tf32)),
+            guard=_guard(config, checkpoint),
             stop=stop,
             resumed=resumed,
             memory=estimate(
@@ -348,6 +410,16 @@ def _model(config: TrainConfig, manifest: Manifest, group: Group, extension: Ext
     if checkpoint is not None:
         load_weights(model, checkpoint.model)
     return model
+
+
+def _check_finite(checkpoint: Checkpoint) -> None:
+    """Refuses to save weights from which no training can go on."""
+    for name, weight in checkpoint.model.items():
+        if not weight.isfinite().all():
+            raise GuardError(
+                f"step {checkpoint.step}: weight {name} is not finite, so nothing is saved; the last checkpoint is intact. Lower "
+                "optim.lr, or look for what changes weights beside the optimizer"
+            )
 
 
 def _write(checkpoints: CheckpointStore, settings: CheckpointConfig, checkpoint: Checkpoint) -> None:
@@ -475,7 +547,14 @@ def _restore(checkpoint: Checkpoint, model: nn.Module, training: TrainingModule,
     if average is not None:
         average.restore(distribute_like(parameters, checkpoint.average))
     training.scaler.load_state_dict(checkpoint.state["scaler"])
-    return Progress(**checkpoint.state["progress"])
+    return Progress.from_json(checkpoint.state["progress"])
+
+
+def _guard(config: TrainConfig, checkpoint: Checkpoint | None) -> Guard:
+    guard = Guard(config.guard, scaled=config.precision == "fp16")
+    if checkpoint is not None:
+        guard.from_json(checkpoint.state["guard"])
+    return guard
 
 
 def _sinks(config: TrainConfig, plan: Plan, resume_step: int | None) -> list[Sink]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,7 +16,8 @@ class Progress:
     step: int = 0
     """Optimizer steps done."""
     rows: int = 0
-    """Rows committed by those steps, over all ranks; rows that were only read ahead do not count."""
+    """Position in the order: rows committed by those steps, over all ranks, and rows left out. What was only read ahead does not
+    count."""
     targets: int = 0
     """Targets in those rows."""
     seconds: float = 0.0
@@ -28,10 +30,16 @@ class Progress:
     """Step of the lowest validation loss so far."""
     best_val_loss: float | None = None
     """That loss, in nats per target."""
+    left_out: tuple[tuple[int, int], ...] = ()
+    """Positions that are never trained on, as first and end, because of a rollback."""
 
-    def after_step(self, *, rows: int, targets: int) -> Progress:
-        """The counters once a step has used `rows` rows with `targets` targets."""
-        return replace(self, step=self.step + 1, rows=self.rows + rows, targets=self.targets + targets)
+    def after_step(self, *, end: int, targets: int) -> Progress:
+        """The counters once a step has used the rows up to the position `end`, with `targets` targets."""
+        return replace(self, step=self.step + 1, rows=end, targets=self.targets + targets)
+
+    def leaving_out(self, first: int, end: int) -> Progress:
+        """The counters of a run that passes over these positions."""
+        return replace(self, left_out=(*self.left_out, (first, end)))
 
     def at(self, seconds: float) -> Progress:
         """The counters with the training time that all ranks agreed on."""
@@ -42,6 +50,11 @@ class Progress:
         better = self.best_val_loss is None or val_loss < self.best_val_loss
         evaluated = replace(self, evaluated_step=self.step)
         return replace(evaluated, best_step=self.step, best_val_loss=val_loss) if better else evaluated
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> Progress:
+        """What `to_json` gave."""
+        return Progress(**{**values, "left_out": tuple((first, end) for first, end in values["left_out"])})
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; floats survive JSON exactly."""

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from data_pipeline.errors import ConfigError, GuardError
+from data_pipeline.errors import ConfigError
 from data_pipeline.shards import RowBatch
 from trainer.accumulation import Accumulation, DdpAccumulation, FsdpAccumulation, PlainAccumulation, TreeAccumulation
 from trainer.attention import Backend, Layout, make_layout
 from trainer.config import LossConfig, TrainConfig
 from trainer.determinism import seed_micro_batch
 from trainer.distributed import Group
+from trainer.guard import Thresholds
 from trainer.loader import GlobalBatch, MicroBatch, micro_batch, share_of_rank
 from trainer.loss import cross_entropy_rows, cross_entropy_sum, linear_cross_entropy_rows, linear_cross_entropy_sum
 from trainer.model import Decoder, parameters_by_name
@@ -49,6 +50,9 @@ __all__ = [
 LossFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """From logits (B, L, V), targets (B, L) and weights (B, L) or None to the weighted sum over all targets, a fp32 scalar."""
 
+_NO_LIMITS = Thresholds()
+_NUM_NOTES = 5
+"""Numbers of a step's report that come before the losses of its micro-batches."""
 _AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float8": torch.bfloat16}
 
 
@@ -106,7 +110,7 @@ class StepResult:
     loss: float
     """Mean over the targets (or sequences) of the global batch, in nats."""
     grad_norm: float
-    """Global gradient norm before clipping; where it is not finite the update was not made."""
+    """Global gradient norm before clipping."""
     stop_votes: int
     """Ranks that were asked to stop."""
     seconds: float
@@ -120,13 +124,11 @@ class StepResult:
 class PendingStep:
     """The numbers of a step, on their way from the device."""
 
-    def __init__(self, step: int, report: Tensor, skip: Tensor, batch: GlobalBatch, *, skips_are_normal: bool) -> None:
+    def __init__(self, step: int, report: Tensor, skip: Tensor, batch: GlobalBatch) -> None:
         self.skip = skip
         """On the device: 1 where the update was withheld, else 0."""
         self._step = step
-        self._rows = f"rows {batch.start} to {batch.start + len(batch.rows) - 1}"
         self._normaliser = batch.normaliser
-        self._skips_are_normal = skips_are_normal
         self._arrived: torch.cuda.Event | None = None
         if report.is_cuda:
             self._report = torch.empty_like(report, device="cpu", pin_memory=True)
@@ -137,15 +139,11 @@ class PendingStep:
             self._report = report
 
     def result(self) -> StepResult:
-        """Waits for the numbers.
-
-        Raises:
-            GuardError: the gradient was not finite, in fp32 or bf16; the weights are as they were before the step.
-        """
+        """Waits for the numbers."""
         if self._arrived is not None:
             self._arrived.synchronize()
         votes, seconds, grad_norm, save_failed, acknowledged_step, *losses = self._report.tolist()
-        result = StepResult(
+        return StepResult(
             step=self._step,
             loss=math.fsum(losses) / self._normaliser,
             grad_norm=grad_norm,
@@ -154,12 +152,6 @@ class PendingStep:
             save_failed=bool(save_failed),
             acknowledged_step=int(acknowledged_step),
         )
-        if not math.isfinite(grad_norm) and not self._skips_are_normal:
-            raise GuardError(
-                f"step {self._step}, {self._rows}: loss {result.loss}, gradient norm {grad_norm}; the update was not made. "
-                "Lower optim.lr, use precision fp32 or bf16, or look at these rows; the last checkpoint is from before this step"
-            )
-        return result
 
 
 FactsT = TypeVar("FactsT")
@@ -181,6 +173,10 @@ class StepResults(Generic[FactsT]):
         while len(self._pending) > (0 if everything else self._lag):
             pending, facts = self._pending.popleft()
             yield pending.result(), facts
+
+    def forget(self) -> None:
+        """Drops what has not been read."""
+        self._pending.clear()
 
 
 def empty_micro_batch(num_rows: int, row_length: int, backend: Backend, *, with_weights: bool = False) -> MicroBatch:
@@ -262,8 +258,9 @@ def train_step(
     seconds: float,
     save_failed: bool = False,
     acknowledged_step: int = -1,
+    limits: Thresholds = _NO_LIMITS,
 ) -> PendingStep:
-    """Updates the weights by one global batch, unless its gradient is not finite.
+    """Updates the weights by one global batch, unless its loss or gradient is not finite, or outside of the limits.
 
     The loss of every micro-batch is a sum, divided by the targets of the whole global batch before backward, so that the
     gradient is that of the mean however the batch is cut. Each micro-batch's loss has a place of its own in the report; the
@@ -279,6 +276,7 @@ def train_step(
         seconds: this rank's training time so far.
         save_failed: true where this rank could not write a checkpoint.
         acknowledged_step: the newest checkpoint that this rank has written.
+        limits: of loss and gradient norm, beyond which the update is withheld.
     """
     own = share_of_rank(config.batch.micro_batches, group)
     losses = torch.zeros(config.batch.micro_batches, dtype=torch.float64, device=group.device)
@@ -294,26 +292,34 @@ def train_step(
             training.scaler.scale(micro_sum * scale).backward()
         losses[number] = micro_sum.detach()
     training.accumulation.finish()
-    grad_norm, skip = _update(training, config.optim.clip_norm)
-    report = losses.new_zeros(5 + len(losses))
+    grad_norm = _clip(training, config.optim.clip_norm)
+    report = losses.new_zeros(_NUM_NOTES + len(losses))
     report[0] = float(stop_requested)
     if group.is_main:  # what is the same everywhere, or known on rank 0 alone
         report[1], report[2], report[3], report[4] = seconds, grad_norm, float(save_failed), float(acknowledged_step)
-    report[5:] = losses
-    return PendingStep(step, group.sum(report), skip, batch, skips_are_normal=training.scaler.is_enabled())
+    report[_NUM_NOTES:] = losses
+    report = group.sum(report)
+    skip = (~_is_healthy(report[_NUM_NOTES:].sum() / batch.normaliser, report[2], limits)).float()
+    step_unless(training.optimizers, skip)
+    training.scaler.update()
+    return PendingStep(step, report, skip, batch)
 
 
-def _update(training: TrainingModule, clip_norm: float) -> tuple[Tensor, Tensor]:
-    """Clips and updates; returns the norm before clipping, and 1 where the update was withheld, as the norm is not finite.
-
-    One verdict for all optimizers: a scaler would judge each by its own gradients.
-    """
+def _clip(training: TrainingModule, clip_norm: float) -> Tensor:
+    """Scales the gradient down to `clip_norm` where it is longer; returns its norm before."""
     for optimizer in training.optimizers:
         training.scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(training.parameters, clip_norm, foreach=True)
-    if isinstance(grad_norm, DTensor):
-        grad_norm = grad_norm.full_tensor()
-    skip = (~grad_norm.isfinite()).float()
-    step_unless(training.optimizers, skip)
-    training.scaler.update()
-    return grad_norm, skip
+    return grad_norm.full_tensor() if isinstance(grad_norm, DTensor) else grad_norm
+
+
+def _is_healthy(loss: Tensor, grad_norm: Tensor, limits: Thresholds) -> Tensor:
+    """On the device, what `Thresholds.skips` says: whether the update is made."""
+    return (
+        loss.isfinite()
+        & grad_norm.isfinite()
+        & (grad_norm <= limits.skip_norm_above)
+        & (grad_norm >= limits.skip_norm_below)
+        & (loss <= limits.skip_loss_above)
+        & (loss >= limits.skip_loss_below)
+    )

@@ -9,7 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trainer.guard import Guard, GuardConfig, Thresholds, Verdict
+from trainer.config import GuardConfig
+from trainer.guard import Guard, Thresholds, Verdict
 
 REASONS = ["non_finite", "exploding", "vanishing", "spike", "drop"]
 BAD = {"non_finite": (math.nan, 1.0), "exploding": (3.0, 11.0), "vanishing": (3.0, 1e-8), "spike": (30.0, 1.0), "drop": (0.3, 1.0)}
