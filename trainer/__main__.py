@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from data_pipeline.errors import ConfigError, ExitCode, run_command
+from data_pipeline.errors import ConfigError, ExitCode, ProjectError, run_command
 from data_pipeline.settings import help_parser, load_settings, schema_text
 from trainer.config import TrainConfig
 
@@ -17,6 +19,8 @@ _COMMANDS = {
     "train": "train a model, or go on with a run that was stopped",
     "evaluate": "validation loss and perplexity of a run's checkpoint",
     "generate": "text from a run's checkpoint",
+    "verify": "whether a run's files are what was written, the environment is the same, and steps give the same bits again",
+    "audit": "what every step of a run was trained on: proof of no repeat and no omission, and the text behind a step",
     "schema": "JSON Schema of the settings of `train`, for editors; --env lists their environment variables",
 }
 
@@ -33,6 +37,10 @@ def main(arguments: Sequence[str]) -> None:
         _evaluate(rest)
     elif command == "generate":
         _generate(rest)
+    elif command == "verify":
+        _verify(rest)
+    elif command == "audit":
+        _audit(rest)
     elif command == "schema":
         _schema(rest)
     else:
@@ -52,7 +60,7 @@ def _train(arguments: Sequence[str]) -> None:
 
 
 def _evaluate(arguments: Sequence[str]) -> None:
-    parser = _run_parser("evaluate", "Measures the validation loss of a checkpoint on the data of its run.")
+    parser = _checkpoint_parser("evaluate", "Measures the validation loss of a checkpoint on the data of its run.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     from trainer.inspect_run import evaluate_run
@@ -61,7 +69,7 @@ def _evaluate(arguments: Sequence[str]) -> None:
 
 
 def _generate(arguments: Sequence[str]) -> None:
-    parser = _run_parser("generate", "Writes text that continues a prompt.")
+    parser = _checkpoint_parser("generate", "Writes text that continues a prompt.")
     parser.add_argument("--prompt", default="", help="text to continue [default: none]")
     parser.add_argument("--max_tokens", type=int, default=128, help="longest continuation, in tokens [default 128]")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 always takes the likeliest token [default 0.8]")
@@ -83,6 +91,73 @@ def _generate(arguments: Sequence[str]) -> None:
     print()
 
 
+def _verify(arguments: Sequence[str]) -> None:
+    levels = ("integrity", "environment", "data", "replay")
+    parser = _run_parser("verify", "Checks a run, level by level; what does not hold ends it with exit code 3 (data) or 4 (run).")
+    parser.add_argument("--level", default="environment", choices=levels, help="the highest level [default environment]")
+    parser.add_argument("--replay", type=int, metavar="N", help="train N steps again and compare all bits, whatever the level")
+    parser.add_argument("--from", type=int, dest="start", metavar="STEP", help="replay from this checkpoint, 0: from the seed")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="where the prepared data is, if it was moved")
+    parser.add_argument(
+        "--sources",
+        nargs="+",
+        default=[],
+        metavar="PATH",
+        help="what to prepare again for level data; NAME=PATH for a named source",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    if options.replay is not None and options.replay < 1:
+        raise ConfigError(f"--replay {options.replay}: a replay has at least one step")
+    from trainer.verify import verify_run
+
+    held: list[dict[str, Any]] = []
+    try:
+        for outcome in verify_run(
+            _run_directory(options),
+            level=options.level,
+            num_steps=options.replay,
+            start=options.start,
+            data=options.data,
+            sources=options.sources,
+        ):
+            held.append({"level": outcome.level, **outcome.facts})
+            if not options.json:
+                print(outcome.text, flush=True)
+    except ProjectError as error:
+        _print_json(options, {"ok": False, "held": held, "error": str(error)})
+        raise
+    _print_json(options, {"ok": True, "held": held})
+
+
+def _audit(arguments: Sequence[str]) -> None:
+    parser = _run_parser("audit", "Proves what every step was trained on; exit code 3 where the data, 4 where the run is wrong.")
+    parser.add_argument("--step", type=int, metavar="N", help="print the text behind this step instead")
+    parser.add_argument("--full", action="store_true", help="print all of it")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="where the prepared data is, if it was moved")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    from trainer.audit import audit_run, show_step
+
+    run = _run_directory(options)
+    if options.step is not None:
+        print(show_step(run, options.step, data=options.data, full=options.full, as_json=options.json))
+        return
+    try:
+        report = audit_run(run, options.data)
+    except ProjectError as error:
+        _print_json(options, {"ok": False, "error": str(error)})
+        raise
+    _print_json(options, {"ok": True, **report.to_json()})
+    if not options.json:
+        print(report.describe())
+
+
+def _print_json(options: argparse.Namespace, value: dict[str, Any]) -> None:
+    if options.json:
+        print(json.dumps(value, ensure_ascii=False))
+
+
 def _schema(arguments: Sequence[str]) -> None:
     print(schema_text(TrainConfig, "python -m trainer", arguments))
 
@@ -90,6 +165,11 @@ def _schema(arguments: Sequence[str]) -> None:
 def _run_parser(command: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m trainer {command}", description=description)
     parser.add_argument("run", nargs="?", type=Path, help="directory of the run [default: TRAIN_RUN]")
+    return parser
+
+
+def _checkpoint_parser(command: str, description: str) -> argparse.ArgumentParser:
+    parser = _run_parser(command, description)
     parser.add_argument("--checkpoint", default="latest", help="latest, best, or a step [default latest]")
     return parser
 

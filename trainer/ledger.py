@@ -76,7 +76,7 @@ class LedgerStep:
     digest: str
     """`digest_of_rows` of the row numbers, in order."""
     applied: bool
-    """False where the update was withheld, because the gradient was not finite."""
+    """False where the guard withheld the update."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,11 @@ class Ledger:
         self._write(step, facts | {"digest": digest_of_rows(rows), "applied": applied})
 
     def event(self, kind: str, *, step: int, **facts: Any) -> None:
-        """Notes what happened after `step` and before the next; `skip` with `start` and `count` names rows that are never used."""
+        """Notes what happened after `step` and before the next.
+
+        `skip` with `start` and `count` names positions from there on that are never used: a batch that would touch one of them
+        begins after the last.
+        """
         self._write(step, {"event": kind, "step": step, **facts})
 
     def rewind(self, head: LedgerHead) -> None:

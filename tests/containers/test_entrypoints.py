@@ -215,6 +215,11 @@ def test_a_group_that_ends_for_a_reason_that_stays_is_not_started_again(stand_in
     assert (number, found, said) == (1, code, "")
 
 
+def test_what_one_start_has_said_is_forgotten_at_the_next(stand_in: Path, tmp_path: Path) -> None:
+    does = "[ $n = 1 ] && reason='1 stuck' || reason=3; [ -s $TRAINER_EXIT_FILE ] || echo $reason >$TRAINER_EXIT_FILE; exit 1"
+    assert starts(stand_in, tmp_path, does)[:2] == (2, 3)
+
+
 def test_restarts_without_a_new_checkpoint_come_to_an_end(stand_in: Path, tmp_path: Path) -> None:
     reason = "echo '1 rank 1 has stood still' >$TRAINER_EXIT_FILE; exit 1"
     number, code, said = starts(stand_in, tmp_path, reason, TRAIN_MAX_RESTARTS="2")
@@ -252,7 +257,7 @@ def test_the_settings_of_restarts_do_not_reach_the_trainer(stand_in: Path, tmp_p
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_in_the_pause_before_a_restart_ends_it_at_once(stand_in: Path, tmp_path: Path, sent: signal.Signals) -> None:
-    variables = environment(stand_in, STAND_IN_DOES=f"echo start >>{tmp_path}/starts; exit 1", TRAIN_RESTART_DELAY_S="300")
+    variables = environment(stand_in, STAND_IN_DOES=f"echo start >>{tmp_path}/starts; exit 1", TRAIN_RESTART_DELAY_S="301")
     with started_train(variables) as process:
         deadline = time.monotonic() + 30
         while not (tmp_path / "starts").exists() and time.monotonic() < deadline:
@@ -261,6 +266,8 @@ def test_a_signal_in_the_pause_before_a_restart_ends_it_at_once(stand_in: Path, 
         process.send_signal(sent)
         assert process.wait(timeout=30) == 75
     assert (tmp_path / "starts").read_text() == "start\n"
+    pauses = subprocess.run(["pgrep", "-f", "^sleep 301$"], capture_output=True, text=True, check=False).stdout
+    assert pauses == "", "a pause goes on"
 
 
 def test_the_health_check_says_what_the_rank_is_doing(stand_in: Path, tmp_path: Path) -> None:

@@ -1,0 +1,426 @@
+"""What `audit` does: proves from ledger, checkpoints and data what a run was trained on, and shows the text behind a step.
+
+Proven is, line by line: the steps are 1, 2, 3, … without a gap; each begins at the position where the one before ended, or after
+a window that the ledger has said before would be left out; its rows are those that the order gives for these positions; they have
+as many targets as it says; and no row comes again before all rows of its order have come. Each checkpoint has to agree with the
+ledger up to its step.
+
+    B rows of a step   N rows of the order that is gone through: all of them, or those of one source
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError
+from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.shards import Rows
+from data_pipeline.tokenizer import Tokenizer, load_tokenizer
+from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.manifest import parse_manifest
+from trainer.inspect_run import load_config
+from trainer.ledger import LEDGER, LedgerEvent, LedgerHead, LedgerStep, digest_of_rows, read_ledger
+from trainer.mixture import MixedOrder, build_order
+from trainer.order import RowOrder, UniformOrder
+from trainer.record import read_record
+
+__all__ = ["MAX_COUNTED_ROWS", "AuditReport", "Auditor", "Skipped", "audit_run", "show_step"]
+
+MAX_COUNTED_ROWS = 1 << 26
+"""Rows that are counted one by one, which takes 4 bytes each; beyond that the comparison with the order has to do."""
+
+_SHOWN_CHARS = 300
+_FILL_IN = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Positions of the order that no step may be trained on from then on, because the run said so."""
+
+    after_step: int
+    start: int
+    count: int
+    reason: str
+
+    @property
+    def end(self) -> int:
+        """The first position after them."""
+        return self.start + self.count
+
+
+@dataclass
+class AuditReport:
+    """What was found; whatever is wrong is raised instead."""
+
+    steps: int = 0
+    positions: int = 0
+    """Rows of the order that are used up: those that steps were trained on, and those that were left out."""
+    targets: int = 0
+    lines: int = 0
+    left_out: int = 0
+    """Of these, those that no step was trained on."""
+    skipped: list[Skipped] = field(default_factory=list)
+    """The windows because of which they were left out."""
+    withheld: list[int] = field(default_factory=list)
+    """Steps whose update the guard withheld, so that they changed no weight."""
+    orders: list[dict[str, Any]] = field(default_factory=list)
+    """The step after which each order of the rows began, and what it follows from."""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """What else happened."""
+    drawn: dict[str, int] = field(default_factory=dict)
+    """Rows trained on by source, a row as often as it was used."""
+    rows: dict[str, int] = field(default_factory=dict)
+    """Rows that there are, by source."""
+    counted: bool = True
+    """Whether every row was counted, or there were too many."""
+    checkpoints: list[int] = field(default_factory=list)
+    """Steps of the checkpoints that agree with the ledger."""
+
+    def describe(self) -> str:
+        """The report for people."""
+        sources = ", ".join(
+            f"{name} {drawn:,} of {self.rows[name]:,} ({drawn / max(1, self.rows[name]):.2f} passes)"
+            for name, drawn in self.drawn.items()
+        )
+        skipped = ", ".join(
+            f"positions {one.start} to {one.end - 1}, said after step {one.after_step} ({one.reason})" for one in self.skipped
+        )
+        counting = "no row twice before all others once" if self.counted else "rows not counted one by one: there are too many"
+        lines = [
+            f"ledger       {self.lines} lines, each follows from those before",
+            f"steps        1 to {self.steps}, each once; {self.positions:,} positions without a gap, {self.targets:,} targets",
+            f"rows         those of the order in every step; {counting}",
+            f"sources      {sources or 'none yet'}",
+            f"left out     {f'{self.left_out:,} rows: {skipped}' if skipped else 'nothing'}",
+            f"withheld     {', '.join(map(str, self.withheld)) or 'no update'}",
+            f"checkpoints  {', '.join(map(str, self.checkpoints)) or 'none'}: counters and ledger agree",
+        ]
+        lines += [f"order        another one from step {order['step'] + 1} on" for order in self.orders[1:]]
+        lines += [f"event        {event['event']} after step {event['step']}" for event in self.events]
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report for programs."""
+        return asdict(self)
+
+
+class Auditor:
+    """Follows a ledger line by line.
+
+    Args:
+        path: the ledger's, for messages.
+        build: the order that an `order` event describes; raises where that cannot be.
+        num_targets: of these rows together.
+        num_rows: all rows that there are.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        build: Callable[[Mapping[str, Any]], RowOrder],
+        num_targets: Callable[[NDArray[np.int64]], int],
+        num_rows: int,
+    ) -> None:
+        self.report = AuditReport(counted=num_rows <= MAX_COUNTED_ROWS)
+        self._path = path
+        self._build = build
+        self._num_targets = num_targets
+        self._num_rows = num_rows
+        self._order: RowOrder | None = None
+        self._passes_N = np.empty(0, np.int32)
+
+    def follow(self, entry: LedgerStep | LedgerEvent) -> NDArray[np.int64]:
+        """Checks one line; returns the rows that were trained on, which are none for an event.
+
+        Raises:
+            CheckpointError: the line says what cannot be; the message names it.
+        """
+        self.report.lines = entry.head.lines
+        try:
+            if isinstance(entry, LedgerStep):
+                return self._step(entry)
+            self._event(entry)
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._wrong(entry, f"it lacks a fact, or has a wrong one ({error})") from None
+        return np.empty(0, np.int64)
+
+    def _step(self, entry: LedgerStep) -> NDArray[np.int64]:
+        report, step = self.report, entry.head.step
+        if step != report.steps + 1:
+            raise self._wrong(entry, f"step {step} follows step {report.steps}")
+        expected = next_position(report.positions, entry.count, report.skipped)
+        if entry.start != expected:
+            kind = "left out" if entry.start > expected else "used again"
+            first, last = sorted((entry.start, expected))
+            raise self._wrong(
+                entry,
+                f"step {step} begins at position {entry.start}, so positions {first} to {last - 1} were {kind} without a word",
+            )
+        if expected > report.positions:
+            report.left_out += expected - report.positions
+            self._rows(entry, report.positions, expected - report.positions)
+        rows = self._rows(entry, entry.start, entry.count)
+        if entry.epoch != entry.start // self._num_rows:
+            raise self._wrong(entry, f"position {entry.start} is in epoch {entry.start // self._num_rows}, not in {entry.epoch}")
+        if digest := _difference(entry, rows):
+            raise self._wrong(entry, f"the rows of step {step} have the digest {entry.digest}, those of the order {digest}")
+        if entry.targets != (found := self._num_targets(rows)):
+            raise self._wrong(entry, f"step {step} is said to have {entry.targets} targets, but its rows have {found}")
+        report.steps, report.targets = step, report.targets + entry.targets
+        if not entry.applied:
+            report.withheld.append(step)
+        return rows
+
+    def _event(self, entry: LedgerEvent) -> None:
+        facts = {"event": entry.kind, "step": entry.head.step, **entry.facts}
+        if entry.kind == "gap":
+            raise CheckpointError(
+                f"{self._path}: it was moved away before step {entry.head.step + 1}, so what the steps before were trained on "
+                "cannot be proven; restore the whole ledger from a copy"
+            )
+        if entry.head.step != self.report.steps:
+            raise self._wrong(entry, f"event {entry.kind} after step {entry.head.step}, but the last step is {self.report.steps}")
+        if entry.kind == "order":
+            self._order = self._build(entry.facts)
+            self._passes_N = np.full(self._num_rows if self.report.counted else 0, -1, np.int32)
+            self.report.orders.append(facts)
+        elif entry.kind == "skip":
+            start, count = int(entry.facts["start"]), int(entry.facts["count"])
+            if start < self.report.positions or count < 1:
+                raise self._wrong(
+                    entry, f"{count} positions from {start} on cannot be left out any more: {self.report.positions} are used"
+                )
+            self.report.skipped.append(Skipped(entry.head.step, start, count, str(entry.facts.get("reason", ""))))
+        else:
+            self.report.events.append(facts)
+
+    def _rows(self, entry: LedgerStep | LedgerEvent, start: int, count: int) -> NDArray[np.int64]:
+        """The rows at the next positions, after a look that none of them comes too early."""
+        if self._order is None:
+            raise self._wrong(entry, "no line before it says which order the rows follow")
+        rows = self._order.rows_at(start, count)
+        if self.report.counted:
+            passes_B = passes_at(self._order, start, count)
+            for number in np.unique(passes_B):  # one, and at the end of an epoch two
+                here = rows[passes_B == number]
+                again = np.concatenate((here[self._passes_N[here] >= number], _repeated(here)))
+                if len(again):
+                    raise self._wrong(entry, f"row {again[0]} comes again before all others have come")
+                self._passes_N[here] = number
+        self.report.positions += count
+        return rows
+
+    def _wrong(self, entry: LedgerStep | LedgerEvent, finding: str) -> CheckpointError:
+        return CheckpointError(f"{self._path}, line {entry.head.lines}: {finding}; the ledger is not that of this run and data")
+
+
+def next_position(position: int, count: int, windows: Iterable[Skipped]) -> int:
+    """Where a batch of `count` rows begins that would begin at `position`, but may touch none of these windows."""
+    for window in sorted(windows, key=lambda window: window.start):
+        if window.start < position + count and position < window.end:
+            position = window.end
+    return position
+
+
+def passes_at(order: RowOrder, start: int, count: int) -> NDArray[np.int32]:
+    """How often all rows, or those of the source that is drawn from, were gone through before each position, shape (count,)."""
+    positions = np.arange(start, start + count, dtype=np.int64)
+    if isinstance(order, MixedOrder):
+        cycles, places = np.divmod(positions, len(order.source_M))
+        sources = order.source_M[places]
+        sizes = np.array([source.order.num_rows for source in order.sources], np.int64)
+        draws = cycles * order.counts_K[sources] + order.drawn_M[places]
+        return (draws // sizes[sources]).astype(np.int32)
+    assert isinstance(order, UniformOrder)
+    return (positions // order.num_rows).astype(np.int32)
+
+
+def _repeated(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Those that stand there more than once."""
+    values, counts = np.unique(numbers, return_counts=True)
+    return values[counts > 1]
+
+
+def audit_run(run: Path, data: Path | None = None) -> AuditReport:
+    """Audits a run that is finished, stopped or killed.
+
+    Args:
+        run: its directory.
+        data: where its prepared data is now, if it was moved.
+
+    Raises:
+        PreparedDataError: the data is missing, damaged, or not what the run was trained on.
+        CheckpointError: ledger, record or a checkpoint is missing or damaged, or they do not agree.
+    """
+    record = read_record(run)
+    directory, manifest, rows = _open_data(run, data)
+    checkpoints = _saved(run)
+    ends = {saved.head.lines: saved for saved in checkpoints}
+    build = _builder(run, directory, manifest, rows)
+    auditor = Auditor(run / LEDGER, build, lambda some: int(rows.num_targets(some).sum()), len(rows))
+    drawn = np.zeros(len(manifest.sources), np.int64)
+    for entry in read_ledger(run / LEDGER):
+        used = auditor.follow(entry)
+        drawn += np.bincount(rows.source_ids(used), minlength=len(drawn))
+        if entry.head.lines in ends:
+            _check_checkpoint(run, ends.pop(entry.head.lines), entry.head, auditor.report)
+    report = auditor.report
+    for saved in ends.values():
+        raise CheckpointError(
+            f"{run / LEDGER}: it ends at line {report.lines}, but the checkpoint of step {saved.step} names line "
+            f"{saved.head.lines}; restore the file from a copy"
+        )
+    if record["status"] != "training" and record["step"] != report.steps:
+        raise CheckpointError(
+            f"{run / LEDGER}: it ends at step {report.steps}, but the run was {record['status']} at {record['step']}"
+        )
+    report.checkpoints = [saved.step for saved in checkpoints]
+    for name, count, ranges in zip(manifest.sources, drawn.tolist(), rows.source_ranges(), strict=True):
+        report.rows[name], report.drawn[name] = int((ranges[:, 1] - ranges[:, 0]).sum()), count
+    return report
+
+
+def show_step(run: Path, step: int, *, data: Path | None = None, full: bool = False, as_json: bool = False) -> str:
+    """The text that a step was trained on, row by row and document by document, as the model saw it.
+
+    Raises:
+        ConfigError: the ledger has no such step.
+        PreparedDataError, CheckpointError: as `audit_run`, for what is read of it.
+    """
+    directory, manifest, rows = _open_data(run, data)
+    build = _builder(run, directory, manifest, rows)
+    order, last = None, 0
+    for entry in read_ledger(run / LEDGER):
+        last = entry.head.step
+        if isinstance(entry, LedgerEvent) and entry.kind == "order":
+            order = build(entry.facts)
+        elif isinstance(entry, LedgerStep) and last == step and order is not None:
+            numbers = order.rows_at(entry.start, entry.count)
+            if digest := _difference(entry, numbers):
+                raise CheckpointError(
+                    f"{run / LEDGER}: the rows of step {step} have the digest {entry.digest}, the order's {digest}"
+                )
+            tokenizer = load_tokenizer(directory / "tokenizer")
+            shown = [_row(number, rows, manifest, tokenizer, full=full) for number in numbers.tolist()]
+            summary = {"step": step, "start": entry.start, "epoch": entry.epoch, "targets": entry.targets, "rows": shown}
+            return json.dumps(summary, ensure_ascii=False) if as_json else _page(summary, directory)
+    raise ConfigError(f"--step {step}: the ledger of {run} has the steps 1 to {last}; name one of them")
+
+
+def _open_data(run: Path, data: Path | None) -> tuple[Path, Manifest, Rows]:
+    directory = data or load_config(run).data
+    manifest = read_manifest(directory)
+    return directory, manifest, Rows(directory, manifest, "train", verify=True)
+
+
+def _builder(run: Path, directory: Path, manifest: Manifest, rows: Rows) -> Callable[[Mapping[str, Any]], RowOrder]:
+    def build(facts: Mapping[str, Any]) -> RowOrder:
+        if facts["data"] != manifest.root_digest or facts["rows"] != len(rows):
+            raise PreparedDataError(
+                f"{run} was trained on the data {facts['data']} with {facts['rows']} rows, but {directory} holds "
+                f"{manifest.root_digest} with {len(rows)}; name the right folder with --data"
+            )
+        return build_order(facts["seed"], rows, manifest.sources, facts["mixture"])
+
+    return build
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What a checkpoint says besides its tensors, which are not read."""
+
+    step: int
+    head: LedgerHead
+    counters: Mapping[str, int]
+    """Named as in the report."""
+
+
+def _saved(run: Path) -> list[_Saved]:
+    """The checkpoints, oldest first."""
+    store = CheckpointStore(run / "checkpoints")
+    found = []
+    for step in store.steps():
+        path = store.path(step) / "manifest.json"
+        try:
+            state = parse_manifest(path.read_bytes()).state
+            progress = state["progress"]
+            counters = {"steps": progress["step"], "positions": progress["rows"], "targets": progress["targets"]}
+            found.append(_Saved(step, LedgerHead(**state["ledger"]), counters))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path}: {error}; the checkpoint is damaged, restore it from a copy") from None
+    return found
+
+
+def _check_checkpoint(run: Path, saved: _Saved, head: LedgerHead, report: AuditReport) -> None:
+    followed = {name: getattr(report, name) for name in saved.counters}
+    if saved.head != head or saved.counters != followed or saved.step != report.steps:
+        raise CheckpointError(
+            f"{run / LEDGER}, line {head.lines}: the checkpoint of step {saved.step} has the counters {dict(saved.counters)} and "
+            f"the chain {saved.head.chain}, the ledger {followed} and {head.chain}; they are not of one run"
+        )
+
+
+def _difference(entry: LedgerStep, rows: NDArray[np.int64]) -> str:
+    """The digest of these rows where it is another than the ledger's, else nothing."""
+    digest = digest_of_rows(rows)
+    return "" if digest == entry.digest else digest
+
+
+def _row(number: int, rows: Rows, manifest: Manifest, tokenizer: Tokenizer, *, full: bool) -> dict[str, Any]:
+    place = np.array([number])
+    batch = rows.read(place)
+    tokens, segments = batch.tokens_BL[0], batch.segments_BL[0]
+    pieces = [tokens[segments == index].tolist() for index in range(int(segments.max()) + 1)]
+    documents = [
+        {"id": identity, "tokens": len(ids), "text": _text(ids, tokenizer, full=full)}
+        for identity, ids in zip(rows.document_ids(number).tolist(), pieces, strict=True)
+    ]
+    source = manifest.sources[int(rows.source_ids(place)[0])]
+    return {"row": number, "source": source, "padding": int((segments < 0).sum()), "documents": documents}
+
+
+def _text(ids: Iterable[int], tokenizer: Tokenizer, *, full: bool) -> str:
+    """The text of ids, special ones by their role, and cut unless `full`."""
+    text = "".join(_pieces(ids, tokenizer))
+    return text if full or len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
+
+
+def _pieces(ids: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
+    special = [(name, tokenizer.token_id(name)) for name in _FILL_IN]
+    special += [("⟨unk⟩", tokenizer.unk_id), ("⟨bos⟩", tokenizer.bos_id), ("⟨eos⟩", tokenizer.eos_id)]
+    names = {number: name for name, number in special if number is not None}
+    plain: list[int] = []
+    for number in ids:
+        if number in names:
+            yield tokenizer.decode(plain)
+            yield names[number]
+            plain = []
+        else:
+            plain.append(number)
+    yield tokenizer.decode(plain)
+
+
+def _page(summary: Mapping[str, Any], directory: Path) -> str:
+    lines = [
+        f"step {summary['step']}: {len(summary['rows'])} rows from position {summary['start']} of the order on, epoch "
+        f"{summary['epoch']}, {summary['targets']} targets"
+    ]
+    for row in summary["rows"]:
+        lines.append(f"\nrow {row['row']}, source {row['source']}, {row['padding']} tokens of padding")
+        for document in row["documents"]:
+            lines.append(f"  document {document['id']}, {document['tokens']} tokens")
+            lines += [f"    {_printable(line)}" for line in document["text"].split("\n")]
+    lines.append(f"\nA whole document: python -m data_pipeline inspect {directory} --document ID")
+    return "\n".join(lines)
+
+
+def _printable(line: str) -> str:
+    """The line without what would steer a terminal: such characters are named."""
+    return "".join(char if char.isprintable() or char == "\t" else f"⟨U+{ord(char):04X}⟩" for char in line)

@@ -1,0 +1,223 @@
+"""Trains some steps of a run again, in a temporary run directory, and compares every number and every tensor bit for bit.
+
+What trains is `trainer.loop.train`, as in the run itself; under torchrun where the run had several ranks and its bits depend on
+their number. Nothing is written into the run. At a step of which the run has a checkpoint the replay saves its own, compares all
+tensors, and goes on from there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from data_pipeline.errors import ConfigError, ExitCode, ProjectError
+from data_pipeline.settings import to_toml
+from trainer.checkpoint import Checkpoint, CheckpointStore
+from trainer.checkpoint.tensor_file import same_bytes, spec_of
+from trainer.config import TrainConfig
+from trainer.history import METRICS, read_events
+from trainer.inspect_run import load_config
+from trainer.ledger import LEDGER
+from trainer.loop import train
+from trainer.record import read_record
+
+__all__ = ["ChildError", "Replay", "choose_start", "first_difference", "replay_run"]
+
+_ROOT = Path(__file__).resolve().parents[1]
+_COMPARED = {"train": ("loss_hex", "grad_norm", "lr", "tokens"), "eval": ("val_loss_hex", "targets")}
+"""What of an event has to be the same; the other fields are times."""
+_LAST_LINES = 5
+
+_Events = Mapping[tuple[str, int], Mapping[str, Any]]
+
+
+class ChildError(ProjectError):
+    """The ranks of a replay failed; carries their exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.exit_code = ExitCode(code) if code in set(ExitCode) else ExitCode.CRASHED
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a replay has shown."""
+
+    start: int
+    """The step that it began from; 0: from the seed."""
+    end: int
+    tensors_at: tuple[int, ...]
+    """The steps at which all tensors were compared."""
+    num_ranks: int
+    difference: str = ""
+    """The first one; nothing where all bits are equal."""
+
+    def describe(self) -> str:
+        """The outcome for people."""
+        if self.difference:
+            return f"replay       {self.difference}"
+        compared = f"; every tensor at step {', '.join(map(str, self.tensors_at))}" if self.tensors_at else ""
+        return f"replay       bitwise equal: {self.end - self.start} steps ({self.start + 1} to {self.end}){compared}"
+
+
+def replay_run(
+    run: Path, num_steps: int, *, start: int | None = None, data: Path | None = None, allow_changes: tuple[str, ...] = ()
+) -> Replay:
+    """Trains `num_steps` steps of a run again.
+
+    Args:
+        run: its directory, which is only read.
+        num_steps: how many.
+        start: the step of the checkpoint to begin from, or 0; None chooses.
+        data: where the prepared data is now, if it was moved.
+        allow_changes: what may differ in the run's identity, which then says why bits do.
+
+    Raises:
+        ConfigError: the run has not so many steps from there on, or the environment differs in something else.
+        CheckpointError: record, metrics or a checkpoint is missing or damaged.
+    """
+    record = read_record(run)
+    config = load_config(run)
+    extension = run / "extension.py" if record["identity"]["extension"] else None
+    settings = config.model_copy(update={"data": (data or config.data).absolute(), "extension": extension})
+    store = CheckpointStore(run / "checkpoints")
+    recorded = _events(run)
+    last = max((step for event, step in recorded if event == "train"), default=0)
+    begin = choose_start(store.steps(), last, num_steps, start)
+    end = begin + num_steps
+    num_ranks = 1 if config.reproducibility == "elastic" else int(record["environment"]["world_size"])
+    compared: list[int] = []
+    with tempfile.TemporaryDirectory(prefix="replay-") as name:
+        again = Path(name) / "run"
+        copy_state(run, again, begin)
+        before = begin
+        for stop in [*(step for step in store.steps() if begin < step < end), end]:
+            _train(replay_config(settings, record, again, stop, allow_changes), num_ranks)
+            difference = _difference_in_events(recorded, _events(again), before, stop)
+            if stop in store.steps():
+                tensor = first_difference(store.load(stop), CheckpointStore(again / "checkpoints").load(stop))
+                compared.append(stop)
+                difference = "; ".join(filter(None, (difference, tensor and f"at step {stop} {tensor}")))
+            elif not difference and stop == record.get("step") and record["weights"] != read_record(again)["weights"]:
+                difference = f"after step {stop} the weights are {read_record(again)['weights']}, but were {record['weights']}"
+            if difference:
+                return Replay(begin, end, tuple(compared), num_ranks, difference)
+            before = stop
+    return Replay(begin, end, tuple(compared), num_ranks)
+
+
+def choose_start(saved: list[int], last: int, num_steps: int, wanted: int | None) -> int:
+    """The step to begin from: the newest saved one that has `num_steps` steps after it, else 0.
+
+    Args:
+        saved: steps of the checkpoints.
+        last: the last step that the metrics know.
+        num_steps: how many are to be trained again.
+        wanted: what the user asks for.
+
+    Raises:
+        ConfigError: there is no such checkpoint, or there are not so many steps after it.
+    """
+    if wanted is not None and wanted not in (0, *saved):
+        raise ConfigError(f"--from {wanted}: no checkpoint of this step; there are 0 (the seed), {', '.join(map(str, saved))}")
+    begin = wanted if wanted is not None else max((step for step in saved if step + num_steps <= last), default=0)
+    if begin + num_steps > last:
+        raise ConfigError(f"--replay {num_steps}: the run has {last - begin} steps after step {begin}; replay as many or fewer")
+    return begin
+
+
+def copy_state(run: Path, again: Path, step: int) -> None:
+    """Makes a run directory that goes on from one checkpoint of `run`; from step 0 there is nothing to copy.
+
+    Raises:
+        CheckpointError: the checkpoint is missing or damaged.
+    """
+    (again / LEDGER).parent.mkdir(parents=True)
+    if step:
+        for name in ("record.json", METRICS, str(LEDGER)):
+            shutil.copyfile(run / name, again / name)
+        CheckpointStore(again / "checkpoints").save(CheckpointStore(run / "checkpoints").load(step))
+
+
+def replay_config(
+    config: TrainConfig, record: Mapping[str, Any], run: Path, end: int, allow_changes: tuple[str, ...]
+) -> TrainConfig:
+    """The settings of a run for a replay up to step `end`: what its bits depend on is what was recorded."""
+    identity = record["identity"]
+    settings = config.model_dump()
+    settings |= {"recipe": None, "run": run, "threads": identity["threads"]}
+    settings |= {"limits": {"steps": end}, "resume": {"allow_changes": allow_changes}}
+    settings["schedule"]["decay_steps"] = identity["schedule.decay_steps"]
+    return TrainConfig(**settings)
+
+
+def first_difference(recorded: Checkpoint, again: Checkpoint) -> str:
+    """The first tensor that is not the same bit for bit, by group and name, and by how much; nothing where all are."""
+    for group in ("model", "optimizer", "average"):
+        ours: Mapping[str, Tensor] = getattr(recorded, group)
+        theirs: Mapping[str, Tensor] = getattr(again, group)
+        for name in sorted(ours.keys() | theirs.keys()):
+            if name not in ours or name not in theirs:
+                return f"tensor {group}/{name} is in the {'replay' if name in theirs else 'run'} alone"
+            if spec_of(ours[name]) != spec_of(theirs[name]):
+                return f"tensor {group}/{name} is {spec_of(theirs[name])}, but was {spec_of(ours[name])}"
+            if not same_bytes(ours[name], theirs[name]):
+                distance = (ours[name].double() - theirs[name].double()).abs().max().item()
+                return f"tensor {group}/{name} differs by up to {distance:.3g}"
+    if recorded.state["scaler"] != again.state["scaler"]:
+        return f"the loss scaler is {again.state['scaler']}, but was {recorded.state['scaler']}"
+    return ""
+
+
+def _difference_in_events(recorded: _Events, again: _Events, before: int, stop: int) -> str:
+    """The first number that differs in the steps after `before` up to `stop`."""
+    for (event, step), facts in recorded.items():
+        if not before < step <= stop or event not in _COMPARED:
+            continue
+        found = again.get((event, step), {})
+        for name in _COMPARED[event]:
+            if facts.get(name) != found.get(name):
+                return f"step {step} is the first that differs: {name} was {facts.get(name)} and is {found.get(name)}"
+    return ""
+
+
+def _events(run: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """The events of a run by kind and step, in the order of the file."""
+    return {(event["event"], event["step"]): event for event in read_events(run / METRICS)}
+
+
+def _train(config: TrainConfig, num_ranks: int) -> None:
+    if num_ranks == 1:
+        train(config)
+        return
+    recipe, exit_file = config.run.parent / "replay.toml", config.run.parent / "exit"
+    recipe.write_text(to_toml("train", config.model_dump(mode="json")))
+    exit_file.unlink(missing_ok=True)
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("TRAIN_", "PET_"))}
+    variables |= {"OMP_NUM_THREADS": str(config.threads), "TRAINER_EXIT_FILE": str(exit_file)}
+    variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"),
+            *("--local-addr=localhost", "-m", "--", "trainer", "train", "--recipe", str(recipe)),
+        ],
+        cwd=_ROOT,
+        env=variables,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        told = exit_file.read_text().split()[0] if exit_file.exists() else ""
+        lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")] or done.stderr.splitlines()[-_LAST_LINES:]
+        raise ChildError(f"the replay on {num_ranks} ranks failed: {' '.join(lines)}", int(told or ExitCode.CRASHED))

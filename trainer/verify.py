@@ -1,0 +1,344 @@
+"""What `verify` does: levels that build on each other, each a claim about a run that is checked against what is there now.
+
+integrity     every file of run and data is what was written, and they agree with each other
+environment   in what this machine and its software differ from those that the run was made with
+data          the sources, prepared again, give the same bytes
+replay        steps, trained again, give the same bits
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError
+from data_pipeline.files import digest_file
+from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.settings import to_toml
+from trainer.attention import choose_backend
+from trainer.audit import AuditReport, audit_run
+from trainer.checkpoint import CheckpointStore
+from trainer.config import TrainConfig
+from trainer.determinism import configure_determinism, device_name, flags, threads_per_rank
+from trainer.distributed import joined_group
+from trainer.history import METRICS, read_events
+from trainer.inspect_run import load_config
+from trainer.ledger import LEDGER, LedgerStep, read_ledger
+from trainer.record import environment_facts, read_record
+from trainer.replay import replay_run
+
+__all__ = [
+    "LEVELS",
+    "Difference",
+    "Outcome",
+    "check_integrity",
+    "compare_environment",
+    "difference_of_manifests",
+    "prepare_again",
+    "recipe_of",
+    "verify_run",
+]
+
+LEVELS = ("integrity", "environment", "data", "replay")
+
+_ROOT = Path(__file__).resolve().parents[1]
+_BUILTIN = {"stdlib-code", "stdlib-manual"}
+_CHANGES_BITS = {"device", "torch", "threads", "attention", "cuda", "gpus", "processor", "image", "code"}
+_IN_IDENTITY = ("device", "torch", "attention", "flags.")
+"""What a resume would refuse; not the number of threads, of which a replay takes the recorded one."""
+_CHANGES_BITS_BELOW = ("flags.", "packages.torch", "packages.triton", "packages.nvidia-", "packages.mkl")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that is not as it was when the run was made."""
+
+    name: str
+    recorded: Any
+    found: Any
+
+    @property
+    def changes_bits(self) -> bool:
+        """True where the same steps may have other bits because of it."""
+        return self.name in _CHANGES_BITS or self.name.startswith(_CHANGES_BITS_BELOW)
+
+    def describe(self) -> str:
+        """The difference in a line; a star marks one that can change bits."""
+        return f"{'*' if self.changes_bits else ' '} {self.name}: {_short(self.recorded)} then, {_short(self.found)} now"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A level that held, or what could not be checked of it."""
+
+    level: str
+    text: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def verify_run(
+    run: Path,
+    *,
+    level: str = "environment",
+    num_steps: int | None = None,
+    start: int | None = None,
+    data: Path | None = None,
+    sources: Sequence[str] = (),
+) -> Iterator[Outcome]:
+    """Checks a run level by level and yields what held; the first thing that does not is raised.
+
+    Args:
+        run: its directory.
+        level: the highest level, of `LEVELS`.
+        num_steps: steps to train again, whatever the level; 10 at the level `replay`.
+        start: the step to train again from; None chooses.
+        data: where the prepared data is now, if it was moved.
+        sources: what the data was prepared from: paths, or `name=path` for a source that a recipe names.
+
+    Raises:
+        PreparedDataError: the data is missing, damaged or cannot be made again.
+        CheckpointError: a file of the run is missing or damaged, or a step trained again has other bits.
+        ConfigError: what is asked for cannot be.
+    """
+    levels = LEVELS[: LEVELS.index(level) + 1]
+    yield check_integrity(run, data)
+    differences = compare_environment(run) if len(levels) > 1 or num_steps else ()
+    if "environment" in levels:
+        facts = {"differences": [asdict(one) | {"changes_bits": one.changes_bits} for one in differences]}
+        yield Outcome("environment", _environment_text(differences), facts)
+    if "data" in levels:
+        directory = data or load_config(run).data
+        yield prepare_again(directory, read_manifest(directory), sources)
+    if "replay" in levels or num_steps:
+        changed = tuple(one.name for one in differences if one.name.startswith(_IN_IDENTITY))
+        replay = replay_run(run, num_steps or 10, start=start, data=data, allow_changes=changed)
+        if replay.difference:
+            because = f"; of the environment differs {', '.join(changed)}" if changed else ""
+            raise CheckpointError(f"{run}: {replay.difference}{because}")
+        yield Outcome("replay", replay.describe(), asdict(replay))
+
+
+def check_integrity(run: Path, data: Path | None = None) -> Outcome:
+    """Reads every file of a run and of its data.
+
+    Raises:
+        PreparedDataError, CheckpointError: a file is missing or is not what was written; the message names it.
+    """
+    record = read_record(run)
+    written_last = (METRICS, LEDGER.as_posix(), "checkpoints/")  # a look into these says more than their digest
+    for name, digest in record["files"].items():
+        if not name.startswith(written_last):
+            _check_file(run / name, digest)
+    store = CheckpointStore(run / "checkpoints")
+    for step in store.steps():
+        store.verify(step)
+    num_files = _check_data(data or load_config(run).data, record["data"]["root_digest"])
+    report = audit_run(run, data)
+    num_events = _check_metrics(run, report)
+    for name, digest in record["files"].items():
+        _check_file(run / name, digest)
+    facts = {
+        "status": record["status"],
+        "files": len(record["files"]),
+        "checkpoints": store.steps(),
+        "data_files": num_files,
+        "events": num_events,
+        "ledger_lines": report.lines,
+    }
+    text = (
+        f"integrity    {len(record['files'])} files of the run, checkpoints {', '.join(map(str, store.steps())) or 'none'}, "
+        f"{report.lines} ledger lines, {num_events} events of metrics and {num_files} files of the data are what was written"
+    )
+    return Outcome("integrity", text, facts)
+
+
+def compare_environment(run: Path) -> tuple[Difference, ...]:
+    """What differs between this process and the one that made the run, by name.
+
+    Raises:
+        CheckpointError: the record is missing or damaged.
+    """
+    record, config = read_record(run), load_config(run)
+    with suppress(ConfigError):  # what it refuses is among the flags below
+        configure_determinism(config)
+    recorded = _flat(record["environment"]) | {name: record["identity"][name] for name in ("device", "threads", "attention")}
+    recorded |= {name: value for name, value in record["identity"].items() if name.startswith("flags.")}
+    found = _flat(environment_facts()) | _machine(config) | {f"flags.{name}": value for name, value in flags().items()}
+    names = sorted((recorded.keys() | found.keys()) - {"world_size"})
+    return tuple(Difference(name, recorded.get(name), found.get(name)) for name in names if recorded.get(name) != found.get(name))
+
+
+def prepare_again(directory: Path, manifest: Manifest, sources: Sequence[str]) -> Outcome:
+    """Prepares the sources again in a temporary folder, with the settings of the manifest, and compares the root digests.
+
+    A manifest names no folder of the machine that it was made on, so the sources have to be named, but for the built-in corpus.
+
+    Raises:
+        PreparedDataError: the sources are missing, or they give other data; the message names the first thing that differs.
+    """
+    if not sources and set(manifest.sources) <= _BUILTIN:
+        sources = ("builtin",)
+    if reason := _not_preparable(manifest, sources):
+        return Outcome("data", f"data         not prepared again: {reason}", {"prepared_again": False, "reason": reason})
+    with tempfile.TemporaryDirectory(prefix="prepared-again-") as name:
+        output, recipe = Path(name) / "data", Path(name) / "recipe.toml"
+        recipe.write_text(to_toml("prepare", recipe_of(manifest, sources)))
+        plain = [source for source in sources if "=" not in source]
+        command = [sys.executable, "-m", "data_pipeline", "prepare", "--recipe", str(recipe), "--output", str(output)]
+        done = subprocess.run(
+            [*command, *(["--sources", *plain] if plain else [])],
+            env={name: value for name, value in os.environ.items() if not name.startswith("PREP_")} | {"PYTHONPATH": str(_ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            told = [line for line in done.stderr.splitlines() if line.startswith("error: ")] or done.stderr.splitlines()[-1:]
+            raise PreparedDataError(f"{directory}: its sources cannot be prepared again: {' '.join(told)}")
+        again = read_manifest(output)
+    if again.root_digest != manifest.root_digest:
+        raise PreparedDataError(
+            f"{directory}: prepared again, its root digest is {again.root_digest}, not {manifest.root_digest}; "
+            f"{difference_of_manifests(manifest, again)}"
+        )
+    return Outcome("data", f"data         prepared again, with the same root digest {again.root_digest}", {"prepared_again": True})
+
+
+def _check_file(path: Path, expected: str) -> None:
+    try:
+        found = digest_file(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: missing, but the record names it; restore it from a copy") from None
+    if found != expected:
+        raise CheckpointError(f"{path}: {found}, but the record says {expected}; the file was changed, restore it from a copy")
+
+
+def _check_data(directory: Path, root_digest: str) -> int:
+    """Reads all prepared data; returns how many files that are."""
+    manifest = read_manifest(directory)
+    if manifest.root_digest != root_digest:
+        raise PreparedDataError(
+            f"{directory}: its root digest is {manifest.root_digest}, but the run was trained on {root_digest}; "
+            "name the right folder with --data"
+        )
+    digests = {shard.path: shard.sha256 for shard in manifest.shards} | manifest.files
+    for name, expected in digests.items():
+        path = directory / name
+        try:
+            found = digest_file(path)
+        except FileNotFoundError:
+            raise PreparedDataError(f"{path}: missing; run `prepare` again") from None
+        if found != expected:
+            raise PreparedDataError(f"{path}: {found}, but the manifest says {expected}; the file was changed: run `prepare` again")
+    return len(digests)
+
+
+def _check_metrics(run: Path, report: AuditReport) -> int:
+    """Compares the metrics with the ledger, which an audit has proven; returns how many events there are."""
+    targets, total = {0: 0}, 0
+    for entry in read_ledger(run / LEDGER):
+        if isinstance(entry, LedgerStep):
+            total += entry.targets
+            targets[entry.head.step] = total
+    num_events = last = 0
+    for event in read_events(run / METRICS):
+        num_events, last = num_events + 1, event["step"]
+        if event["event"] == "train" and event["tokens"] != targets.get(last, event["tokens"]):
+            raise CheckpointError(
+                f"{run / METRICS}: {event['tokens']} tokens up to step {last}, but the ledger has {targets[last]}; "
+                "one of them was changed, restore it from a copy"
+            )
+    if last < report.steps:
+        raise CheckpointError(
+            f"{run / METRICS}: it ends at step {last}, but the ledger at step {report.steps}; restore it from a copy"
+        )
+    return num_events
+
+
+def _machine(config: TrainConfig) -> dict[str, Any]:
+    """Those parts of a run's identity that this machine decides."""
+    try:
+        with joined_group(config.device) as group:
+            compiled = config.compiles(group.device.type)
+            backend = choose_backend(config.attention, group.device, config.precision, config.model.head_size, compiled=compiled)
+            return {"device": device_name(group.device), "threads": threads_per_rank(config), "attention": backend}
+    except ConfigError as error:
+        return {"device": str(error), "threads": threads_per_rank(config), "attention": None}
+
+
+def _environment_text(differences: Sequence[Difference]) -> str:
+    if not differences:
+        return "environment  as recorded"
+    marked = sum(one.changes_bits for one in differences)
+    head = f"environment  {len(differences)} difference{'s' * (len(differences) > 1)}, of which {marked} can change bits (*)"
+    return "\n".join([head, *(f"  {one.describe()}" for one in differences)])
+
+
+def _not_preparable(manifest: Manifest, sources: Sequence[str]) -> str:
+    """Why the data cannot be prepared again; nothing where it can."""
+    if not manifest.config:
+        return "its manifest holds no settings"
+    if files := [name for name, value in _flat(manifest.config).items() if "sha256:" in str(value)]:
+        return f"{', '.join(files)} named files of which the manifest has digests alone; prepare again yourself and compare"
+    named = {source.partition("=")[0] for source in sources if "=" in source}
+    if missing := [name for name in manifest.config["source"] if name not in named]:
+        return f"where the source{'s' * (len(missing) > 1)} {', '.join(missing)} lie is not known; give --sources NAME=PATH"
+    if not sources:
+        return f"where the sources {', '.join(manifest.sources)} lie is not known; give --sources PATH …"
+    return ""
+
+
+def recipe_of(manifest: Manifest, sources: Sequence[str]) -> dict[str, Any]:
+    """The recipe that a manifest's data was made with."""
+    settings = _with_nones(manifest.config)
+    for source in sources:
+        name, separator, path = source.partition("=")
+        if separator:
+            if name not in settings["source"]:
+                raise ConfigError(f"--sources {source}: the data has the sources {', '.join(manifest.sources)}, and no {name}")
+            settings["source"][name].setdefault("paths", []).append(path)
+    return settings
+
+
+def _with_nones(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with the word `none` for None, as recipes have it."""
+    return {
+        name: _with_nones(value) if isinstance(value, dict) else "none" if value is None else value
+        for name, value in values.items()
+    }
+
+
+def difference_of_manifests(recorded: Manifest, again: Manifest) -> str:
+    """What says most about why two manifests are not the same: the first input, else the first shard, that differs."""
+    for kind, ours, theirs in (
+        ("inputs", _inputs(recorded), _inputs(again)),
+        ("shards", {one.path: one for one in recorded.shards}, {one.path: one for one in again.shards}),
+    ):
+        for name in sorted(ours.keys() | theirs.keys()):
+            if ours.get(name) != theirs.get(name):
+                change = "is new" if name not in ours else "is gone" if name not in theirs else "has another content"
+                return f"the first of the {kind} that differs: {name} {change}"
+    return "settings, program or versions differ"
+
+
+def _inputs(manifest: Manifest) -> Mapping[str, Any]:
+    return {f"{one['source']}/{one['path']}": one for one in manifest.inputs}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+def _short(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 80 else text[:77] + "…"
