@@ -27,7 +27,7 @@ def test_every_recipe_is_complete_and_valid(recipe: str) -> None:
         ("--limits.steps 5 --model.heads 6 --model.kv_heads 4", "model.kv_heads = 4 must divide model.heads = 6"),
         ("--limits.steps 5 --model.head_dim 5", "cannot be rotated in pairs"),
         ("--limits.steps 5 --batch.global_rows 30 --batch.micro 8", "no multiple of batch.micro = 8; 32 would be"),
-        ("--limits.steps 5 --reproducibility always", "input should be 'off' or 'run'"),
+        ("--limits.steps 5 --reproducibility always", "input should be 'off', 'run' or 'elastic'"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(arguments: str, message: str) -> None:

@@ -424,5 +424,5 @@ def test_a_watched_run_that_ends_leaves_no_process_and_no_empty_file(tmp_path: P
         assert (tmp_path / "stacks/rank-0.txt").exists()
     assert not runs(int(dog))
     assert list((tmp_path / "stacks").iterdir()) == []
-    assert not faulthandler.unregister(signal.SIGUSR1), "still answered"
+    assert not faulthandler.unregister(signal.SIGUSR1), "still answered"  # type: ignore[func-returns-value]
     assert read(tmp_path / "heartbeat/rank-0").phase == "done"
