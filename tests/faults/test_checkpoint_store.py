@@ -560,7 +560,7 @@ def lies() -> dict[str, Change]:
         return change
 
     names = [
-        "../../outside",
+        "../../elsewhere",
         "/etc/passwd",
         "..",
         "",
@@ -578,7 +578,7 @@ def lies() -> dict[str, Change]:
         "step of another checkpoint": at("step", value=20),
         "step a truth value": at("step", value=True),
         "step below zero": at("step", value=-30),
-        "a field too many": at("extra", value="../../outside"),
+        "a field too many": at("extra", value="../../elsewhere"),
         "state a list": at("state", value=[]),
         "no objects": at("objects", value={}),
         "objects a list": at("objects", value=[]),
@@ -639,7 +639,7 @@ def as_directory(path: Path) -> None:
 
 def hostile(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """Run directories with an honest checkpoint of step 20 and a hostile one of step 30."""
-    canary, outside = tmp_path / "canary", tmp_path / "outside"
+    canary, outside = tmp_path / "canary", tmp_path / "elsewhere"
     outside.mkdir()
     numbers = itertools.count()
 
@@ -680,13 +680,13 @@ def test_a_hostile_checkpoint_is_refused_and_does_nothing(tmp_path: Path) -> Non
         store = CheckpointStore(directory)
         with pytest.raises(CheckpointError, match=str(directory)):
             store.load(30)
-        before = sorted((tmp_path / "outside").rglob("*"))
+        before = sorted((tmp_path / "elsewhere").rglob("*"))
         assert store.newest_verified() == 20, name
         assert ".bad-step-00000030" in {path.name for path in directory.iterdir()}
         store.save(contents(40))
         store.retain([])
         assert store.steps() == [40]
-        assert sorted((tmp_path / "outside").rglob("*")) == before, name
+        assert sorted((tmp_path / "elsewhere").rglob("*")) == before, name
         assert not (tmp_path / "canary").exists(), name
     print(f"{number} hostile checkpoints")
     assert number >= 50

@@ -109,6 +109,8 @@ def test_no_step_falls_further_than_the_steepest_place_of_its_formula(kind: str)
 def test_after_warmup_the_factor_never_rises_and_stays_between_floor_and_peak(
     kind: str, step: int, warmup: int, decay_steps: int, floor: float, share: float, power: float
 ) -> None:
+    if kind == "step":  # whose first milestone comes after the warm-up
+        warmup = min(warmup, 40)
     settings = {"warmup_steps": warmup, "floor": floor, "decay_share": share, "power": power}
     here, following = (factor(kind, at, decay_steps, **settings) for at in (step, step + 1))
     assert 0 < here <= 1
