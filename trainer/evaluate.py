@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from data_pipeline.shards import Rows
-from trainer.attention import Backend, make_layout
+from trainer.attention import Backend
 from trainer.config import TrainConfig
 from trainer.distributed import Group
-from trainer.loader import MicroBatch, micro_batch, share_of_rank
-from trainer.step import LossModule, autocast, empty_micro_batch
+from trainer.loader import micro_batch, share_of_rank
+from trainer.step import LossModule, empty_micro_batch, forward_pass
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -58,20 +57,12 @@ def evaluate(
     loss.eval()
     for number in own:
         here = chosen[number * size : (number + 1) * size]
-        batch = micro_batch(rows.read(here), with_bounds=backend == "varlen").to(group.device)
-        sums[number * size : number * size + len(here)] = _row_losses(loss, backend, batch, config, group)
+        batch = micro_batch(rows.read(here), with_bounds=backend == "varlen")
+        sums[number * size : number * size + len(here)] = forward_pass(loss, batch, config, group.device, backend, by_row=True)
         after_batch()
     if config.parallel == "fsdp" and len(own) < -(-num_batches // group.world_size):
-        empty = empty_micro_batch(size, rows.row_length, backend)
-        _row_losses(loss, backend, empty.to(group.device), config, group)
+        forward_pass(loss, empty_micro_batch(size, rows.row_length, backend), config, group.device, backend, by_row=True)
     loss.train()
     num_targets = int(rows.num_targets(chosen).sum())
     total = math.fsum(group.sum(sums).tolist())
     return Evaluation(total / max(1, num_targets), num_rows, num_targets)
-
-
-def _row_losses(loss: LossModule, backend: Backend, batch: MicroBatch, config: TrainConfig, group: Group) -> Tensor:
-    layout = make_layout(batch.segments, batch.positions, backend, batch.bounds)
-    with autocast(config, group.device):
-        losses: Tensor = loss(batch.tokens, layout, batch.targets, by_row=True)
-    return losses

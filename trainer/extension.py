@@ -88,6 +88,11 @@ class Extension:
         return self.hooks.get("loss")
 
     @property
+    def own_loss(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
+        """`loss_sum` where the file has a loss, else None."""
+        return None if self.loss is None else self.loss_sum
+
+    @property
     def build_model(self) -> Callable[..., Any] | None:
         """The user's model as it stands in the file; it is called through `seeded_model`."""
         return self.hooks.get("build_model")

@@ -21,7 +21,7 @@ from trainer.distributed import joined_group
 from trainer.evaluate import evaluate
 from trainer.extension import load_extension, seeded_model
 from trainer.generate import Sampling, generate
-from trainer.model import load_weights
+from trainer.parallel import load_full
 from trainer.step import LossModule
 
 __all__ = ["evaluate_run", "generate_from_run", "load_checkpoint", "load_config"]
@@ -66,7 +66,7 @@ def load_model(run: Path, config: TrainConfig, which: str) -> tuple[nn.Module, i
     tokenizer = load_tokenizer(run / "tokenizer")
     source = run / "extension.py"
     model = seeded_model(load_extension(source if source.exists() else None), config.model, tokenizer.vocab_size, config.seed)
-    load_weights(model, checkpoint.average or checkpoint.model)
+    load_full(model, checkpoint.average or checkpoint.model)
     return model.eval(), checkpoint.step
 
 

@@ -9,7 +9,6 @@ Parameter names and meanings are those of Qwen3 in Hugging Face transformers, so
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -21,7 +20,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from trainer.attention import Layout, attend, attention_operators
 from trainer.config import ModelConfig
 
-__all__ = ["Decoder", "RMSNorm", "build_model", "load_weights", "parameters_by_name"]
+__all__ = ["Decoder", "RMSNorm", "build_model", "parameters_by_name"]
 
 
 class RMSNorm(nn.Module):
@@ -228,17 +227,6 @@ def build_model(config: ModelConfig, vocab_size: int, seed: int) -> Decoder:
         with torch.no_grad():
             parameter.normal_(0.0, std, generator=generator)
     return model
-
-
-def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copies weights by name into a model, on whatever device it is.
-
-    Raises:
-        KeyError: a parameter of the model has no weight.
-    """
-    with torch.no_grad():
-        for name, parameter in parameters_by_name(model).items():
-            parameter.copy_(weights[name])
 
 
 def parameters_by_name(model: nn.Module) -> dict[str, nn.Parameter]:

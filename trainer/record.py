@@ -45,21 +45,19 @@ __all__ = [
 _LOCKS = Path(__file__).resolve().parents[1] / "env"
 
 _SETTINGS_THAT_CHANGE_BITS = (
-    *(
-        "model",
-        "batch",
-        "mixture",
-        "loss",
-        "optim",
-        "schedule",
-        "ema",
-        "guard",
-        "seed",
-        "precision",
-        "tf32",
-        "reproducibility",
-        "parallel",
-    ),
+    "model",
+    "batch",
+    "mixture",
+    "loss",
+    "optim",
+    "schedule",
+    "ema",
+    "guard",
+    "seed",
+    "precision",
+    "tf32",
+    "reproducibility",
+    "parallel",
     "compile",
 )
 

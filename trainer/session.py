@@ -34,7 +34,7 @@ from trainer.loader import GlobalBatch, prefetched_batches
 from trainer.memory import MemoryEstimate, PeakMeter, estimate, format_bytes
 from trainer.metrics import JsonLinesSink, Monitor, Sink, StepFacts, StepMetrics, TensorBoardSink, TerminalSink
 from trainer.mixture import build_order
-from trainer.model import load_weights, parameters_by_name
+from trainer.model import parameters_by_name
 from trainer.optim import build_optimizers, check_optimizer, optimizer_tensors, restore_optimizer
 from trainer.order import RowOrder
 from trainer.parallel import check_parallel, distribute_like, full_tensors, gathered, load_full
@@ -408,7 +408,7 @@ def _model(config: TrainConfig, manifest: Manifest, group: Group, extension: Ext
     if config.precision == "float8":
         convert_to_float8(model, group.device)
     if checkpoint is not None:
-        load_weights(model, checkpoint.model)
+        load_full(model, checkpoint.model)
     return model
 
 
@@ -459,7 +459,7 @@ def _opened_ledger(
 def _training_module(
     model: nn.Module, config: TrainConfig, group: Group, row_length: int, backend: Backend, extension: Extension
 ) -> TrainingModule:
-    loss = LossModule(model, config.loss, extension.loss_sum if extension.loss is not None else None)
+    loss = LossModule(model, config.loss, extension.own_loss)
     module, accumulation = wrap_for_training(loss, config, group, row_length, backend)
     return TrainingModule(
         loss=loss,

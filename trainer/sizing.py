@@ -8,12 +8,12 @@ from functools import partial
 import torch
 
 from data_pipeline.manifest import Manifest
-from trainer.attention import Backend, make_layout
+from trainer.attention import Backend
 from trainer.config import BatchConfig, TrainConfig
 from trainer.distributed import Group
 from trainer.extension import Extension, seeded_model
 from trainer.memory import available_bytes, choose_micro, estimate, micro_candidates, probe
-from trainer.step import LossModule, autocast, empty_micro_batch
+from trainer.step import LossModule, empty_micro_batch, forward_pass
 
 __all__ = ["with_micro"]
 
@@ -59,8 +59,7 @@ class _Trial:
 
     def __init__(self, config: TrainConfig, manifest: Manifest, group: Group, backend: Backend, extension: Extension) -> None:
         model = seeded_model(extension, config.model, manifest.vocab_size, config.seed).to(group.device)
-        own_loss = extension.loss_sum if extension.loss is not None else None
-        self._loss = LossModule(model, config.loss, own_loss)
+        self._loss = LossModule(model, config.loss, extension.own_loss)
         self._config, self._manifest, self._group, self._backend = config, manifest, group, backend
         needs = estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, 1, backend, group.device.type)
         taken = needs.gradients + needs.optimizer + needs.average + needs.tree
@@ -69,12 +68,9 @@ class _Trial:
     def __call__(self, rows: int) -> None:
         """One forward and backward pass over `rows` rows of padding."""
         by_sequence = self._config.loss.normalise == "sequences"
-        micro = empty_micro_batch(rows, self._manifest.row_length, self._backend, with_weights=by_sequence).to(self._group.device)
+        empty = empty_micro_batch(rows, self._manifest.row_length, self._backend, with_weights=by_sequence)
         try:
-            with autocast(self._config, self._group.device):
-                layout = make_layout(micro.segments, micro.positions, self._backend, micro.bounds)
-                loss = self._loss(micro.tokens, layout, micro.targets, micro.weights)
-            loss.backward()
+            forward_pass(self._loss, empty, self._config, self._group.device, self._backend).backward()  # type: ignore[no-untyped-call]
         finally:
             self._loss.zero_grad(set_to_none=True)
 

@@ -42,6 +42,7 @@ __all__ = [
     "TrainingModule",
     "autocast",
     "empty_micro_batch",
+    "forward_pass",
     "make_scaler",
     "train_step",
     "wrap_for_training",
@@ -174,10 +175,6 @@ class StepResults(Generic[FactsT]):
             pending, facts = self._pending.popleft()
             yield pending.result(), facts
 
-    def forget(self) -> None:
-        """Drops what has not been read."""
-        self._pending.clear()
-
 
 def empty_micro_batch(num_rows: int, row_length: int, backend: Backend, *, with_weights: bool = False) -> MicroBatch:
     """A micro-batch of padding alone: for passes that must not change anything."""
@@ -185,6 +182,17 @@ def empty_micro_batch(num_rows: int, row_length: int, backend: Backend, *, with_
     return micro_batch(
         RowBatch(nothing, np.full(nothing.shape, -1, np.int32)), with_weights=with_weights, with_bounds=backend == "varlen"
     )
+
+
+def forward_pass(
+    module: nn.Module, rows: MicroBatch, config: TrainConfig, device: torch.device, backend: Backend, *, by_row: bool = False
+) -> Tensor:
+    """What a `LossModule`, as it is or wrapped, makes of a micro-batch, in the run's precision: see its `forward`."""
+    micro = rows.to(device)
+    layout = make_layout(micro.segments, micro.positions, backend, micro.bounds)
+    with autocast(config, device):
+        result: Tensor = module(micro.tokens, layout, micro.targets, micro.weights, by_row=by_row)
+    return result
 
 
 def autocast(config: TrainConfig, device: torch.device) -> torch.autocast | nullcontext[None]:
@@ -239,11 +247,8 @@ def _settle_buckets(module: DistributedDataParallel, config: TrainConfig, group:
     order of addition.
     """
     by_sequence = config.loss.normalise == "sequences"
-    micro = empty_micro_batch(config.batch.micro_rows, row_length, backend, with_weights=by_sequence).to(group.device)
-    with autocast(config, group.device):
-        layout = make_layout(micro.segments, micro.positions, backend, micro.bounds)
-        loss = module(micro.tokens, layout, micro.targets, micro.weights)
-    loss.backward()
+    empty = empty_micro_batch(config.batch.micro_rows, row_length, backend, with_weights=by_sequence)
+    forward_pass(module, empty, config, group.device, backend).backward()  # type: ignore[no-untyped-call]
     module.zero_grad(set_to_none=True)
 
 
@@ -283,13 +288,10 @@ def train_step(
     scale = (group.world_size if training.accumulation.averages else 1) / batch.normaliser
     training.accumulation.begin()
     for number, rows in zip(own, batch.micro_batches, strict=True):
-        micro = rows.to(group.device)
-        layout = make_layout(micro.segments, micro.positions, training.backend, micro.bounds)
         seed_micro_batch(config.seed, step, number)
         with training.accumulation.micro_batch(last=number == own[-1]):
-            with autocast(config, group.device):
-                micro_sum = training.module(micro.tokens, layout, micro.targets, micro.weights)
-            training.scaler.scale(micro_sum * scale).backward()
+            micro_sum = forward_pass(training.module, rows, config, group.device, training.backend)
+            training.scaler.scale(micro_sum * scale).backward()  # type: ignore[no-untyped-call]
         losses[number] = micro_sum.detach()
     training.accumulation.finish()
     grad_norm = _clip(training, config.optim.clip_norm)

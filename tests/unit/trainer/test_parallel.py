@@ -25,7 +25,7 @@ from trainer.accumulation import DdpAccumulation, FsdpAccumulation
 from trainer.attention import Layout, make_layout
 from trainer.config import ModelConfig
 from trainer.distributed import Group
-from trainer.model import Decoder, build_model, load_weights, parameters_by_name
+from trainer.model import Decoder, build_model, parameters_by_name
 from trainer.parallel import check_parallel, distribute_like, full_tensors, gathered, load_full, shard
 
 VOCAB = 51
@@ -100,7 +100,7 @@ def train(group: Group, parallel: str, *, tied: bool = True, steps: range = rang
             load_full(model, begin.weights)
     else:
         if begin:
-            load_weights(model, begin.weights)
+            load_full(model, begin.weights)
         module = ddp = DistributedDataParallel(loss)
         accumulation = DdpAccumulation(ddp, list(model.parameters()))
     optimizer = torch.optim.AdamW(parameters_by_name(model).values(), lr=1e-2, fused=True)
@@ -232,7 +232,7 @@ def test_a_state_saved_under_one_is_the_same_state_under_the_other(outcomes: lis
     assert same(loaded.state.moments, saved.moments)
     assert {key.rpartition("/")[2] for key in saved.moments} == {"exp_avg", "exp_avg_sq", "step"}
     alone = build_model(MODEL, VOCAB, seed=0)
-    load_weights(alone, saved.weights)
+    load_full(alone, saved.weights)
     assert torch.equal(loaded.logits, alone(*batch(999)[:2]))
     assert outcomes[0][f"{first} to {then}"].losses == pytest.approx(outcomes[0]["ddp"].losses[5:], abs=1e-6, rel=0)
 
