@@ -7,6 +7,7 @@ is still reported in full.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -14,6 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import get_args_parser, run
 
 from data_pipeline.errors import ExitCode
+from trainer.watchdog import LAUNCHER_VARIABLE
 
 EXPLAINED_BY_THE_RANK = set(ExitCode) - {ExitCode.DONE, ExitCode.CRASHED}
 # What torchrun logs about a rank that ended and about a signal that it passes on: said better by the report and the entrypoint.
@@ -24,6 +26,7 @@ __all__ = ["launch"]
 
 def launch() -> int:
     """Runs torchrun; the exit code of this process."""
+    os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
     for name in ("multiprocessing.api", "agent.server.api"):
         logging.getLogger(f"torch.distributed.elastic.{name}").addFilter(
             lambda record: not record.getMessage().startswith(SAID_ELSEWHERE)

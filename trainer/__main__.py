@@ -14,6 +14,7 @@ from typing import Any
 from data_pipeline.errors import ConfigError, ExitCode, ProjectError, run_command
 from data_pipeline.settings import help_parser, load_settings, schema_text
 from trainer.config import TrainConfig
+from trainer.watchdog import end_with_parent
 
 _COMMANDS = {
     "train": "train a model, or go on with a run that was stopped",
@@ -48,6 +49,8 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _train(arguments: Sequence[str]) -> None:
+    if "RANK" in os.environ:
+        end_with_parent()
     parser = help_parser(
         TrainConfig, "python -m trainer train", "Trains a model on prepared data. Under torchrun, every rank runs this command."
     )

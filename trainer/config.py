@@ -261,6 +261,18 @@ class LogConfig(Section):
     every_steps: int = Field(10, ge=1, description="steps between lines on the terminal and points in TensorBoard")
 
 
+class WatchdogConfig(Section):
+    """For how long a rank may stand still before its group is ended."""
+
+    enabled: Literal["auto", "on", "off"] = Field("auto", description="auto: under torchrun only; off: for a debugger")
+    stall_s: float | None = Field(
+        None, ge=1, le=86400, description="seconds without a sign of life in a step; none: 30, or 3 x the slowest step"
+    )
+    slow_s: float = Field(
+        600.0, ge=1, le=86400, description="the same while loading, evaluating and saving, and in the first three steps"
+    )
+
+
 class ResumeConfig(Section):
     """What may differ from the run that is continued."""
 
@@ -311,6 +323,7 @@ class TrainConfig(Settings):
     eval: EvalConfig = Field(EvalConfig(), description="validation and samples")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="saving the state")
     log: LogConfig = Field(LogConfig(), description="what is shown")
+    watchdog: WatchdogConfig = Field(WatchdogConfig(), description="ranks that stand still")
     resume: ResumeConfig = Field(ResumeConfig(), description="continuing a run")
 
     def compiles(self, device_type: str) -> bool:

@@ -53,8 +53,9 @@ def train_until_done(session: Session) -> tuple[Progress, bool]:
                 progress, stopped = train_on(session, batches, progress, clock)
             done = True
         except RollBack as request:
-            with clock.paused():
+            with clock.paused(), session.heartbeat.phase("loading"):
                 progress = session.roll_back(request)
+    session.heartbeat.at("save")
     session.finish_saves()
     session.extension.train_end(session.view(progress))
     return progress, stopped
@@ -75,15 +76,21 @@ def train_on(session: Session, batches: Iterator[GlobalBatch], progress: Progres
             stopped = stopped or asked_to_stop
             with clock.paused():
                 if evaluation_due(session, progress) and not stopped:
-                    progress = session.evaluate(progress)
+                    with session.heartbeat.phase("evaluate"):
+                        progress = session.evaluate(progress)
                 if save_due(session, progress) or (stopped and session.saved_step != progress.step):
-                    progress = session.save(progress)
+                    with session.heartbeat.phase("save"):
+                        progress = session.save(progress)
+            session.own_timer.begin()
         if stopped or plan.finished(progress):
             return progress, stopped
 
+        session.heartbeat.at("data", progress.step + 1)
         waiting_since = time.monotonic()
         batch = next(batches)
         waited_s = time.monotonic() - waiting_since
+        session.own_timer.waited_for_data(waited_s)
+        session.heartbeat.at("forward")
         rate = config.optim.lr * learning_rate_factor(config.schedule, plan.decay_steps, progress.step) * session.guard.lr_factor
         set_learning_rate(session.training.optimizers, rate)
         pending = train_step(
@@ -97,7 +104,10 @@ def train_on(session: Session, batches: Iterator[GlobalBatch], progress: Progres
             save_failed=session.saver.failed,
             acknowledged_step=session.saver.acknowledged_step,
             limits=session.guard.thresholds(progress.step + 1),
+            before_exchange=session.before_exchange,
         )
+        session.own_timer.begin()
+        session.heartbeat.at("report")
         progress = progress.after_step(end=batch.start + len(batch.rows), targets=batch.num_targets)
         if session.average is not None:
             session.average.update(progress.step, pending.skip)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
@@ -43,7 +44,9 @@ from trainer.signals import StopRequest, stop_request
 from trainer.sizing import with_micro
 from trainer.state import Progress
 from trainer.step import LossModule, StepResult, TrainingModule, make_scaler, wrap_for_training
+from trainer.straggler import DeviceMark, HostMark, OwnTime, OwnTimer, StragglerDetector
 from trainer.throughput import describe_mfu, flops_per_token, mfu, peak_flops, rate_kind
+from trainer.watchdog import Heartbeat, Patience, clear_heartbeats, watched
 
 __all__ = ["Plan", "RollBack", "Session", "opened_session", "plan_run", "weights_digest"]
 
@@ -110,6 +113,10 @@ class Session:
     memory: MemoryEstimate
     """What one rank was expected to need."""
     meter: PeakMeter
+    heartbeat: Heartbeat
+    """Shows the watchdog and the container's health check what this rank is doing."""
+    own_timer: OwnTimer
+    stragglers: StragglerDetector
     saver: AsyncSaver
     """Writes checkpoints in the background, on rank 0."""
     saved_step: int | None
@@ -144,6 +151,7 @@ class Session:
             evaluation = gathered(self.training.module, self._evaluation)
             # A model whose loss is no number has nothing to draw from.
             text = gathered(self.training.module, lambda: self._sample(progress.step)) if math.isfinite(evaluation.loss) else None
+            self.group.smallest(0)  # all wait for rank 0's sample here, where it may take long, and not in the next step
         self.monitor.evaluation(progress.step, evaluation)
         if text is not None:
             self.monitor.sample(progress.step, text)
@@ -264,19 +272,22 @@ class Session:
             start = facts.progress.rows - len(facts.rows)
             applied = not self.guard.thresholds(result.step).skips(result.loss, result.grad_norm)
             self.ledger.commit(step=result.step, start=start, rows=facts.rows, targets=facts.num_targets, applied=applied)
-        self.beat()
+        if (slow := self.stragglers.observe(result.own_times, seconds)) and self.group.is_main:
+            _log.warning("step %d: %s", result.step, slow.describe())
         return metrics
+
+    def before_exchange(self) -> OwnTime:
+        """To be called before a step's first exchange; the time that this rank has worked by itself."""
+        self.own_timer.end()
+        self.heartbeat.at("reduce")
+        return self.own_timer.latest()
 
     def report_memory(self) -> None:
         """Logs what was estimated and what was taken, side by side."""
         _log.info("%s; measured peak %s", self.memory.describe(), format_bytes(self.meter.bytes()))
 
-    def beat(self) -> None:
-        """Tells the container's health check that this rank is alive."""
-        (self.config.run / "heartbeat" / f"rank-{self.group.rank}").touch()
-
     def _evaluation(self) -> Evaluation:
-        return evaluate(self.training.loss, self.training.backend, self.val_rows, self.config, self.group, self.beat)
+        return evaluate(self.training.loss, self.training.backend, self.val_rows, self.config, self.group, self.heartbeat.beat)
 
     def _sample(self, step: int) -> str | None:
         """The sample's text, on rank 0; ranks that share the weights have to help."""
@@ -339,13 +350,14 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
             if newest is not None:
                 check_identity(config.run, identity, config.resume.allow_changes)
             check_space(config.run / "checkpoints", required_bytes(_tensor_bytes(config, manifest.vocab_size)))
-            (config.run / "heartbeat").mkdir(exist_ok=True)
+            clear_heartbeats(config.run)
             open_record(config.run, config, manifest, identity, extension.source, group.world_size)
             return newest
 
         newest = group.on_main(prepare_run)
+        heartbeat = stack.enter_context(_watched(config, group))
         saver = AsyncSaver(partial(_write, checkpoints, config.checkpoint))
-        stack.callback(_let_finish, saver)  # before the run's lock goes
+        stack.callback(_let_finish, saver, heartbeat)  # before the run's lock goes
         checkpoint = None if newest is None else checkpoints.load(newest)
         model = _model(config, manifest, group, extension, checkpoint)
         training = _training_module(model, config, group, manifest.row_length, backend, extension)
@@ -384,6 +396,9 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
                 group.device.type,
             ),
             meter=meter,
+            heartbeat=heartbeat,
+            own_timer=OwnTimer(DeviceMark if group.device.type == "cuda" else HostMark),
+            stragglers=StragglerDetector(),
             saver=saver,
             saved_step=newest,
         )
@@ -429,8 +444,21 @@ def _write(checkpoints: CheckpointStore, settings: CheckpointConfig, checkpoint:
     checkpoints.retain(steps_to_keep(checkpoints.steps(), last=settings.keep_last, every=settings.keep_every, best=best))
 
 
-def _let_finish(saver: AsyncSaver) -> None:
+def _watched(config: TrainConfig, group: Group) -> AbstractContextManager[Heartbeat]:
+    settings = config.watchdog
+    return watched(
+        config.run,
+        Patience(settings.stall_s, settings.slow_s),
+        rank=group.rank,
+        local_rank=group.local_rank,
+        local_world_size=group.local_world_size,
+        enabled=settings.enabled == "on" or (settings.enabled == "auto" and "RANK" in os.environ),
+    )
+
+
+def _let_finish(saver: AsyncSaver, heartbeat: Heartbeat) -> None:
     """Waits for a save that is still running when the run ends, for whatever reason it does."""
+    heartbeat.at("save")
     try:
         saver.wait()
     except Exception as error:

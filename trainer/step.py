@@ -33,6 +33,7 @@ from trainer.model import Decoder, parameters_by_name
 from trainer.optim import step_unless
 from trainer.parallel import shard
 from trainer.reduction import GradientTree
+from trainer.straggler import OwnTime
 
 __all__ = [
     "LossModule",
@@ -120,16 +121,19 @@ class StepResult:
     """A checkpoint could not be written in the background."""
     acknowledged_step: int
     """The newest checkpoint that is on the device, as rank 0 knew before this step; -1: none since the start."""
+    own_times: tuple[OwnTime, ...]
+    """Of each rank: in this step, or in the newest that its device had finished before."""
 
 
 class PendingStep:
     """The numbers of a step, on their way from the device."""
 
-    def __init__(self, step: int, report: Tensor, skip: Tensor, batch: GlobalBatch) -> None:
+    def __init__(self, step: int, report: Tensor, skip: Tensor, batch: GlobalBatch, num_ranks: int) -> None:
         self.skip = skip
         """On the device: 1 where the update was withheld, else 0."""
         self._step = step
         self._normaliser = batch.normaliser
+        self._num_ranks = num_ranks
         self._arrived: torch.cuda.Event | None = None
         if report.is_cuda:
             self._report = torch.empty_like(report, device="cpu", pin_memory=True)
@@ -143,7 +147,8 @@ class PendingStep:
         """Waits for the numbers."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        votes, seconds, grad_norm, save_failed, acknowledged_step, *losses = self._report.tolist()
+        votes, seconds, grad_norm, save_failed, acknowledged_step, *rest = self._report.tolist()
+        own_s, losses = rest[: 2 * self._num_ranks], rest[2 * self._num_ranks :]
         return StepResult(
             step=self._step,
             loss=math.fsum(losses) / self._normaliser,
@@ -152,6 +157,7 @@ class PendingStep:
             seconds=seconds,
             save_failed=bool(save_failed),
             acknowledged_step=int(acknowledged_step),
+            own_times=tuple(OwnTime(*pair) for pair in zip(own_s[::2], own_s[1::2], strict=True)),
         )
 
 
@@ -264,6 +270,7 @@ def train_step(
     save_failed: bool = False,
     acknowledged_step: int = -1,
     limits: Thresholds = _NO_LIMITS,
+    before_exchange: Callable[[], OwnTime] = lambda: OwnTime(0.0, 0.0),
 ) -> PendingStep:
     """Updates the weights by one global batch, unless its loss or gradient is not finite, or outside of the limits.
 
@@ -282,29 +289,36 @@ def train_step(
         save_failed: true where this rank could not write a checkpoint.
         acknowledged_step: the newest checkpoint that this rank has written.
         limits: of loss and gradient norm, beyond which the update is withheld.
+        before_exchange: called at the last moment at which this rank cannot have waited for another; what it gives is reported.
     """
     own = share_of_rank(config.batch.micro_batches, group)
     losses = torch.zeros(config.batch.micro_batches, dtype=torch.float64, device=group.device)
     scale = (group.world_size if training.accumulation.averages else 1) / batch.normaliser
     training.accumulation.begin()
+    own_time = OwnTime(0.0, 0.0)
     for number, rows in zip(own, batch.micro_batches, strict=True):
         seed_micro_batch(config.seed, step, number)
         with training.accumulation.micro_batch(last=number == own[-1]):
             micro_sum = forward_pass(training.module, rows, config, group.device, training.backend)
+            if number == own[-1]:
+                own_time = before_exchange()
             training.scaler.scale(micro_sum * scale).backward()  # type: ignore[no-untyped-call]
         losses[number] = micro_sum.detach()
     training.accumulation.finish()
     grad_norm = _clip(training, config.optim.clip_norm)
-    report = losses.new_zeros(_NUM_NOTES + len(losses))
+    num_notes = _NUM_NOTES + 2 * group.world_size
+    report = losses.new_zeros(num_notes + len(losses))
     report[0] = float(stop_requested)
     if group.is_main:  # what is the same everywhere, or known on rank 0 alone
         report[1], report[2], report[3], report[4] = seconds, grad_norm, float(save_failed), float(acknowledged_step)
-    report[_NUM_NOTES:] = losses
+    own_place = _NUM_NOTES + 2 * group.rank
+    report[own_place], report[own_place + 1] = own_time.seconds, own_time.data_s
+    report[num_notes:] = losses
     report = group.sum(report)
-    skip = (~_is_healthy(report[_NUM_NOTES:].sum() / batch.normaliser, report[2], limits)).float()
+    skip = (~_is_healthy(report[num_notes:].sum() / batch.normaliser, report[2], limits)).float()
     step_unless(training.optimizers, skip)
     training.scaler.update()
-    return PendingStep(step, report, skip, batch)
+    return PendingStep(step, report, skip, batch, group.world_size)
 
 
 def _clip(training: TrainingModule, clip_norm: float) -> Tensor:

@@ -3,8 +3,8 @@
     python -m tests.benchmarks.training [--text TEXT] [--transformers PYTHON] [--rounds 5] [--only peers|levels]
     python -m tests.benchmarks.training --gpu --text TEXT
 
-peers   this trainer, as it is by default, a plain loop in PyTorch, and Hugging Face's Trainer with Qwen3 if `--transformers` names
-        an interpreter with torch, transformers and accelerate
+peers   this trainer, as it is by default and compiled, a plain loop in PyTorch, and Hugging Face's Trainer with Qwen3 if
+        `--transformers` names an interpreter with torch, transformers and accelerate
 levels  what `run` and `elastic` cost against `off`, on one rank, and on two gloo ranks with half of the threads each
 --gpu   a model of GPT-2's size in bf16, compiled: positions per second, and the share of the peak rate of the GPU
 
@@ -156,6 +156,7 @@ def on_cpu(options: argparse.Namespace, folder: Path) -> None:
     if options.only in (None, "peers"):
         contestants: dict[str, Contestant] = {
             "this trainer": partial(trainer_steps, work, "default"),
+            "this trainer, compiled": partial(trainer_steps, work, "compiled", 1, "--compile", "on"),
             "plain loop": partial(peer_steps, work, sys.executable, "plain_training.py"),
         }
         if options.transformers:
