@@ -26,6 +26,7 @@ from pathlib import Path
 ENV = Path(__file__).resolve().parent
 PYTHON_FLOOR = "3.11"
 CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
+NO_CUDA = ("nvidia-ml-py",)  # asks the driver; needs no library, and says so itself where there is no driver
 
 # The CPU builds of the same torch release. They are not on the registry that uv reads, so their hashes are added by hand.
 TORCH_CPU_HASHES = (
@@ -46,7 +47,7 @@ INPUTS = {
     "base/requirements.lock": ("base/requirements.in",),
 }
 
-__all__ = ["INPUTS", "header", "main", "parse_blocks"]
+__all__ = ["INPUTS", "header", "is_of_cuda", "main", "parse_blocks"]
 
 
 def header(lock: str) -> str:
@@ -55,6 +56,11 @@ def header(lock: str) -> str:
     for name in INPUTS[lock]:
         digest.update((ENV / name).read_bytes())
     return f"# Made by `make lock` from {', '.join(INPUTS[lock])}; do not edit.\n# inputs sha256:{digest.hexdigest()}\n"
+
+
+def is_of_cuda(package: str) -> bool:
+    """True for what comes with the registry's CUDA build of torch, and in the image with its base."""
+    return package.startswith(CUDA_PREFIXES) and package not in NO_CUDA
 
 
 def parse_blocks(text: str) -> dict[str, str]:
@@ -99,7 +105,7 @@ def main() -> None:
         image = compile_lock("requirements.in", Path(pins.name))
         ray = compile_lock("requirements-ray.in", Path(pins.name))
         base = compile_lock("base/requirements.in", Path(pins.name))
-    cuda = {name: native.pop(name) for name in list(native) if name.startswith(CUDA_PREFIXES)}
+    cuda = {name: native.pop(name) for name in list(native) if is_of_cuda(name)}
     native["torch"] = with_cpu_hashes(native["torch"])
     cpu = {"torch": with_cpu_hashes(native["torch"].split(" ", 1)[0] + "+cpu")}
 

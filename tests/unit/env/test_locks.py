@@ -61,7 +61,7 @@ def test_the_native_lock_accepts_the_cpu_and_the_registry_build_of_torch() -> No
 
 
 def test_the_image_lock_leaves_torch_and_its_libraries_to_the_base() -> None:
-    assert not [name for name in blocks("requirements-image.lock") if name.startswith((*LOCK.CUDA_PREFIXES, "torch"))]
+    assert not [name for name in blocks("requirements-image.lock") if LOCK.is_of_cuda(name) or name.startswith("torch")]
 
 
 def test_no_package_has_two_versions_across_the_locks() -> None:
