@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.containers.services import ROOT, Services, eventually
+from tests.support.faults import seeds
 
 pytestmark = pytest.mark.containers
 
@@ -40,6 +42,12 @@ def files_on_the_volume(services: Services) -> dict[str, str]:
 
 def losses(services: Services, run: str) -> list[tuple[int, str]]:
     return [(line["step"], line["loss_hex"]) for line in services.metrics(run)]
+
+
+def saved_step(services: Services, run: str) -> int:
+    """The newest checkpoint on the volume; 0 where there is none."""
+    names = services.compose("exec", "-T", "tensorboard", "ls", f"/workspace/runs/{run}/checkpoints", check=False).stdout.split()
+    return max((int(name.removeprefix("step-")) for name in names if name.startswith("step-")), default=0)
 
 
 def test_up_prepares_trains_and_leaves_checkpoints_on_the_volume(whole: Services) -> None:
@@ -113,6 +121,26 @@ def test_a_stopped_run_goes_on_to_the_same_losses(whole: Services) -> None:
     stopped.compose("up", "--detach")
     assert stopped.wait("train") == 0, stopped.compose("logs", "train").stdout[-3000:]
     assert losses(stopped, "stopped") == expected
+
+
+def test_stops_at_random_times_lose_no_step_and_change_no_bit(whole: Services) -> None:
+    expected, number = losses(whole, "whole"), 0
+    for seed in seeds(2, 20):
+        name = f"stops-{number}"
+        run = whole.with_variables(RUN_NAME=name)
+        run.compose("up", "--detach")
+        time.sleep(random.Random(seed).uniform(0, 15))
+        run.compose("stop", "train")
+        done = losses(run, name)
+        print(f"stopped after step {len(done)}")
+        code = run.inspect("train")["State"]["ExitCode"]
+        assert code == (0 if done == expected else 75), run.compose("logs", "train").stdout[-3000:]
+        assert saved_step(run, name) == len(done)
+        assert done == expected[: len(done)]
+        number += code == 0
+    run.compose("up", "--detach")
+    assert run.wait("train") == 0, run.compose("logs", "train").stdout[-3000:]
+    assert losses(run, name) == expected
 
 
 OFFLINE = """
