@@ -7,6 +7,7 @@ One resolution covers all of them, so a package has the same version wherever it
     requirements-cuda.lock   the CUDA libraries that the registry's torch wheel needs
     requirements-image.lock  what the image adds to its base, which already has torch
     requirements-ray.lock    what `prepare --engine ray` adds to either of the two
+    requirements-eval.lock   what `evaluate --lm-eval` adds to either of the two
     requirements-dev.lock    tests, linters and types, on top of requirements.lock
     requirements-tools.lock  what this script runs on
     base/requirements.lock   the stand-in base image
@@ -42,6 +43,7 @@ INPUTS = {
     "requirements-cuda.lock": ("requirements.in", "requirements-torch.in"),
     "requirements-image.lock": ("requirements.in",),
     "requirements-ray.lock": ("requirements-ray.in",),
+    "requirements-eval.lock": ("requirements-eval.in",),
     "requirements-dev.lock": ("requirements.in", "requirements-torch.in", "requirements-ray.in", "requirements-dev.in"),
     "requirements-tools.lock": ("requirements-tools.in",),
     "base/requirements.lock": ("base/requirements.in",),
@@ -104,6 +106,7 @@ def main() -> None:
         native = compile_lock("requirements-torch.in", Path(pins.name))
         image = compile_lock("requirements.in", Path(pins.name))
         ray = compile_lock("requirements-ray.in", Path(pins.name))
+        harness = compile_lock("requirements-eval.in", Path(pins.name))
         base = compile_lock("base/requirements.in", Path(pins.name))
     cuda = {name: native.pop(name) for name in list(native) if is_of_cuda(name)}
     native["torch"] = with_cpu_hashes(native["torch"])
@@ -114,6 +117,7 @@ def main() -> None:
     write("requirements-cuda.lock", cuda)
     write("requirements-image.lock", image)
     write("requirements-ray.lock", {name: block for name, block in ray.items() if name not in image})
+    write("requirements-eval.lock", {name: block for name, block in harness.items() if name not in native | cuda})
     write("requirements-dev.lock", {k: v for k, v in everything.items() if k not in native and k not in cuda})
     write("requirements-tools.lock", compile_lock("requirements-tools.in"))
     write("base/requirements.lock", base)
