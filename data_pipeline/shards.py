@@ -13,13 +13,15 @@ Shape suffixes: B rows of a request, R rows of a shard, L tokens of a row, S seg
 
 from __future__ import annotations
 
+import copy
 import logging
 import mmap
 import os
 import weakref
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,11 +31,20 @@ from data_pipeline.errors import PreparedDataError
 from data_pipeline.files import digest_file
 from data_pipeline.manifest import Manifest, ShardEntry
 
-__all__ = ["RowBatch", "Rows", "ShardContent", "token_type", "write_shard"]
+__all__ = ["RowBatch", "Rows", "ShardContent", "ShardError", "token_type", "write_shard"]
 
 logger = logging.getLogger(__name__)
 
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
+_AnswerT = TypeVar("_AnswerT")
+
+
+class ShardError(PreparedDataError):
+    """A shard is missing or damaged; `shard` is its path as in the manifest."""
+
+    def __init__(self, shard: str, message: str) -> None:
+        super().__init__(message)
+        self.shard = shard
 
 
 def token_type(vocab_size: int) -> np.dtype[Any]:
@@ -90,10 +101,12 @@ class Rows:
 
     A shard is opened at first use: its size, and with `verify` its digest, is checked then, once. Before each later use it is
     asked whether the file is still the one that was checked: a mapping of a file that became shorter would end this process.
+    After an error the next use opens the shard again, and then looks at its digest in any case.
 
     Raises:
-        PreparedDataError: from every reading method, when a shard is missing or not what the manifest says.
-        OSError: from every reading method, with the shard's path as its `filename`; a later call opens the shard again.
+        ShardError: from every reading method, when a shard is missing or not what the manifest says, or holds an id that the
+            vocabulary lacks.
+        OSError: from every reading method, with the shard's path as its `filename`.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, split: str, *, verify: bool = True) -> None:
@@ -104,37 +117,67 @@ class Rows:
         self._token_type = np.dtype(manifest.token_type)
         self._entries = [shard for shard in manifest.shards if shard.split == split]
         self._ends = np.cumsum([shard.rows for shard in self._entries], dtype=np.int64)
+        self._firsts = self._ends - np.array([shard.rows for shard in self._entries], np.int64)
         self._source_of_shard = np.array([manifest.sources.index(shard.source) for shard in self._entries], np.int64)
         self._open: dict[int, _OpenShard] = {}
+        self._suspect: set[int] = set()
+        """Shards that have failed once."""
+        self._blank: frozenset[int] = frozenset()
+        self._note: Callable[[ShardError | OSError], None] | None = None
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
+    def without(self, shards: Collection[str], note: Callable[[ShardError | OSError], None] | None = None) -> Rows:
+        """The same rows under the same numbers, but those of these shards are padding alone, and their files are left alone.
+
+        Args:
+            shards: paths as in the manifest; those of another split change nothing.
+            note: takes each error that reading meets; the rows that were asked for are padding then. None: errors are raised.
+        """
+        rows = copy.copy(self)
+        rows._blank = frozenset(number for number, entry in enumerate(self._entries) if entry.path in shards)
+        rows._note = note
+        return rows
+
+    def shard_of(self, error: BaseException | None) -> str | None:
+        """The path, as in the manifest, of the shard that an error of a reading method is about; None for any other error."""
+        if isinstance(error, ShardError):
+            return error.shard
+        if isinstance(error, OSError):
+            paths = {str(self._directory / entry.path): entry.path for entry in self._entries}
+            return paths.get(str(error.filename))
+        return None
+
+    def num_rows_in(self, shards: Collection[str], indices: NDArray[np.int64]) -> int:
+        """How many of these rows lie in these shards; no file is read."""
+        self._check(indices)
+        chosen = [number for number, entry in enumerate(self._entries) if entry.path in shards]
+        return int(np.isin(np.searchsorted(self._ends, indices, side="right"), chosen).sum())
+
     def read(self, indices: NDArray[np.int64]) -> RowBatch:
         """The rows with these numbers, in the order asked for: tokens and segments of shape [B, L]."""
-        by_shard = self._by_shard(indices)
-        if len(by_shard) == 1:  # spares a copy
-            [(shard, _, rows)] = by_shard
-            return RowBatch(shard.tokens_RL[rows], shard.segment_numbers(rows))
+        parts = [(places, self._ask(number, _read, rows)) for number, places, rows in self._by_shard(indices)]
+        if len(parts) == 1:  # spares a copy
+            return parts[0][1]
         tokens_BL = np.empty((len(indices), self.row_length), self._token_type)
         segments_BL = np.empty((len(indices), self.row_length), np.int32)
-        for shard, chosen, rows in by_shard:
-            tokens_BL[chosen] = shard.tokens_RL[rows]
-            segments_BL[chosen] = shard.segment_numbers(rows)
+        for places, part in parts:
+            tokens_BL[places], segments_BL[places] = part.tokens_BL, part.segments_BL
         return RowBatch(tokens_BL, segments_BL)
 
     def num_targets(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Targets in each of these rows, shape [B]; no token is read."""
         targets_B = np.empty(len(indices), np.int64)
-        for shard, chosen, rows in self._by_shard(indices):
-            targets_B[chosen] = shard.targets_R[rows]
+        for number, places, rows in self._by_shard(indices):
+            targets_B[places] = self._ask(number, _num_targets, rows)
         return targets_B
 
     def num_sequences(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Documents, or pieces of them, with at least one target in each of these rows, shape [B]; no token is read."""
         sequences_B = np.empty(len(indices), np.int64)
-        for shard, chosen, rows in self._by_shard(indices):
-            sequences_B[chosen] = shard.sequences_R[rows]
+        for number, places, rows in self._by_shard(indices):
+            sequences_B[places] = self._ask(number, _num_sequences, rows)
         return sequences_B
 
     def source_ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -155,36 +198,106 @@ class Rows:
 
     def document_ids(self, index: int) -> NDArray[np.uint64]:
         """The ids of the documents in one row, in order."""
-        [(shard, _, rows)] = self._by_shard(np.array([index]))
-        return shard.document_ids(int(rows[0]))
+        [(number, _, rows)] = self._by_shard(np.array([index]))
+        return self._ask(number, _document_ids, rows)
 
-    def _by_shard(self, indices: NDArray[np.int64]) -> list[tuple[_OpenShard, Any, NDArray[np.int64]]]:
-        """Each shard that is needed, with the places in the request that it fills and its own rows for them."""
+    def _by_shard(self, indices: NDArray[np.int64]) -> list[tuple[int, Any, NDArray[np.int64]]]:
+        """The number of each shard that is needed, with the places in the request that it fills and its own rows for them."""
         self._check(indices)
         shards_B = np.searchsorted(self._ends, indices, side="right")
-        numbers = np.unique(shards_B)
+        rows_B = indices - self._firsts[shards_B]
+        numbers: list[int] = np.unique(shards_B).tolist()
         if len(numbers) == 1:
-            return [self._rows_of(int(numbers[0]), slice(None), indices)]
+            return [(numbers[0], slice(None), rows_B)]
         chosen = [np.flatnonzero(shards_B == number) for number in numbers]
-        return [self._rows_of(int(number), places, indices[places]) for number, places in zip(numbers, chosen, strict=True)]
+        return [(number, places, rows_B[places]) for number, places in zip(numbers, chosen, strict=True)]
 
-    def _rows_of(self, number: int, chosen: Any, indices: NDArray[np.int64]) -> tuple[_OpenShard, Any, NDArray[np.int64]]:
+    def _ask(self, number: int, question: Callable[[_Shard, NDArray[np.int64]], _AnswerT], rows: NDArray[np.int64]) -> _AnswerT:
+        """What a shard answers about some of its rows."""
+        blank = _BlankShard(self.row_length, self._token_type)
+        if number in self._blank:
+            return question(blank, rows)
+        entry = self._entries[number]
+        problem: ShardError | OSError
         try:
-            shard = self._open.get(number)
-            if shard is None:
-                shard = _OpenShard(self._directory, self._entries[number], self._manifest, verify=self._verify)
-                self._open[number] = shard
-            shard.check_unchanged()
+            return question(self._opened(number), rows)
+        except PreparedDataError as error:
+            problem = ShardError(entry.path, str(error))
         except OSError as error:
-            # A handle that a network file system declared stale stays so: the next try opens the shard afresh.
-            self._open.pop(number, None)
-            error.filename = error.filename or str(self._directory / self._entries[number].path)
-            raise
-        return shard, chosen, indices - (self._ends[number] - self._entries[number].rows)
+            error.filename = error.filename or str(self._directory / entry.path)
+            problem = error
+        # A handle that a network file system declared stale stays so: the next try opens the shard afresh.
+        self._open.pop(number, None)
+        self._suspect.add(number)
+        if self._note is None:
+            raise problem
+        self._note(problem)
+        return question(blank, rows)
+
+    def _opened(self, number: int) -> _OpenShard:
+        shard = self._open.get(number)
+        if shard is None:
+            verify = self._verify or number in self._suspect
+            shard = _OpenShard(self._directory, self._entries[number], self._manifest, verify=verify)
+            self._open[number] = shard
+        shard.check_unchanged()
+        return shard
 
     def _check(self, indices: NDArray[np.int64]) -> None:
         if len(indices) and not (indices.min() >= 0 and indices.max() < len(self)):
             raise IndexError(f"rows {indices.min()} to {indices.max()} asked of {len(self)}")
+
+
+class _Shard(Protocol):
+    """What is asked of a shard, about its rows with these numbers."""
+
+    def read(self, rows: NDArray[np.int64]) -> RowBatch:
+        """Tokens and segments."""
+
+    def num_targets(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Targets in each."""
+
+    def num_sequences(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Pieces with a target in each."""
+
+    def document_ids(self, row: int) -> NDArray[np.uint64]:
+        """The ids of the documents in one."""
+
+
+def _read(shard: _Shard, rows: NDArray[np.int64]) -> RowBatch:
+    return shard.read(rows)
+
+
+def _num_targets(shard: _Shard, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    return shard.num_targets(rows)
+
+
+def _num_sequences(shard: _Shard, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    return shard.num_sequences(rows)
+
+
+def _document_ids(shard: _Shard, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
+    return shard.document_ids(int(rows[0]))
+
+
+class _BlankShard:
+    """Rows of padding, in place of a shard that is not used."""
+
+    def __init__(self, row_length: int, token_type: np.dtype[Any]) -> None:
+        self._row_length, self._token_type = row_length, token_type
+
+    def read(self, rows: NDArray[np.int64]) -> RowBatch:
+        shape = (len(rows), self._row_length)
+        return RowBatch(np.zeros(shape, self._token_type), np.full(shape, -1, np.int32))
+
+    def num_targets(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.zeros(len(rows), np.int64)
+
+    def num_sequences(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.zeros(len(rows), np.int64)
+
+    def document_ids(self, _row: int) -> NDArray[np.uint64]:
+        return np.empty(0, np.uint64)
 
 
 class _OpenShard:
@@ -194,6 +307,7 @@ class _OpenShard:
         path = directory / entry.path
         _check_file(path, entry, verify=verify)
         self._path = path
+        self._vocab_size = manifest.vocab_size
         # A mapping outlives the file's name, so preparing again beside a running trainer does not disturb it.
         self._descriptor = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._descriptor)
@@ -207,14 +321,14 @@ class _OpenShard:
             batch.validate(full=True)  # offsets that lead outside would crash this process
             columns = {name: batch.column(name) for name in ("tokens", "segments", "documents")}
             tokens = columns["tokens"].values.to_numpy(zero_copy_only=True)
-            self.tokens_RL: Tokens = tokens.reshape(entry.rows, manifest.row_length)
+            self._tokens_RL: Tokens = tokens.reshape(entry.rows, manifest.row_length)
             self._offsets = columns["segments"].offsets.to_numpy().astype(np.int64)
             self._lengths_S = columns["segments"].values.to_numpy()
             self._documents_S = columns["documents"].values.to_numpy()
         except (pa.ArrowInvalid, KeyError, ValueError, AttributeError) as error:
             raise PreparedDataError(f"{path}: not a shard that can be read ({error}); run `prepare` again") from None
-        self.targets_R = self._sum_by_row(np.maximum(self._lengths_S.astype(np.int64), 1) - 1)
-        self.sequences_R = self._sum_by_row(self._lengths_S > 1)
+        self._targets_R = self._sum_by_row(np.maximum(self._lengths_S.astype(np.int64), 1) - 1)
+        self._sequences_R = self._sum_by_row(self._lengths_S > 1)
 
     def check_unchanged(self) -> None:
         """Refuses to read on when the file was written to or cut short since it was opened."""
@@ -223,6 +337,29 @@ class _OpenShard:
                 f"{self._path}: this shard was changed while it was read ({self._look()[0]} bytes now, "
                 f"{self._state[0]} before); something else writes to it: stop that and run `prepare` again"
             )
+
+    def read(self, rows: NDArray[np.int64]) -> RowBatch:
+        """Tokens and segments of these rows, shape [B, L].
+
+        Raises:
+            PreparedDataError: an id is beyond the vocabulary. The digest proves that the shard is as it was written, no more, and
+                a model that looks such an id up reads other memory, or ends the process on a GPU.
+        """
+        tokens_BL = self._tokens_RL[rows]
+        if tokens_BL.size and (largest := int(tokens_BL.max())) >= self._vocab_size:
+            raise PreparedDataError(
+                f"{self._path}: token {largest} in it, but the vocabulary has {self._vocab_size} pieces, 0 to "
+                f"{self._vocab_size - 1}; the shard was written wrong: run `prepare` again"
+            )
+        return RowBatch(tokens_BL, self._segment_numbers(rows))
+
+    def num_targets(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Targets in each of these rows, shape [B]."""
+        return self._targets_R[rows]
+
+    def num_sequences(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Pieces with a target in each of these rows, shape [B]."""
+        return self._sequences_R[rows]
 
     def _sum_by_row(self, values_S: NDArray[Any]) -> NDArray[np.int64]:
         before = np.concatenate([[0], np.cumsum(values_S, dtype=np.int64)])
@@ -233,9 +370,9 @@ class _OpenShard:
         status = os.fstat(self._descriptor)
         return status.st_size, status.st_mtime_ns
 
-    def segment_numbers(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+    def _segment_numbers(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Number of the document at every position of these rows, -1 on padding: shape [B, L]."""
-        row_length = self.tokens_RL.shape[1]
+        row_length = self._tokens_RL.shape[1]
         firsts, ends = self._offsets[rows], self._offsets[rows + 1]
         # One entry more than there are segments in each row: the padding.
         entries_B = ends - firsts + 1

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -27,6 +29,7 @@ __all__ = ["launch"]
 def launch() -> int:
     """Runs torchrun; the exit code of this process."""
     os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
+    hold_sigterm_back_from_new_ranks()
     for name in ("multiprocessing.api", "agent.server.api"):
         logging.getLogger(f"torch.distributed.elastic.{name}").addFilter(
             lambda record: not record.getMessage().startswith(SAID_ELSEWHERE)
@@ -43,6 +46,16 @@ def launch() -> int:
             sys.stderr.write(f"{error}\n")
         return 1
     return 0
+
+
+def hold_sigterm_back_from_new_ranks() -> None:
+    """Has the ranks be born with SIGTERM blocked, as this thread starts them: they unblock it once they can stop in order.
+
+    A rank needs seconds to load, in which the signal would kill it and be taken for a crash. This process goes on to get its own:
+    in another thread, from which Python hands it to this one.
+    """
+    threading.Thread(target=threading.Event().wait, name="signals", daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ _COMMANDS = {
     "generate": "text from a run's checkpoint",
     "verify": "whether a run's files are what was written, the environment is the same, and steps give the same bits again",
     "audit": "what every step of a run was trained on: proof of no repeat and no omission, and the text behind a step",
+    "report": "report.html and training_metrics.png of a run: curves, evaluations, samples, settings, digests",
+    "compare": "one page that lays several runs over each other",
     "schema": "JSON Schema of the settings of `train`, for editors; --env lists their environment variables",
 }
 
@@ -42,6 +45,10 @@ def main(arguments: Sequence[str]) -> None:
         _verify(rest)
     elif command == "audit":
         _audit(rest)
+    elif command == "report":
+        _report(rest)
+    elif command == "compare":
+        _compare(rest)
     elif command == "schema":
         _schema(rest)
     else:
@@ -63,35 +70,108 @@ def _train(arguments: Sequence[str]) -> None:
 
 
 def _evaluate(arguments: Sequence[str]) -> None:
-    parser = _checkpoint_parser("evaluate", "Measures the validation loss of a checkpoint on the data of its run.")
+    parser = _checkpoint_parser(
+        "evaluate", "Measures how well a checkpoint predicts the validation text of its run, or of other data."
+    )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="prepared data to evaluate on [default: that of the run]")
+    parser.add_argument(
+        "--by",
+        choices=("source", "kind", "length", "all"),
+        help="show groups of the text too: by source, kind, or length of its pieces",
+    )
+    parser.add_argument("--lm-eval", metavar="TASKS", help="run these tasks of lm-evaluation-harness instead, or all in a folder")
+    parser.add_argument(
+        "--limit",
+        type=int,
+        metavar="N",
+        help="validation rows to use [default: as in the run], or examples of each task [default: all]",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
+    if options.limit is not None and options.limit < 1:
+        raise ConfigError(f"--limit {options.limit}: use at least 1")
+    run, which = _run_directory(options), options.checkpoint
+    if options.lm_eval is not None:
+        if options.data is not None or options.by is not None:
+            raise ConfigError("--lm-eval has texts of its own; leave out --data and --by, or run evaluate a second time with them")
+        from trainer.benchmarks import benchmark_run
+
+        print(benchmark_run(run, which, options.lm_eval, options.limit, as_json=options.json))
+        return
     from trainer.inspect_run import evaluate_run
 
-    print(evaluate_run(_run_directory(options), options.checkpoint, as_json=options.json))
+    by = ("source", "kind", "length") if options.by == "all" else () if options.by is None else (options.by,)
+    text = evaluate_run(run, which, data=options.data, limit=options.limit, by=by, as_json=options.json)
+    if os.environ.get("RANK", "0") == "0":
+        print(text)
 
 
 def _generate(arguments: Sequence[str]) -> None:
-    parser = _checkpoint_parser("generate", "Writes text that continues a prompt.")
-    parser.add_argument("--prompt", default="", help="text to continue [default: none]")
+    parser = _checkpoint_parser("generate", "Writes texts that continue prompts.")
+    parser.add_argument(
+        "--prompt", nargs="+", action="extend", default=[], metavar="TEXT", help="texts to continue [default: none]"
+    )
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help='a prompt in each line, or .jsonl with {"prompt": TEXT}')
     parser.add_argument("--max_tokens", type=int, default=128, help="longest continuation, in tokens [default 128]")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 always takes the likeliest token [default 0.8]")
     parser.add_argument("--top_k", type=int, help="choose among the k likeliest tokens [default: all]")
     parser.add_argument(
         "--top_p", type=float, default=1.0, help="choose among the likeliest with this joint probability [default 1]"
     )
+    parser.add_argument(
+        "--min_p", type=float, default=0.0, help="choose among those with this share of the likeliest one's probability [default 0]"
+    )
+    parser.add_argument(
+        "--repetition_penalty", type=float, default=1.0, help="above 1: tokens that were there before are less likely [default 1]"
+    )
+    parser.add_argument("--stop", nargs="+", default=[], metavar="TEXT", help="end a text before any of these")
+    parser.add_argument("--stop_token", nargs="+", default=[], metavar="TOKEN", help="the same for ids, or names of special tokens")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same text [default 0]")
+    parser.add_argument("--batch", type=int, default=16, help="prompts that are continued together [default 16]")
+    parser.add_argument("--no_cache", action="store_true", help="compute every token anew, to compare: slower")
+    parser.add_argument("--json", action="store_true", help="print a JSON object for each prompt")
+    parser.add_argument("--score", action="store_true", help="score the texts: fluency, repetition, diversity, coherence")
+    parser.add_argument(
+        "--reference", type=Path, metavar="RUN", help="run whose latest model gives the perplexity [default: the same]"
+    )
+    parser.add_argument("--interactive", action="store_true", help="read prompts from the terminal; /help there tells more")
     options = parser.parse_args(arguments)
-    if options.max_tokens < 1 or options.temperature < 0 or not 0 < options.top_p <= 1 or (options.top_k or 1) < 1:
-        raise ConfigError("generate: --max_tokens and --top_k are at least 1, --temperature is at least 0, --top_p is in (0, 1]")
-    from trainer.generate import Sampling
-    from trainer.inspect_run import generate_from_run
+    if options.batch < 1:
+        raise ConfigError(f"--batch {options.batch}: at least 1 prompt at a time")
+    if options.interactive and (options.prompt or options.prompts or options.json or options.score):
+        raise ConfigError("--interactive reads prompts from the terminal; leave out --prompt, --prompts, --json and --score")
+    from trainer.conversation import read_prompts
+    from trainer.sampling import Sampling
+    from trainer.writing import WritingRequest, converse_with_run, written_texts
 
-    sampling = Sampling(options.max_tokens, options.temperature, options.top_k, options.top_p, options.seed)
-    print(options.prompt, end="", flush=True)
-    for piece in generate_from_run(_run_directory(options), options.checkpoint, options.prompt, sampling):
+    request = WritingRequest(
+        run=_run_directory(options),
+        checkpoint=options.checkpoint,
+        sampling=Sampling(
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            repetition_penalty=options.repetition_penalty,
+            stop=tuple(options.stop),
+            seed=options.seed,
+        ),
+        stop_tokens=options.stop_token,
+        prompts=[*options.prompt, *(read_prompts(options.prompts) if options.prompts else ())] or [""],
+        batch=options.batch,
+        use_cache=not options.no_cache,
+        as_json=options.json,
+        score=options.score,
+        reference=options.reference,
+    )
+    if options.interactive:
+        with suppress(ImportError):
+            import readline  # noqa: F401 - once it is loaded, lines can be edited and called back with the arrow keys
+        converse_with_run(request, input, sys.stdout)
+        return
+    for piece in written_texts(request):
         print(piece, end="", flush=True)
-    print()
 
 
 def _verify(arguments: Sequence[str]) -> None:
@@ -154,6 +234,29 @@ def _audit(arguments: Sequence[str]) -> None:
     _print_json(options, {"ok": True, **report.to_json()})
     if not options.json:
         print(report.describe())
+
+
+def _report(arguments: Sequence[str]) -> None:
+    parser = _run_parser("report", "Writes report.html and training_metrics.png of a run, finished or not, into its directory.")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the page there instead, and the picture beside it")
+    options = parser.parse_args(arguments)
+    from trainer.report import write_report
+
+    for path in write_report(_run_directory(options), options.output):
+        print(path)
+
+
+def _compare(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer compare",
+        description="Writes one page about several runs: curves over each other, results, and what differs.",
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="directory of a run; two or more")
+    parser.add_argument("--output", type=Path, default=Path("compare.html"), metavar="FILE", help="[default compare.html]")
+    options = parser.parse_args(arguments)
+    from trainer.report import write_comparison
+
+    print(write_comparison(options.runs, options.output))
 
 
 def _print_json(options: argparse.Namespace, value: dict[str, Any]) -> None:

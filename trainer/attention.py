@@ -42,6 +42,7 @@ __all__ = [
     "Layout",
     "attend",
     "attention_operators",
+    "cached_layout",
     "capability_of",
     "choose_backend",
     "describe_backend",
@@ -165,6 +166,15 @@ def make_layout(segments_BL: Tensor, positions_BL: Tensor, backend: Backend = "s
     if backend == "documents":
         return Layout(positions_BL, lengths=_lengths(segments_BL))
     return Layout(positions_BL, mask_B1LL=document_mask(segments_BL))
+
+
+def cached_layout(positions_BT: Tensor, num_used: int) -> Layout:
+    """For T new tokens of each row, whose earlier ones are in a cache: each sees the slots up to its own position.
+
+    The mask has shape (B, 1, T, S), with S = `num_used`.
+    """
+    slots_S = torch.arange(num_used, device=positions_BT.device)
+    return Layout(positions_BT, mask_B1LL=(slots_S <= positions_BT[:, :, None])[:, None])
 
 
 def document_mask(segments_BL: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 Proven is, line by line: the steps are 1, 2, 3, … without a gap; each begins at the position where the one before ended, or after
 a window that the ledger has said before would be left out; its rows are those that the order gives for these positions; they have
 as many targets as it says; and no row comes again before all rows of its order have come. Each checkpoint has to agree with the
-ledger up to its step.
+ledger up to its step. Rows of a shard in quarantine have no targets from the step on at which the ledger says so; where such a
+shard cannot be read any more, the targets that its rows had before are not counted.
 
     B rows of a step   N rows of the order that is gone through: all of them, or those of one source
 """
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError
 from data_pipeline.manifest import Manifest, read_manifest
-from data_pipeline.shards import Rows
+from data_pipeline.shards import Rows, ShardError
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import parse_manifest
@@ -80,6 +81,10 @@ class AuditReport:
     """Rows that there are, by source."""
     counted: bool = True
     """Whether every row was counted, or there were too many."""
+    quarantined: list[str] = field(default_factory=list)
+    """Shards that were left out from some step on."""
+    uncounted: int = 0
+    """Rows trained on before, whose targets nobody can count any more."""
     checkpoints: list[int] = field(default_factory=list)
     """Steps of the checkpoints that agree with the ledger."""
 
@@ -102,6 +107,11 @@ class AuditReport:
             f"withheld     {', '.join(map(str, self.withheld)) or 'no update'}",
             f"checkpoints  {', '.join(map(str, self.checkpoints)) or 'none'}: counters and ledger agree",
         ]
+        if self.quarantined:
+            lost = (
+                f"; the targets of {self.uncounted} of their rows before that cannot be counted any more" if self.uncounted else ""
+            )
+            lines.append(f"quarantine   {', '.join(self.quarantined)}{lost}")
         lines += [f"order        another one from step {order['step'] + 1} on" for order in self.orders[1:]]
         lines += [f"event        {event['event']} after step {event['step']}" for event in self.events]
         return "\n".join(lines)
@@ -119,6 +129,8 @@ class Auditor:
         build: the order that an `order` event describes; raises where that cannot be.
         num_targets: of these rows together.
         num_rows: all rows that there are.
+        quarantine: told of the shards whose rows are padding from there on.
+        num_hidden: targets that rows may have besides, because nobody can read them any more.
     """
 
     def __init__(
@@ -127,7 +139,11 @@ class Auditor:
         build: Callable[[Mapping[str, Any]], RowOrder],
         num_targets: Callable[[NDArray[np.int64]], int],
         num_rows: int,
+        quarantine: Callable[[Iterable[str]], None] = lambda _: None,
+        num_hidden: Callable[[NDArray[np.int64]], int] = lambda _: 0,
     ) -> None:
+        self._quarantine = quarantine
+        self._num_hidden = num_hidden
         self.report = AuditReport(counted=num_rows <= MAX_COUNTED_ROWS)
         self._path = path
         self._build = build
@@ -171,7 +187,8 @@ class Auditor:
             raise self._wrong(entry, f"position {entry.start} is in epoch {entry.start // self._num_rows}, not in {entry.epoch}")
         if digest := _difference(entry, rows):
             raise self._wrong(entry, f"the rows of step {step} have the digest {entry.digest}, those of the order {digest}")
-        if entry.targets != (found := self._num_targets(rows)):
+        found = self._num_targets(rows)
+        if not found <= entry.targets <= found + self._num_hidden(rows):
             raise self._wrong(entry, f"step {step} is said to have {entry.targets} targets, but its rows have {found}")
         report.steps, report.targets = step, report.targets + entry.targets
         if not entry.applied:
@@ -200,6 +217,9 @@ class Auditor:
             self.report.skipped.append(Skipped(entry.head.step, start, count, str(entry.facts.get("reason", ""))))
         else:
             self.report.events.append(facts)
+        if entry.kind == "quarantine":
+            self.report.quarantined += entry.facts["shards"]
+            self._quarantine(entry.facts["shards"])
 
     def _rows(self, entry: LedgerStep | LedgerEvent, start: int, count: int) -> NDArray[np.int64]:
         """The rows at the next positions, after a look that none of them comes too early."""
@@ -264,7 +284,8 @@ def audit_run(run: Path, data: Path | None = None) -> AuditReport:
     checkpoints = _saved(run)
     ends = {saved.head.lines: saved for saved in checkpoints}
     build = _builder(run, directory, manifest, rows)
-    auditor = Auditor(run / LEDGER, build, lambda some: int(rows.num_targets(some).sum()), len(rows))
+    targets = _Targets(rows)
+    auditor = Auditor(run / LEDGER, build, targets.count, len(rows), targets.quarantine, targets.num_hidden)
     drawn = np.zeros(len(manifest.sources), np.int64)
     for entry in read_ledger(run / LEDGER):
         used = auditor.follow(entry)
@@ -272,6 +293,8 @@ def audit_run(run: Path, data: Path | None = None) -> AuditReport:
         if entry.head.lines in ends:
             _check_checkpoint(run, ends.pop(entry.head.lines), entry.head, auditor.report)
     report = auditor.report
+    targets.check_excused()
+    report.uncounted = targets.uncounted
     for saved in ends.values():
         raise CheckpointError(
             f"{run / LEDGER}: it ends at line {report.lines}, but the checkpoint of step {saved.step} names line "
@@ -297,18 +320,22 @@ def show_step(run: Path, step: int, *, data: Path | None = None, full: bool = Fa
     directory, manifest, rows = _open_data(run, data)
     build = _builder(run, directory, manifest, rows)
     order, last = None, 0
+    quarantined: set[str] = set()
     for entry in read_ledger(run / LEDGER):
         last = entry.head.step
         if isinstance(entry, LedgerEvent) and entry.kind == "order":
             order = build(entry.facts)
+        elif isinstance(entry, LedgerEvent) and entry.kind == "quarantine":
+            quarantined |= set(entry.facts["shards"])
         elif isinstance(entry, LedgerStep) and last == step and order is not None:
             numbers = order.rows_at(entry.start, entry.count)
+            shown_rows = rows.without(quarantined)
             if digest := _difference(entry, numbers):
                 raise CheckpointError(
                     f"{run / LEDGER}: the rows of step {step} have the digest {entry.digest}, the order's {digest}"
                 )
             tokenizer = load_tokenizer(directory / "tokenizer")
-            shown = [_row(number, rows, manifest, tokenizer, full=full) for number in numbers.tolist()]
+            shown = [_row(number, shown_rows, manifest, tokenizer, full=full) for number in numbers.tolist()]
             summary = {"step": step, "start": entry.start, "epoch": entry.epoch, "targets": entry.targets, "rows": shown}
             return json.dumps(summary, ensure_ascii=False) if as_json else _page(summary, directory)
     raise ConfigError(f"--step {step}: the ledger of {run} has the steps 1 to {last}; name one of them")
@@ -330,6 +357,41 @@ def _builder(run: Path, directory: Path, manifest: Manifest, rows: Rows) -> Call
         return build_order(facts["seed"], rows, manifest.sources, facts["mixture"])
 
     return build
+
+
+class _Targets:
+    """Counts targets as the run did, with its quarantine, and as far as the shards of that quarantine can still be read."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._quarantined: set[str] = set()
+        self._lost: dict[str, ShardError | OSError] = {}
+        self.uncounted = 0
+
+    def quarantine(self, shards: Iterable[str]) -> None:
+        """From here on, rows of these shards are padding."""
+        self._quarantined |= set(shards)
+
+    def count(self, rows_B: NDArray[np.int64]) -> int:
+        """Targets of these rows; none in those that cannot be read."""
+        return int(self._rows.without(self._quarantined | self._lost.keys(), self._note).num_targets(rows_B).sum())
+
+    def num_hidden(self, rows_B: NDArray[np.int64]) -> int:
+        """How many more they may have had."""
+        lost = self._rows.num_rows_in(self._lost.keys() - self._quarantined, rows_B)
+        self.uncounted += lost
+        return lost * (self._rows.row_length - 1)
+
+    def check_excused(self) -> None:
+        """Raises what reading a shard met that the run has never put into quarantine."""
+        for shard, error in self._lost.items():
+            if shard not in self._quarantined:
+                raise error
+
+    def _note(self, error: ShardError | OSError) -> None:
+        shard = self._rows.shard_of(error)
+        assert shard is not None
+        self._lost[shard] = error
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
@@ -14,6 +15,9 @@ from data_pipeline.settings import Section, Settings
 
 __all__ = [
     "Action",
+    "AlertAction",
+    "AlertsConfig",
+    "BadDataConfig",
     "BatchConfig",
     "CheckpointConfig",
     "EmaConfig",
@@ -33,6 +37,9 @@ __all__ = [
 
 Action = Literal["log", "skip", "rollback", "stop"]
 """What is done about a step whose numbers are bad."""
+
+AlertAction = Literal["off", "log", "stop"]
+"""What is done about anything else that a run should not do."""
 
 
 class ModelConfig(Section):
@@ -240,8 +247,19 @@ class EvalConfig(Section):
     max_rows: int | None = Field(None, ge=1, description="validation rows to use, spread evenly over all; none: all")
     micro: int | None = Field(None, ge=1, le=65536, description="rows in one forward pass of one rank; none: batch.micro")
     prompt: str = Field("", description="text that the sample at each evaluation continues")
+    prompts: tuple[str, ...] = Field(
+        (),
+        description="texts that the samples continue; none: eval.prompt, if it is set, and the beginnings of four validation rows",
+    )
+    score: bool = Field(True, description="score the samples: perplexity, repetition, diversity, coherence")
     sample_tokens: int = Field(64, ge=0, le=4096, description="length of that sample; 0: no sample")
     sample_temperature: float = Field(0.8, ge=0, le=10, description="its temperature; 0 always takes the likeliest token")
+    plateau_threshold: float = Field(
+        0.001, gt=0, lt=1, description="change over the window, as a share of the validation loss, below which it is a plateau"
+    )
+    plateau_window: int = Field(10, ge=7, le=1000, description="evaluations that trend, plateau and overfitting are judged by")
+    patience: int | None = Field(None, ge=1, description="evaluations without improvement after which training ends; none: off")
+    min_delta: float = Field(0.0, ge=0, le=10, description="nats that a validation loss must be below the best to improve on it")
 
 
 class CheckpointConfig(Section):
@@ -259,6 +277,45 @@ class LogConfig(Section):
     """What is shown while training."""
 
     every_steps: int = Field(10, ge=1, description="steps between lines on the terminal and points in TensorBoard")
+    report: bool = Field(True, description="write report.html and training_metrics.png when the training ends")
+    average_steps: int = Field(100, ge=2, le=10_000, description="steps of the moving average of the training loss")
+    layers_every_steps: int = Field(
+        100, ge=0, description="steps between norms of gradients and weights and update ratios by layer; 0: none"
+    )
+    histograms_every_steps: int = Field(1000, ge=0, description="steps between histograms of gradients and weights; 0: none")
+    hardware_every_s: float = Field(10.0, ge=0, le=3600, description="seconds between readings of GPUs and machine; 0: none")
+    wandb_project: str | None = Field(None, description="project in Weights & Biases that shows this run too; none: off")
+    mlflow_uri: str | None = Field(None, description="address or folder of the MLflow store that shows this run too; none: off")
+    mlflow_experiment: str = Field("trainer", min_length=1, description="name of the experiment there")
+
+    @model_validator(mode="after")
+    def _check_secrets(self) -> Self:
+        if self.mlflow_uri is not None and urlsplit(self.mlflow_uri).password is not None:
+            raise ValueError(
+                "log.mlflow_uri holds a password, and settings are written into the run; leave it out and set "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
+            )
+        return self
+
+
+class AlertsConfig(Section):
+    """What is watched besides loss and gradient, and what is done: off, log, or stop (save, then end with exit code 5)."""
+
+    loader_wait: AlertAction = Field("log", description="steps wait for data")
+    loader_wait_share: float = Field(0.2, gt=0, lt=1, description="share of the time above which they do")
+    throughput: AlertAction = Field("log", description="tokens per second fall")
+    throughput_drop: float = Field(0.3, gt=0, lt=1, description="share by which they fall below their median")
+    window_steps: int = Field(50, ge=5, le=10_000, description="steps over which waiting and speed are judged")
+    slow_rank: AlertAction = Field("log", description="one rank is slower than the others")
+    throttling: AlertAction = Field("log", description="a GPU lowers its clocks because of heat or power supply")
+    gpu_errors: AlertAction = Field("log", description="ECC errors that rise, an Xid, or a GPU that does not answer")
+    corrected_errors: int = Field(100, ge=1, description="corrected ECC errors that are news; one uncorrected always is")
+    host_memory: AlertAction = Field("log", description="the run's memory on the host grows without end")
+    host_memory_mb: float = Field(100.0, gt=0, description="growth in MB per 1,000 steps above which it does")
+    disk: AlertAction = Field("log", description="the disk of the run is nearly full")
+    disk_free_gb: float = Field(5.0, ge=0, description="GB free below which it is")
+    plateau: AlertAction = Field("log", description="the validation loss has stopped falling")
+    overfitting: AlertAction = Field("log", description="the validation loss rises while the training loss falls")
 
 
 class WatchdogConfig(Section):
@@ -273,10 +330,21 @@ class WatchdogConfig(Section):
     )
 
 
+class BadDataConfig(Section):
+    """What is done about a shard of the prepared data that cannot be read, on whatever rank."""
+
+    policy: Literal["stop", "quarantine"] = Field(
+        "stop", description="quarantine: from then on its rows are padding, on all ranks, and training goes on"
+    )
+    max_share: float = Field(0.05, ge=0, le=1, description="share of a split's rows in such shards above which training stops")
+
+
 class ResumeConfig(Section):
     """What may differ from the run that is continued."""
 
-    allow_changes: tuple[str, ...] = Field((), description="names from the refusal that may differ; the bits will too")
+    allow_changes: tuple[str, ...] = Field(
+        (), description="names from the refusal that may differ, or quarantine; the bits will too"
+    )
 
 
 class TrainConfig(Settings):
@@ -323,7 +391,9 @@ class TrainConfig(Settings):
     eval: EvalConfig = Field(EvalConfig(), description="validation and samples")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="saving the state")
     log: LogConfig = Field(LogConfig(), description="what is shown")
+    alerts: AlertsConfig = Field(AlertsConfig(), description="what is watched besides loss and gradient")
     watchdog: WatchdogConfig = Field(WatchdogConfig(), description="ranks that stand still")
+    bad_data: BadDataConfig = Field(BadDataConfig(), description="shards that cannot be read")
     resume: ResumeConfig = Field(ResumeConfig(), description="continuing a run")
 
     def compiles(self, device_type: str) -> bool:

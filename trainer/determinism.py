@@ -39,7 +39,8 @@ def configure_determinism(config: TrainConfig) -> None:
         _check_environment(config)
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _REPEATABLE_WORKSPACES[0])  # read once, with the first cuBLAS handle
     torch.use_deterministic_algorithms(deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # else every fresh tensor is written twice, for a kernel with a bug
+    # Else every fresh tensor is written twice, for the sake of kernels with a bug.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = not deterministic
     torch.backends.cuda.matmul.allow_tf32 = config.tf32
     torch.backends.cudnn.allow_tf32 = config.tf32

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from data_pipeline.errors import ConfigError, ExitCode, ProjectError, exit_code_of
 
-__all__ = ["Group", "joined_group"]
+__all__ = ["Group", "RemoteError", "joined_group"]
 
 _ValueT = TypeVar("_ValueT")
 _TIMEOUT = timedelta(minutes=10)
@@ -24,7 +24,7 @@ _LET_GO_S = 0.1
 
 
 class RemoteError(ProjectError):
-    """Rank 0 failed and says why; the other ranks end with it, silently and with its exit code."""
+    """Another rank failed and says why; this one ends with it, silently and with its exit code."""
 
     def __init__(self, code: int) -> None:
         super().__init__("")

@@ -1,84 +1,366 @@
-"""Text from a model, one token after the other.
+"""Text from a model: several prompts at once, one token of each after the other.
 
-L tokens so far   V vocabulary
+B rows   T new tokens of each row   V vocabulary
+
+The model sees a window of a row's tokens, with positions from 0. It begins with the row and grows up to the context; then its
+oldest half is dropped, and it grows again: see `window_start`. Where it begins depends on the length of the row alone, so that
+a cache, which has to be filled anew when the window moves, gives the same distributions as none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from data_pipeline.tokenizer import Tokenizer
-from trainer.attention import make_layout
+from trainer.attention import Layout, make_layout
+from trainer.cache import KeyValueCache
+from trainer.model import Attention, Decoder, DecoderLayer
+from trainer.sampling import RandomStreams, Sampling, choose_tokens
 
-__all__ = ["Sampling", "generate", "generate_tokens", "sample_token"]
+__all__ = [
+    "Continuation",
+    "FinishReason",
+    "Sampling",
+    "TextModel",
+    "TokenRows",
+    "can_cache",
+    "evaluating",
+    "generate",
+    "uncompiled",
+    "window_start",
+]
+
+FinishReason = Literal["end", "stop", "length"]
+"""end: the model ended the text; stop: a stop text or token came; length: `max_tokens` are there."""
+
+_INCOMPLETE = "\ufffd"
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen."""
+class Continuation:
+    """What a model wrote."""
 
-    max_tokens: int = 128
-    temperature: float = 1.0
-    """0 always takes the likeliest token."""
-    top_k: int | None = None
-    """Choose among the k likeliest tokens."""
-    top_p: float = 1.0
-    """Choose among the fewest likeliest tokens that together have this probability."""
-    seed: int = 0
+    prompt: str
+    text: str
+    """Without the prompt, and without what ended it."""
+    tokens: tuple[int, ...]
+    """All tokens that were drawn, but the one that ended it."""
+    finish_reason: FinishReason
 
-
-def sample_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """One token from fp32 logits; ties and order do not depend on anything but the logits and the generator."""
-    if sampling.temperature == 0:
-        return int(logits_V.argmax())
-    sorted_V, order_V = (logits_V / sampling.temperature).sort(descending=True, stable=True)
-    if sampling.top_k is not None:
-        sorted_V, order_V = sorted_V[: sampling.top_k], order_V[: sampling.top_k]
-    probabilities = sorted_V.softmax(dim=0)
-    before = (
-        probabilities.cumsum(dim=0) - probabilities
-    )  # nucleus sampling (Holtzman et al., 2020) keeps the token that crosses top_p
-    probabilities = probabilities.masked_fill(before >= sampling.top_p, 0.0)
-    return int(order_V[torch.multinomial(probabilities, 1, generator=generator)])
+    def to_json(self) -> dict[str, Any]:
+        """As `generate --json` prints it."""
+        return {"prompt": self.prompt, "text": self.text, "tokens": len(self.tokens), "finish_reason": self.finish_reason}
 
 
-@torch.no_grad()
-def generate_tokens(
-    model: nn.Module, prompt: list[int], vocab_size: int, stop: int | None, sampling: Sampling, context: int
-) -> Iterator[int]:
-    """Yields the tokens that continue `prompt` until `stop` (if any) or the limit; the model sees the last `context` of them."""
-    device = next(model.parameters()).device
-    generator = torch.Generator().manual_seed(sampling.seed)
-    tokens = list(prompt)
-    for _ in range(sampling.max_tokens):
-        window_1L = torch.tensor([tokens[-context:]], device=device)
-        positions_1L = torch.arange(window_1L.shape[1], device=device)[None]
-        layout = make_layout(torch.zeros_like(window_1L), positions_1L)
-        logits_V = model(window_1L, layout)[0, -1, :vocab_size].float().cpu()
-        token = sample_token(logits_V, sampling, generator)
-        if token == stop:
-            return
-        tokens.append(token)
-        yield token
+@dataclass(frozen=True)
+class TextModel:
+    """A model with what turns text into its tokens and back."""
+
+    model: nn.Module
+    tokenizer: Tokenizer
+    context: int
+    """Tokens that the model sees at most."""
+    use_cache: bool = True
+    """Models that have no cache do without."""
+
+    def stream(self, prompt: str, sampling: Sampling) -> Iterator[str]:
+        """Yields the continuation of a prompt in pieces, each as soon as it is whole and can be no beginning of a stop text."""
+        batch = _Batch(self, [prompt], sampling, first_row=0)
+        for _ in batch.steps():
+            if piece := batch.writers[0].take():
+                yield piece
+
+    def complete(self, prompts: Sequence[str], sampling: Sampling, *, first_row: int = 0) -> list[Continuation]:
+        """The continuations of all prompts, in their order.
+
+        Args:
+            prompts: continued together, in one batch.
+            sampling: the settings.
+            first_row: number of the first prompt. The random numbers of a row depend on the seed and its number only, so a long
+                list may be cut into batches.
+        """
+        if not prompts:
+            return []
+        batch = _Batch(self, prompts, sampling, first_row=first_row)
+        for _ in batch.steps():
+            pass
+        return [writer.continuation() for writer in batch.writers]
+
+    def prompt_tokens(self, prompt: str) -> list[int]:
+        """The tokens that the model is given: the prompt after the beginning of a text, and at least one token."""
+        beginning = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
+        return [*beginning, *self.tokenizer.encode(prompt)] or [self.tokenizer.pad_id]
 
 
 def generate(model: nn.Module, tokenizer: Tokenizer, prompt: str, sampling: Sampling, context: int) -> Iterator[str]:
     """Yields the continuation of `prompt` in pieces of text, as soon as each is whole."""
+    return TextModel(model, tokenizer, context).stream(prompt, sampling)
+
+
+def window_start(num_tokens: int, context: int) -> int:
+    """The first of a row's `num_tokens` tokens that the model sees when it continues them.
+
+    0 up to the context. Beyond it, the window begins at the smallest multiple of half the context (rounded down, at least 1) that
+    leaves no more than the context: it has between half of it and all of it, and moves once in so many tokens.
+    """
+    stride = max(1, context // 2)
+    return max(0, -(-(num_tokens - context) // stride) * stride)
+
+
+def can_cache(model: nn.Module) -> bool:
+    """True for our decoder, also with other feed-forward layers. Any other model, or attention, may not know of the cache."""
+    return type(model) is Decoder and all(
+        _forward_of(layer) is DecoderLayer.forward and _forward_of(layer.self_attn) is Attention.forward
+        for layer in model.model.layers
+    )
+
+
+def _forward_of(module: Any) -> object:
+    return type(module).forward  # FSDP makes classes of its own, with the same methods
+
+
+class TokenRows:
+    """Rows of tokens that grow by one token in each step, until they are finished.
+
+    Args:
+        model: in evaluation mode; called as `model(tokens_BL, layout)`, or with a cache.
+        prompts: the tokens of each row, one or more.
+        vocab_size: ids from here on are padding of the vocabulary and never drawn.
+        sampling: the settings; ends of texts are the caller's matter.
+        context: tokens that the model sees at most.
+        use_cache: where the model has one.
+        first_row: number of the first row, for its random numbers.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        prompts: Sequence[Sequence[int]],
+        vocab_size: int,
+        sampling: Sampling,
+        context: int,
+        *,
+        use_cache: bool = True,
+        first_row: int = 0,
+    ) -> None:
+        self.rows = [list(prompt) for prompt in prompts]
+        """Prompts and what was drawn, of all rows."""
+        self.active = list(range(len(prompts)))
+        """The numbers of the rows that are not finished."""
+        self._sampling = sampling
+        self._streams = RandomStreams(sampling.seed, range(first_row, first_row + len(prompts)))
+        self._seen_BV = _seen(self.rows, vocab_size) if sampling.repetition_penalty != 1 else None
+        self._vocab_size = vocab_size
+        longest = max(len(row) for row in self.rows) + sampling.max_tokens
+        self._logits: _NextLogits = (
+            _Cached(model, context, min(context, longest)) if use_cache and can_cache(model) else _Uncached(model, context)
+        )
+
+    @torch.no_grad()
+    def step(self) -> list[tuple[int, int]]:
+        """Draws the next token of each active row; returns the row's number with it."""
+        logits_BV = self._logits.next([self.rows[row] for row in self.active])[:, : self._vocab_size].float().cpu()
+        chosen_B = choose_tokens(logits_BV, self._seen_BV, self._streams.next(), self._sampling)
+        if self._seen_BV is not None:
+            self._seen_BV[torch.arange(len(chosen_B)), chosen_B] = True
+        drawn = list(zip(self.active, chosen_B.tolist(), strict=True))
+        for row, token in drawn:
+            self.rows[row].append(token)
+        return drawn
+
+    def finish(self, finished: Iterable[int]) -> None:
+        """Takes rows out of the batch."""
+        ended = set(finished)
+        places = [place for place, row in enumerate(self.active) if row not in ended]
+        if len(places) == len(self.active):
+            return
+        self.active = [self.active[place] for place in places]
+        self._streams.keep(places)
+        self._logits.keep(places)
+        if self._seen_BV is not None:
+            self._seen_BV = self._seen_BV[places]
+
+
+class _NextLogits(Protocol):
+    """Logits of the token that follows each row."""
+
+    def next(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Shape (B, V). From call to call each row has one token more."""
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Goes on with these places of the batch alone."""
+
+
+class _Uncached:
+    """Computes every window anew, row by row: any model can do it, and no row can touch another."""
+
+    def __init__(self, model: nn.Module, context: int) -> None:
+        self._model, self._context = model, context
+
+    def next(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        return torch.stack([self._of_row(row[window_start(len(row), self._context) :]) for row in rows])
+
+    def keep(self, places: Sequence[int]) -> None:
+        pass
+
+    def _of_row(self, window: Sequence[int]) -> Tensor:
+        with uncompiled():
+            logits_1LV: Tensor = self._model(*_inputs(self._model, window))
+        return logits_1LV[0, -1]
+
+
+class _Cached:
+    """Computes the new token of each row, and whole windows at the beginning and whenever one has moved."""
+
+    def __init__(self, model: nn.Module, context: int, num_slots: int) -> None:
+        assert isinstance(model, Decoder)
+        self._model, self._context, self._num_slots = model, context, num_slots
+        self._device = next(model.parameters()).device
+        self._starts: list[int] = []
+        self._cache: KeyValueCache = model.empty_cache(num_slots)
+
+    def next(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        starts = [window_start(len(row), self._context) for row in rows]
+        if starts != self._starts:
+            self._starts = starts
+            return self._extend([row[start:] for row, start in zip(rows, starts, strict=True)], [0] * len(rows))
+        return self._extend([row[-1:] for row in rows], [len(row) - 1 - start for row, start in zip(rows, starts, strict=True)])
+
+    def keep(self, places: Sequence[int]) -> None:
+        self._starts = [self._starts[place] for place in places]
+        self._cache.keep(places)
+
+    def _extend(self, new: Sequence[Sequence[int]], first_positions: Sequence[int]) -> Tensor:
+        """Logits after the last of each row's new tokens, which stand at positions from `first_positions` on; shape (B, V)."""
+        longest = max(map(len, new))
+        tokens_BT = torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in new], device=self._device)
+        first_B1 = torch.tensor(first_positions, device=self._device)[:, None]
+        positions_BT = first_B1 + torch.arange(longest, device=self._device)
+        with uncompiled():
+            hidden_BTD = self._model.extend(tokens_BT, positions_BT, max(first_positions) + longest, self._cache)
+            last_B = torch.tensor([len(tokens) - 1 for tokens in new], device=self._device)
+            last_BD = hidden_BTD[torch.arange(len(new), device=self._device), last_B]
+            logits_BV: Tensor = self._model.lm_head(last_BD)
+        return logits_BV
+
+
+class _Batch:
+    """Prompts that are continued together, and what was written of each."""
+
+    def __init__(self, source: TextModel, prompts: Sequence[str], sampling: Sampling, *, first_row: int) -> None:
+        self._model, self._sampling = source.model, sampling
+        starts = [source.prompt_tokens(prompt) for prompt in prompts]
+        self.writers = [_Writer(source.tokenizer, *pair, sampling) for pair in zip(prompts, starts, strict=True)]
+        self._tokens = TokenRows(
+            *(source.model, starts, source.tokenizer.vocab_size, sampling, source.context),
+            use_cache=source.use_cache,
+            first_row=first_row,
+        )
+
+    def steps(self) -> Iterator[None]:
+        """Draws a token of each row at a time until all are finished."""
+        with evaluating(self._model):
+            while self._tokens.active:
+                finished = []
+                for row, token in self._tokens.step():
+                    self.writers[row].add(token)
+                    if self.writers[row].finish_reason is not None:
+                        finished.append(row)
+                self._tokens.finish(finished)
+                yield
+
+
+class _Writer:
+    """Turns the tokens of one row into text, and knows when it ends."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: str, start: Sequence[int], sampling: Sampling) -> None:
+        self.finish_reason: FinishReason | None = None
+        self._tokenizer, self._prompt, self._start, self._sampling = tokenizer, prompt, list(start), sampling
+        self._tokens: list[int] = []
+        self._num_prompt_chars = len(tokenizer.decode(self._start))
+        self._num_taken = 0
+        self._end: int | None = None
+        """Where a stop text begins."""
+
+    def add(self, token: int) -> None:
+        """Takes the next token."""
+        if token == self._tokenizer.eos_id:
+            self.finish_reason = "end"
+        elif token in self._sampling.stop_tokens:
+            self.finish_reason = "stop"
+        else:
+            self._tokens.append(token)
+            if self._sampling.stop and (found := self._first_stop()) is not None:
+                self.finish_reason, self._end = "stop", found
+            elif len(self._tokens) == self._sampling.max_tokens:
+                self.finish_reason = "length"
+
+    def take(self) -> str:
+        """The text that is new since the last call and will stay as it is."""
+        text = self._text()
+        if self.finish_reason is None:
+            if text.endswith(_INCOMPLETE):  # a character of several byte tokens is not complete yet
+                return ""
+            text = text[: len(text) - _num_held_back(text, self._sampling.stop)]
+        piece = text[self._num_taken :]
+        self._num_taken = max(self._num_taken, len(text))
+        return piece
+
+    def continuation(self) -> Continuation:
+        """All of it, once it has ended."""
+        assert self.finish_reason is not None
+        return Continuation(self._prompt, self._text(), tuple(self._tokens), self.finish_reason)
+
+    def _text(self) -> str:
+        # Decoded with the prompt, because some tokenizers drop a space at the beginning of what they decode.
+        return self._tokenizer.decode(self._start + self._tokens)[self._num_prompt_chars :][: self._end]
+
+    def _first_stop(self) -> int | None:
+        text = self._text()
+        return min((place for stop in self._sampling.stop if (place := text.find(stop)) >= 0), default=None)
+
+
+def _inputs(model: nn.Module, window: Sequence[int]) -> tuple[Tensor, Layout]:
+    """What a model is called with, for one row."""
+    device = next(model.parameters()).device
+    tokens_1L = torch.tensor([window], dtype=torch.int64, device=device)
+    return tokens_1L, make_layout(torch.zeros_like(tokens_1L), torch.arange(len(window), device=device)[None])
+
+
+def _num_held_back(text: str, stops: Sequence[str]) -> int:
+    """Characters at the end of a text with which a stop text may have begun."""
+    longest = max((len(stop) - 1 for stop in stops), default=0)
+    return next((size for size in range(min(longest, len(text)), 0, -1) if any(stop.startswith(text[-size:]) for stop in stops)), 0)
+
+
+def _seen(rows: Sequence[Sequence[int]], vocab_size: int) -> Tensor:
+    seen_BV = torch.zeros(len(rows), vocab_size, dtype=torch.bool)
+    for row, tokens in enumerate(rows):
+        seen_BV[row, list(tokens)] = True
+    return seen_BV
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Puts a model into evaluation mode, and back."""
     training = model.training
     model.eval()
-    start = [*([] if tokenizer.bos_id is None else [tokenizer.bos_id]), *tokenizer.encode(prompt)] or [tokenizer.pad_id]
-    produced: list[int] = []
-    shown = ""
-    for token in generate_tokens(model, start, tokenizer.vocab_size, tokenizer.eos_id, sampling, context):
-        produced.append(token)
-        text = tokenizer.decode(produced)
-        if not text.endswith("\ufffd"):  # a character of several byte tokens is not complete yet
-            yield text[len(shown) :]
-            shown = text
-    if rest := tokenizer.decode(produced)[len(shown) :]:
-        yield rest
-    model.train(training)
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Calls compiled layers as they are: texts have another length each time, for each of which they would be compiled anew."""
+    if "torch._dynamo" not in sys.modules:  # then nothing is compiled, and loading it takes seconds
+        return nullcontext()
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import nn
 
-from data_pipeline.errors import CheckpointError
-from data_pipeline.manifest import read_manifest
+from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError
+from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.shards import Rows
-from data_pipeline.tokenizer import load_tokenizer
+from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.attention import choose_backend
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import TrainConfig
 from trainer.determinism import configure_determinism
 from trainer.distributed import joined_group
-from trainer.evaluate import evaluate
+from trainer.evaluate import Grouping, evaluate
 from trainer.extension import load_extension, seeded_model
-from trainer.generate import Sampling, generate
+from trainer.generate import TextModel
 from trainer.parallel import load_full
+from trainer.score_table import describe_evaluation
 from trainer.step import LossModule
 
-__all__ = ["evaluate_run", "generate_from_run", "load_checkpoint", "load_config"]
+__all__ = ["evaluate_run", "opened_text_model", "load_checkpoint", "load_config"]
 
 
 def load_config(run: Path) -> TrainConfig:
@@ -70,14 +72,34 @@ def load_model(run: Path, config: TrainConfig, which: str) -> tuple[nn.Module, i
     return model.eval(), checkpoint.step
 
 
-def evaluate_run(run: Path, which: str, *, as_json: bool) -> str:
-    """Validation loss and perplexity of a checkpoint, as a line for people or a JSON object."""
+def evaluate_run(
+    run: Path, which: str, *, data: Path | None = None, limit: int | None = None, by: Sequence[str] = (), as_json: bool
+) -> str:
+    """Validation loss, perplexity and bits per byte of a checkpoint, for people or as a JSON object.
+
+    Args:
+        run: directory of the run.
+        which: the checkpoint, see `load_checkpoint`.
+        data: prepared data other than that of the run.
+        limit: validation rows to use, spread evenly; none: as the run has evaluated.
+        by: the groups to show: source, kind, length.
+        as_json: one JSON object instead of text.
+
+    Raises:
+        CheckpointError: there is no such run or checkpoint, or it is damaged.
+        ConfigError: the data has another tokenizer, or rows that are too long for the model.
+        PreparedDataError: the data is missing or damaged, or has no validation rows.
+    """
     config = load_config(run)
     configure_determinism(config)
+    directory = data or config.data
+    manifest, tokenizer = read_manifest(directory), load_tokenizer(run / "tokenizer")
+    rows = Rows(directory, manifest, "val", verify=config.verify_data)
+    _check_fit(run, directory, manifest, tokenizer, len(rows), config.model.context)
+    settings = config.eval if limit is None else config.eval.model_copy(update={"max_rows": limit})
     with joined_group(config.device) as group:
         model, step = load_model(run, config, which)
         model.to(group.device)
-        manifest = read_manifest(config.data)
         backend = choose_backend(
             config.attention,
             group.device,
@@ -85,17 +107,47 @@ def evaluate_run(run: Path, which: str, *, as_json: bool) -> str:
             config.model.head_size,
             compiled=False,
         )
-        rows = Rows(config.data, manifest, "val", verify=config.verify_data)
-        result = evaluate(LossModule(model, config.loss), backend, rows, config, group)
-    if as_json:
-        return json.dumps({"step": step, "val_loss": result.loss, "perplexity": result.perplexity, "targets": result.num_targets})
-    return f"step {step}  validation loss {result.loss:.4f}  perplexity {result.perplexity:.2f}  ({result.num_targets} targets)"
+        result = evaluate(
+            LossModule(model, config.loss),
+            backend,
+            rows,
+            config.model_copy(update={"eval": settings}),
+            group,
+            grouping=Grouping.of(manifest, tokenizer),
+        )
+    if not as_json:
+        return describe_evaluation(result, step, by)
+    total = {"val_loss" if name == "loss" else name: value for name, value in result.total.to_json().items()}
+    groups = {f"by_{name}": {group: score.to_json() for group, score in result.groups[name].items()} for name in by}
+    return json.dumps({"step": step, **total, "rows": result.num_rows, **groups}, ensure_ascii=False)
 
 
-def generate_from_run(run: Path, which: str, prompt: str, sampling: Sampling) -> Iterator[str]:
-    """Yields the continuation of `prompt` piece by piece."""
+def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, num_rows: int, context: int) -> None:
+    """Raises where the model of a run cannot be evaluated on the data."""
+    if manifest.tokenizer_digest != tokenizer.digest:
+        raise ConfigError(
+            f"{data}: its tokenizer is {manifest.tokenizer_digest}, but {run} was trained with {tokenizer.digest}, so its tokens "
+            "mean something else to this model; prepare the text with the tokenizer of the run. Models with different tokenizers "
+            "are compared by their bits per byte, each on the same text with its own tokenizer"
+        )
+    if manifest.row_length > context:
+        raise ConfigError(
+            f"{data}: its rows have {manifest.row_length} tokens, but the model of {run} sees {context} (model.context); "
+            f"prepare it with --row_length {context}"
+        )
+    if not num_rows:
+        raise PreparedDataError(f"{data}: no validation rows; prepare from more text")
+
+
+@contextmanager
+def opened_text_model(run: Path, which: str, *, use_cache: bool = True) -> Iterator[TextModel]:
+    """The model of a checkpoint with its tokenizer, on the device of the run, to write text with.
+
+    Raises:
+        CheckpointError: there is no such run or checkpoint, or it is damaged.
+    """
     config = load_config(run)
     configure_determinism(config)
     with joined_group(config.device) as group:
         model, _ = load_model(run, config, which)
-        yield from generate(model.to(group.device), load_tokenizer(run / "tokenizer"), prompt, sampling, config.model.context)
+        yield TextModel(model.to(group.device), load_tokenizer(run / "tokenizer"), config.model.context, use_cache)

@@ -154,7 +154,8 @@ class Ledger:
         """Notes what happened after `step` and before the next.
 
         `skip` with `start` and `count` names positions from there on that are never used: a batch that would touch one of them
-        begins after the last.
+        begins after the last. `micro` with `rows` and `quarantine` with `shards` say what holds from the next step on: see
+        `trainer.changes`.
         """
         self._write(step, {"event": kind, "step": step, **facts})
 

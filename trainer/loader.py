@@ -21,8 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data_pipeline.errors import StorageError
-from data_pipeline.shards import RowBatch, Rows
+from data_pipeline.errors import ProjectError, StorageError
+from data_pipeline.shards import RowBatch, Rows, ShardError
+from trainer.changes import Changes
 from trainer.config import BatchConfig
 from trainer.distributed import Group
 from trainer.loss import IGNORE
@@ -30,8 +31,10 @@ from trainer.order import RowOrder
 
 __all__ = [
     "RETRY_WAITS_S",
+    "DataFault",
     "GlobalBatch",
     "MicroBatch",
+    "blank_micro_batch",
     "global_batch",
     "micro_batch",
     "num_bounds",
@@ -45,6 +48,7 @@ _ValueT = TypeVar("_ValueT")
 RETRY_WAITS_S = (0.2, 1.0, 5.0)
 """Waits before the second, third and fourth attempt to read, in seconds."""
 _MIN_PIECES_PER_ROW = 16
+_UNCHANGED = Changes()
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,30 @@ class MicroBatch:
         """The same batch in memory from which a GPU copies by itself."""
         return self._each(Tensor.pin_memory)
 
+    def halves(self) -> tuple[MicroBatch, MicroBatch]:
+        """The upper and the lower rows, of two or more."""
+        num_rows, length = self.tokens.shape
+        middle = num_rows // 2
+        return self._rows(0, middle, length), self._rows(middle, num_rows, length)
+
+    def _rows(self, first: int, end: int, length: int) -> MicroBatch:
+        part = replace(self, bounds=None)._each(lambda tensor: tensor[first:end])
+        if self.bounds is None:
+            return part
+        firsts_P = self.bounds[(self.bounds >= first * length) & (self.bounds < end * length)] - first * length
+        return replace(part, bounds=_bounds(firsts_P, end - first, length))
+
     def _each(self, change: Callable[[Tensor], Tensor]) -> MicroBatch:
         return replace(self, **{name: change(tensor) for name, tensor in vars(self).items() if tensor is not None})
+
+
+@dataclass(frozen=True)
+class DataFault:
+    """A shard that this rank could not read, after all attempts."""
+
+    shard: str
+    """Its path as in the manifest."""
+    error: ProjectError
 
 
 @dataclass(frozen=True)
@@ -92,6 +118,10 @@ class GlobalBatch:
     target; 1 where there are none."""
     micro_batches: tuple[MicroBatch, ...]
     """This rank's micro-batches, in order."""
+    num_micro_batches: int
+    """Those of all ranks."""
+    fault: DataFault | None = None
+    """Why all rows of this rank's micro-batches are padding, and its numbers worthless; None: they are as they should be."""
 
 
 def share_of_rank(micro_batches: int, group: Group) -> range:
@@ -126,8 +156,7 @@ def micro_batch(rows: RowBatch, *, with_weights: bool = False, with_bounds: bool
         weights_P = (1 / np.maximum(lengths_P - 1, 1)).astype(np.float32)
         weights_BL = torch.from_numpy(np.repeat(weights_P, lengths_P).reshape(num_rows, length) * has_target_BL)
     if with_bounds:
-        bounds = torch.full((num_bounds(len(firsts_P), num_rows),), num_rows * length, dtype=torch.int32)
-        bounds[: len(firsts_P)] = torch.from_numpy(firsts_P)
+        bounds = _bounds(torch.from_numpy(firsts_P), num_rows, length)
     return MicroBatch(
         torch.from_numpy(tokens_BL),
         torch.from_numpy(segments_BL),
@@ -136,6 +165,20 @@ def micro_batch(rows: RowBatch, *, with_weights: bool = False, with_bounds: bool
         weights_BL,
         bounds,
     )
+
+
+def blank_micro_batch(num_rows: int, row_length: int, *, with_weights: bool = False, with_bounds: bool = False) -> MicroBatch:
+    """A micro-batch of padding alone."""
+    nothing = np.zeros((num_rows, row_length), np.uint16)
+    rows = RowBatch(nothing, np.full(nothing.shape, -1, np.int32))
+    return micro_batch(rows, with_weights=with_weights, with_bounds=with_bounds)
+
+
+def _bounds(firsts_P: Tensor, num_rows: int, length: int) -> Tensor:
+    """See `MicroBatch.bounds`."""
+    bounds = torch.full((num_bounds(len(firsts_P), num_rows),), num_rows * length, dtype=torch.int32)
+    bounds[: len(firsts_P)] = firsts_P
+    return bounds
 
 
 def global_batch(
@@ -162,7 +205,18 @@ def global_batch(
         chosen = indices[number * config.micro_rows : (number + 1) * config.micro_rows]
         micro = micro_batch(rows.read(chosen), with_weights=with_weights, with_bounds=with_bounds)
         micro_batches.append(micro.pinned() if group.device.type == "cuda" else micro)
-    return GlobalBatch(position, indices, num_targets, float(max(1, normaliser)), tuple(micro_batches))
+    return GlobalBatch(
+        position, indices, num_targets, float(max(1, normaliser)), tuple(micro_batches), num_micro_batches=config.micro_batches
+    )
+
+
+def _without_data(
+    order: RowOrder, config: BatchConfig, group: Group, position: int, blank: MicroBatch, fault: DataFault
+) -> GlobalBatch:
+    """What stands in for a batch that could not be read: of the same shape, so that this rank can keep step with the others."""
+    own = share_of_rank(config.micro_batches, group)
+    indices = order.rows_at(position, config.global_rows)
+    return GlobalBatch(position, indices, 0, 1.0, (blank,) * len(own), num_micro_batches=config.micro_batches, fault=fault)
 
 
 @contextmanager
@@ -177,6 +231,9 @@ def prefetched_batches(
     with_weights: bool = False,
     with_bounds: bool = False,
     left_out: Sequence[tuple[int, int]] = (),
+    first_step: int = 1,
+    changes: Changes = _UNCHANGED,
+    shard_of: Callable[[BaseException | None], str | None] = lambda _: None,
 ) -> Iterator[Iterator[GlobalBatch]]:
     """The global batches from position `start` on, without end, prepared by a thread that stays `depth` batches ahead.
 
@@ -185,7 +242,7 @@ def prefetched_batches(
 
     Args:
         rows: where the rows are read.
-        config: how many of them make a batch.
+        config: how many of them make a batch, and a micro-batch of a run that has changed nothing.
         group: whose part to read.
         order: which row comes when.
         start: position of the first row.
@@ -193,6 +250,10 @@ def prefetched_batches(
         with_weights: see `MicroBatch.weights` and `GlobalBatch.normaliser`.
         with_bounds: see `MicroBatch.bounds`.
         left_out: positions to pass over, as first and end; a batch that would touch one begins at its end.
+        first_step: number of the step that the first batch is for.
+        changes: of the micro-batches and the shards, by step.
+        shard_of: which shard a reading error is about. Such an error is no longer raised: the batch comes as padding, with its
+            `fault`.
 
     Raises:
         PreparedDataError: from the iterator; a shard is damaged or missing.
@@ -201,16 +262,27 @@ def prefetched_batches(
     ready: queue.SimpleQueue[GlobalBatch | BaseException] = queue.SimpleQueue()
     free = threading.Semaphore(depth)
     closed = threading.Event()
+    wanted = {"with_weights": with_weights, "with_bounds": with_bounds}
 
-    read = partial(global_batch, rows, order, config, group, with_weights=with_weights, with_bounds=with_bounds)
+    def read(position: int, step: int) -> GlobalBatch:
+        cut, blank = changes.batch(config, step), changes.quarantined(step)
+        try:
+            reading = partial(global_batch, rows.without(blank) if blank else rows, order, cut, group, position, **wanted)
+            return _retried(reading, closed)
+        except ProjectError as error:
+            shard = shard_of(error.__cause__ or error)
+            if shard is None:
+                raise
+            padding = blank_micro_batch(cut.micro_rows, rows.row_length, **wanted)
+            return _without_data(order, cut, group, position, padding, DataFault(shard, error))
 
     def work() -> None:
-        position = start
+        position, step = start, first_step
         try:
             while free.acquire() and not closed.is_set():
                 position = _next_position(position, config.global_rows, left_out)
-                ready.put(_retried(partial(read, position), closed))
-                position += config.global_rows
+                ready.put(read(position, step))
+                position, step = position + config.global_rows, step + 1
         except BaseException as error:
             ready.put(error)
 
@@ -241,12 +313,17 @@ def _next_position(position: int, num_rows: int, left_out: Sequence[tuple[int, i
 
 
 def _retried(read: Callable[[], _ValueT], closed: threading.Event) -> _ValueT:
-    """What `read` returns; after an `OSError` it is called again, three times at most, unless `closed` is set meanwhile.
+    """What `read` returns, after some more attempts where it fails, unless `closed` is set meanwhile.
+
+    An `OSError` may pass, so there are four attempts; a damaged shard is read once more, as it may have been in the middle of
+    being put back.
 
     Raises:
-        StorageError: it failed each time; names the file.
+        StorageError: an `OSError` came each time; names the file.
+        ShardError: the shard was damaged each time.
     """
     waits_s = iter(RETRY_WAITS_S)
+    damaged_before = False
     while True:
         try:
             return read()
@@ -260,3 +337,8 @@ def _retried(read: Callable[[], _ValueT], closed: threading.Event) -> _ValueT:
             _log.warning("%s; reading it again in %s s", error, wait_s)
             if closed.wait(wait_s):
                 raise
+        except ShardError as error:
+            if damaged_before or closed.wait(RETRY_WAITS_S[0]):
+                raise
+            damaged_before = True
+            _log.warning("%s; it is read again", error)

@@ -11,11 +11,10 @@ from trainer.config import TrainConfig
 from trainer.loader import GlobalBatch
 from trainer.metrics import StepFacts
 from trainer.optim import set_learning_rate
-from trainer.record import complete_record
 from trainer.schedule import learning_rate_factor
-from trainer.session import RollBack, Session, opened_session
+from trainer.session import GoBack, Session, opened_session
 from trainer.state import Progress
-from trainer.step import StepResults, train_step
+from trainer.step import OutOfMemoryAloneError, StepResults, train_step
 
 __all__ = ["train"]
 
@@ -34,9 +33,9 @@ def train(config: TrainConfig) -> str:
         progress, stopped = train_until_done(session)
         session.report_memory()
         digest = session.weights_digest()
-        status = "stopped" if stopped else "finished"
-        session.group.on_main(lambda: complete_record(config.run, status=status, step=progress.step, weights_digest=digest))
+        session.complete(progress, digest, stopped=stopped)
         if stopped:
+            session.raise_alert()
             message = f"saved step {progress.step} in {config.run}; run the same command again to go on"
             raise StoppedBySignal(message if session.group.is_main else "")
         return f"weights {digest} steps {progress.step}"
@@ -52,9 +51,12 @@ def train_until_done(session: Session) -> tuple[Progress, bool]:
             with session.batches(progress) as batches:
                 progress, stopped = train_on(session, batches, progress, clock)
             done = True
-        except RollBack as request:
+        except GoBack as request:
             with clock.paused(), session.heartbeat.phase("loading"):
-                progress = session.roll_back(request)
+                progress = session.go_back(request)
+        except OutOfMemoryAloneError as error:
+            session.leave_smaller_micro(error.step)
+            raise
     session.heartbeat.at("save")
     session.finish_saves()
     session.extension.train_end(session.view(progress))
@@ -65,7 +67,7 @@ def train_on(session: Session, batches: Iterator[GlobalBatch], progress: Progres
     """Trains on the batches until a limit or a signal; returns the last counters, saved, and whether it was a signal.
 
     Raises:
-        RollBack: the guard wants to go back.
+        GoBack: the guard wants to go back, or a step has to be made again.
         GuardError: the guard stops the training.
     """
     config, plan, stopped = session.config, session.plan, False
@@ -99,12 +101,14 @@ def train_on(session: Session, batches: Iterator[GlobalBatch], progress: Progres
             config,
             session.group,
             step=progress.step + 1,
-            stop_requested=session.stop.signal_name is not None,
+            stop_requested=session.stop.signal_name is not None or session.monitor.stop_alert is not None,
             seconds=clock.seconds,
             save_failed=session.saver.failed,
             acknowledged_step=session.saver.acknowledged_step,
             limits=session.guard.thresholds(progress.step + 1),
             before_exchange=session.before_exchange,
+            after=results.newest,
+            observer=session.observer,
         )
         session.own_timer.begin()
         session.heartbeat.at("report")
@@ -121,6 +125,7 @@ def settle(
     """Reads the results that are due, judges and reports them; returns the counters with the agreed time, and whether to stop."""
     stopped = False
     for result, facts in results.due(everything=everything):
+        session.check_void(result, facts)
         progress = progress.at(result.seconds)
         metrics = session.report(result, facts, clock.lap())
         session.judge(result, facts)

@@ -70,9 +70,9 @@ def cross_entropy_sum(
 
 
 def cross_entropy_rows(logits_BLV: Tensor, targets_BL: Tensor) -> Tensor:
-    """Cross-entropy without smoothing, z-loss or temperature, summed within each row and in fp64; shape (B,)."""
+    """Cross-entropy of each position without smoothing, z-loss or temperature; shape (B, L), fp32, 0 where there is no target."""
     losses = functional.cross_entropy(logits_BLV.flatten(0, 1).float(), targets_BL.flatten(), ignore_index=IGNORE, reduction="none")
-    return losses.view_as(targets_BL).double().sum(dim=1)
+    return losses.view_as(targets_BL)
 
 
 def linear_cross_entropy_sum(
@@ -115,9 +115,9 @@ def linear_cross_entropy_sum(
 
 @torch.no_grad()
 def linear_cross_entropy_rows(hidden_BLD: Tensor, weight_VD: Tensor, targets_BL: Tensor) -> Tensor:
-    """`cross_entropy_rows` of the logits `hidden @ weight^T`, a few positions at a time and without gradients; shape (B,), fp64.
+    """`cross_entropy_rows` of the logits `hidden @ weight^T`, a few positions at a time and without gradients; shape (B, L), fp32.
 
-    All matrix products have the same shape, so that a row's value does not depend on the rows beside it.
+    All matrix products have the same shape, so that a row's values do not depend on the rows beside it.
     """
     num_positions = targets_BL.numel()
     size = min(_EVALUATION_TOKENS, default_chunk_tokens(weight_VD.shape[0], hidden_BLD.device.type))
@@ -132,7 +132,7 @@ def linear_cross_entropy_rows(hidden_BLD: Tensor, weight_VD: Tensor, targets_BL:
             chosen_C1 = torch.where(targets_C == IGNORE, 0, targets_C)[:, None]
             loss_C, _ = _losses_and_slopes(hidden_CD.to(plan.product_type), weight_VD, chosen_C1, plan, want_slopes=False)
             losses.append(torch.where(targets_C == IGNORE, 0.0, loss_C))
-    return torch.cat(losses)[:num_positions].view_as(targets_BL).double().sum(dim=1)
+    return torch.cat(losses)[:num_positions].view_as(targets_BL).float()
 
 
 def default_chunk_tokens(vocab_size: int, device_type: str = "cpu") -> int:

@@ -36,6 +36,7 @@ __all__ = [
     "micro_candidates",
     "num_weights",
     "probe",
+    "release_memory",
 ]
 
 USABLE_SHARE = 0.9
@@ -237,18 +238,27 @@ def probe(run: Callable[[int], None], candidates: Sequence[int]) -> int:
         for micro in candidates:
             if _fits(run, micro):
                 return micro
-            _give_back()
+            release_memory()
     raise ConfigError(
         f"out of memory even with micro-batches of {candidates[-1]} rows; use model.activation_checkpointing = full, "
         "precision = bf16, parallel = fsdp with more ranks, shorter rows or a smaller model"
     )
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """True where an allocation failed, on a GPU or on the host, and a smaller one might not."""
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """True where an allocation failed, on a GPU or on the host, and a smaller one might not; also as the cause of another error."""
+    if error is None:
+        return False
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS)
+    said = isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS)
+    return said or is_out_of_memory(error.__cause__)
+
+
+def release_memory() -> None:
+    """Gives what no tensor holds any more back to the device, so that other sizes fit in."""
+    gc.collect()
+    torch.cuda.empty_cache()  # does nothing where no GPU is in use
 
 
 @contextmanager
@@ -393,11 +403,6 @@ def _fits(run: Callable[[int], None], micro: int) -> bool:
             raise
         return False
     return True
-
-
-def _give_back() -> None:
-    gc.collect()
-    torch.cuda.empty_cache()  # does nothing where no GPU is in use
 
 
 def _cgroup_rooms(proc: Path, cgroups: Path) -> Iterator[int]:

@@ -3,7 +3,7 @@
 Parameter names and meanings are those of Qwen3 in Hugging Face transformers, so that an export is a copy.
 
     B rows   L tokens of a row   D width of the residual stream   N query heads   K key and value heads   H width of a head
-    F hidden width of SwiGLU     V vocabulary, padded
+    F hidden width of SwiGLU     V vocabulary, padded        T new tokens of a row, where earlier ones are in a cache
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from trainer.attention import Layout, attend, attention_operators
+from trainer.attention import Layout, attend, attention_operators, cached_layout
+from trainer.cache import KeyValueCache, LayerCache
 from trainer.config import ModelConfig
 
-__all__ = ["Decoder", "RMSNorm", "build_model", "parameters_by_name"]
+__all__ = ["Attention", "Decoder", "DecoderLayer", "RMSNorm", "build_model", "parameters_by_name"]
 
 
 class RMSNorm(nn.Module):
@@ -34,6 +35,8 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Same shape and type as `x`."""
         if x.is_cpu and x.dtype == self.weight.dtype == torch.float32:
+            if not torch.is_grad_enabled():  # where tokens are generated one by one, the function's overhead counts
+                return _normalised(x, self.weight, self.eps)[0]
             return cast(Tensor, _RMSNormOnCPU.apply(x, self.weight, self.eps))  # type: ignore[no-untyped-call]
         return functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
@@ -48,10 +51,9 @@ class _RMSNormOnCPU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        norms: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        scale = (norms.square() / x.shape[-1] + eps).rsqrt()
+        y, scale = _normalised(x, weight, eps)
         ctx.save_for_backward(x, weight, scale)
-        return (x * scale).mul_(weight)
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -62,6 +64,13 @@ class _RMSNormOnCPU(torch.autograd.Function):
         )
         subtracted = (grad @ weight)[..., None] * scale / x.shape[-1]
         return grad_x.add_(subtracted), grad_weight, None
+
+
+def _normalised(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The norm of the last axis, and what `x` was multiplied with before the weight."""
+    norms: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    scale = (norms.square() / x.shape[-1] + eps).rsqrt()
+    return (x * scale).mul_(weight), scale
 
 
 class Attention(nn.Module):
@@ -78,12 +87,16 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_size, config.norm_eps)
         self.k_norm = RMSNorm(config.head_size, config.norm_eps)
 
-    def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
-        """The attention's contribution to the residual stream, (B, L, D)."""
+    def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout, cache: LayerCache | None = None) -> Tensor:
+        """The attention's contribution to the residual stream, (B, L, D); with a cache, earlier tokens are in it."""
         q_BLNH = rotate(self.q_norm(self._heads(self.q_proj(x_BLD))), rotation)
         k_BLKH = rotate(self.k_norm(self._heads(self.k_proj(x_BLD))), rotation)
         v_BLKH = self._heads(self.v_proj(x_BLD))
-        y_BNLH = attend(q_BLNH.transpose(1, 2), k_BLKH.transpose(1, 2), v_BLKH.transpose(1, 2), layout)
+        k_BKLH, v_BKLH = k_BLKH.transpose(1, 2), v_BLKH.transpose(1, 2)
+        if cache is not None:
+            assert layout.mask_B1LL is not None
+            k_BKLH, v_BKLH = cache.extend(k_BKLH, v_BKLH, layout.positions_BL, layout.mask_B1LL.shape[-1])
+        y_BNLH = attend(q_BLNH.transpose(1, 2), k_BKLH, v_BKLH, layout)
         return cast(Tensor, self.o_proj(y_BNLH.transpose(1, 2).flatten(2)))
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -114,9 +127,9 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.width, config.norm_eps)
         self.mlp = SwiGLU(config)
 
-    def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
+    def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout, cache: LayerCache | None = None) -> Tensor:
         """The residual stream after this layer, (B, L, D)."""
-        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), rotation, layout)
+        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), rotation, layout, cache)
         return x_BLD + cast(Tensor, self.mlp(self.post_attention_layernorm(x_BLD)))
 
 
@@ -159,6 +172,26 @@ class Decoder(nn.Module):
         """Logits of the next token, (B, L, V), in the type of the computation."""
         return cast(Tensor, self.lm_head(self.hidden(tokens_BL, layout)))
 
+    def empty_cache(self, num_slots: int) -> KeyValueCache:
+        """A cache for rows of up to `num_slots` tokens."""
+        return KeyValueCache(len(self.model.layers), num_slots)
+
+    def extend(self, tokens_BT: Tensor, positions_BT: Tensor, num_used: int, cache: KeyValueCache) -> Tensor:
+        """As `hidden`, (B, T, D), for tokens that follow those in `cache`, which takes them in. Not for training.
+
+        Args:
+            tokens_BT: int64 ids. Behind the last token of a row may stand anything: later tokens of the row replace it.
+            positions_BT: int64 place of each token in its row, and so its slot in the cache. It sees the slots up to its own.
+            num_used: one more than the largest position, which a GPU would have to be waited for.
+            cache: from `empty_cache`; the first call decides the number of rows.
+        """
+        layout = cached_layout(positions_BT, num_used)
+        rotation = rotary_table(positions_BT, self.config.head_size, self.config.rope_theta)
+        x_BTD = self.model.embed_tokens(tokens_BT)
+        for layer, layer_cache in zip(self.model.layers, cache.layers, strict=True):
+            x_BTD = layer(x_BTD, rotation, layout, layer_cache)
+        return cast(Tensor, self.model.norm(x_BTD))
+
     def _through(self, layer: nn.Module, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
         how = self.config.activation_checkpointing
         if how == "none" or not self.training:
@@ -182,6 +215,8 @@ def rotary_table(positions_BL: Tensor, head_dim: int, theta: float) -> tuple[Ten
 
 def rotate(x_BLNH: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Turns the pairs (x_i, x_{i+H/2}) by the angles of a `rotary_table`; same shape and type as the input."""
+    if not torch.is_grad_enabled():
+        return _turned(x_BLNH, *rotation, 1)
     return cast(Tensor, _Rotation.apply(x_BLNH, *rotation))  # type: ignore[no-untyped-call]
 
 

@@ -1,6 +1,7 @@
 """The run directory: one writer at a time, and `record.json`, which says what the run was made from.
 
 The part of the record called `identity` holds all that the bits of the run depend on. A run is continued only where it is the same.
+Its `changes` say from which step on micro-batches were smaller, or shards left out (see `changes`), than the identity says.
 It is sealed with a digest of its own, and its `files` holds those of the others. No host, user or path goes into it, and of
 the environment's variables only those that are named in this program, so that no secret can.
 """
@@ -8,6 +9,7 @@ the environment's variables only those that are named in this program, so that n
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import platform
 import shutil
@@ -25,6 +27,7 @@ from data_pipeline.errors import CheckpointError, ConfigError
 from data_pipeline.files import digest_file, sealed, unsealed, write_atomic
 from data_pipeline.manifest import Manifest
 from data_pipeline.settings import to_toml
+from trainer.changes import Change, Changes
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.determinism import device_name, flags, threads_per_rank
@@ -36,9 +39,12 @@ __all__ = [
     "complete_record",
     "environment_facts",
     "identity_of",
+    "leave_note",
     "locked_run",
+    "note_change",
     "open_record",
     "read_record",
+    "recorded_changes",
     "recorded_micro",
 ]
 
@@ -111,7 +117,7 @@ def check_identity(run: Path, identity: Mapping[str, Any], allow_changes: tuple[
         ConfigError: they differ; the message says in what, and how to go on.
     """
     recorded = read_record(run)["identity"]
-    changed = [name for name in sorted(recorded.keys() | identity.keys()) if recorded.get(name) != identity.get(name)]
+    changed = _differing(recorded, identity)
     if "data" in changed:
         raise ConfigError(
             f"{run}: this run was trained on the data {recorded.get('data')}, not on "
@@ -134,13 +140,57 @@ def check_identity(run: Path, identity: Mapping[str, Any], allow_changes: tuple[
         )
 
 
+def _differing(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
+    return [name for name in sorted(recorded.keys() | identity.keys()) if recorded.get(name) != identity.get(name)]
+
+
 def _ranks(identity: Mapping[str, Any]) -> str:
     number = identity.get("world_size")
     return f"{number} rank{'s' * (number != 1)}"
 
 
+def recorded_changes(run: Path, identity: Mapping[str, Any], allow_changes: tuple[str, ...]) -> Changes:
+    """What an earlier start of the run had to change, and what a rank noted that could not tell the others any more.
+
+    Nothing, where that was another run. `batch.micro` among the allowed changes drops smaller micro-batches, and `quarantine` the
+    shards that were left out.
+    """
+    if not (run / "record.json").exists():
+        return Changes()
+    record = read_record(run)
+    if any(name not in allow_changes for name in _differing(record["identity"], identity)):
+        return Changes()
+    changes = Changes.from_json(record.get("changes", ())).plus(*_notes(run))
+    names = {"micro": "batch.micro", "quarantine": "quarantine"}
+    return changes.of(kind for kind, name in names.items() if name not in allow_changes)
+
+
+def note_change(run: Path, change: Change) -> None:
+    """Adds a change to the record, durably."""
+    record = read_record(run)
+    changes = Changes.from_json(record["changes"]).plus(change)
+    write_atomic(run / "record.json", sealed(record | {"changes": changes.to_json()}))
+
+
+def leave_note(run: Path, change: Change, rank: int) -> None:
+    """Notes a change for the next start of the run, durably, from any rank, and without a word to the others."""
+    write_atomic(run / f"change-{rank}.json", json.dumps(Changes((change,)).to_json()).encode())
+
+
+def _notes(run: Path) -> list[Change]:
+    return [
+        change for path in sorted(run.glob("change-*.json")) for change in Changes.from_json(json.loads(path.read_bytes())).made
+    ]
+
+
 def open_record(
-    run: Path, config: TrainConfig, manifest: Manifest, identity: Mapping[str, Any], extension: bytes | None, world_size: int
+    run: Path,
+    config: TrainConfig,
+    manifest: Manifest,
+    identity: Mapping[str, Any],
+    extension: bytes | None,
+    world_size: int,
+    changes: Changes,
 ) -> None:
     """Writes `config.toml`, the tokenizer, the extension's source and `record.json` of a run that begins or goes on."""
     write_atomic(run / "config.toml", to_toml("train", config.model_dump(mode="json")).encode())
@@ -157,20 +207,29 @@ def open_record(
         "format": 1,
         "status": "training",
         "identity": dict(identity),
+        "changes": changes.to_json(),
         "data": {"root_digest": manifest.root_digest, "tokenizer_digest": manifest.tokenizer_digest},
         "environment": environment_facts() | {"world_size": world_size},
         "files": _digests(run, names),
     }
     write_atomic(run / "record.json", sealed(record))
+    for path in run.glob("change-*.json"):  # they stand in the record now
+        path.unlink()
 
 
-def complete_record(run: Path, *, status: str, step: int, weights_digest: str) -> None:
-    """Notes how the run ended, with the digests of what it has written; called once nothing more will be."""
+def complete_record(
+    run: Path, *, status: str, ended_by: str | None, step: int, weights_digest: str, alerts: Mapping[str, int]
+) -> None:
+    """Notes how the run ended, how many alerts there were of each rule, and the digests of what it has written.
+
+    Called once nothing more will be written. `ended_by` is the limit that was reached, or why evaluations ended the run.
+    """
     record = read_record(run)
     checkpoints = CheckpointStore(run / "checkpoints")
     manifests = [checkpoints.path(saved).relative_to(run).as_posix() + "/manifest.json" for saved in checkpoints.steps()]
     record["files"] |= _digests(run, ["metrics.jsonl", LEDGER.as_posix(), *manifests])
-    write_atomic(run / "record.json", sealed(record | {"status": status, "step": step, "weights": weights_digest}))
+    ended = {"status": status, "ended_by": ended_by, "step": step, "weights": weights_digest, "alerts": dict(alerts)}
+    write_atomic(run / "record.json", sealed(record | ended))
 
 
 def read_record(run: Path) -> dict[str, Any]:

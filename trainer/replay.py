@@ -136,14 +136,15 @@ def choose_start(saved: list[int], last: int, num_steps: int, wanted: int | None
 
 
 def copy_state(run: Path, again: Path, step: int) -> None:
-    """Makes a run directory that goes on from one checkpoint of `run`; from step 0 there is nothing to copy.
+    """Makes a run directory that goes on from one checkpoint of `run`; from step 0 on, only its record says what changes when.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged.
     """
     (again / LEDGER).parent.mkdir(parents=True)
+    shutil.copyfile(run / "record.json", again / "record.json")
     if step:
-        for name in ("record.json", METRICS, str(LEDGER)):
+        for name in (METRICS, str(LEDGER)):
             shutil.copyfile(run / name, again / name)
         CheckpointStore(again / "checkpoints").save(CheckpointStore(run / "checkpoints").load(step))
 

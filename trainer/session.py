@@ -11,46 +11,68 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from data_pipeline.errors import ConfigError, GuardError, PreparedDataError
+from data_pipeline.errors import ConfigError, GuardError, PreparedDataError, ProjectError
 from data_pipeline.manifest import Manifest, read_manifest
-from data_pipeline.shards import Rows
+from data_pipeline.shards import Rows, ShardError
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
+from trainer.accumulation import Accumulation, PlainAccumulation
+from trainer.alerts import Alert, Rule, guard_alert
 from trainer.attention import Backend, choose_backend, describe_backend
+from trainer.bad_data import as_project_error, decide, shared_faults
+from trainer.changes import Change, Changes, smaller_micro
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, check_space, required_bytes, steps_to_keep
-from trainer.config import CheckpointConfig, TrainConfig
+from trainer.config import CheckpointConfig, EvalConfig, TrainConfig
+from trainer.convergence import LossMean, early_stop, judge_convergence
 from trainer.determinism import configure_determinism, device_name
 from trainer.distributed import Group, joined_group
 from trainer.ema import WeightAverage
-from trainer.evaluate import Evaluation, evaluate
+from trainer.evaluate import Evaluation, Grouping, evaluate
 from trainer.extension import Extension, RunView, load_extension, seeded_model
 from trainer.float8 import convert_to_float8
-from trainer.generate import Sampling, generate
+from trainer.generate import Continuation, Sampling, TextModel
 from trainer.guard import Guard
+from trainer.layer_stats import LayerObserver
 from trainer.ledger import LEDGER, Ledger, LedgerHead
-from trainer.loader import GlobalBatch, prefetched_batches
-from trainer.memory import MemoryEstimate, PeakMeter, estimate, format_bytes
-from trainer.metrics import JsonLinesSink, Monitor, Sink, StepFacts, StepMetrics, TensorBoardSink, TerminalSink
+from trainer.loader import RETRY_WAITS_S, GlobalBatch, prefetched_batches
+from trainer.memory import MemoryEstimate, PeakMeter, estimate, format_bytes, is_out_of_memory, release_memory
+from trainer.metrics import Monitor, StepFacts, StepMetrics, opened_monitor
 from trainer.mixture import build_order
 from trainer.model import parameters_by_name
 from trainer.optim import build_optimizers, check_optimizer, optimizer_tensors, restore_optimizer
 from trainer.order import RowOrder
 from trainer.parallel import check_parallel, distribute_like, full_tensors, gathered, load_full
-from trainer.record import check_identity, identity_of, locked_run, open_record, recorded_micro
+from trainer.record import (
+    check_identity,
+    complete_record,
+    identity_of,
+    leave_note,
+    locked_run,
+    note_change,
+    open_record,
+    recorded_changes,
+    recorded_micro,
+)
+from trainer.report import report_at_end
+from trainer.samples import prompts_of, sample_and_score
+from trainer.scores import Scores
 from trainer.signals import StopRequest, stop_request
 from trainer.sizing import with_micro
 from trainer.state import Progress
-from trainer.step import LossModule, StepResult, TrainingModule, make_scaler, wrap_for_training
+from trainer.step import LossModule, MicroTooLarge, StepResult, TrainingModule, make_scaler, wrap_for_training
 from trainer.straggler import DeviceMark, HostMark, OwnTime, OwnTimer, StragglerDetector
 from trainer.throughput import describe_mfu, flops_per_token, mfu, peak_flops, rate_kind
 from trainer.watchdog import Heartbeat, Patience, clear_heartbeats, watched
 
-__all__ = ["Plan", "RollBack", "Session", "opened_session", "plan_run", "weights_digest"]
+__all__ = ["GoBack", "Plan", "RollBack", "Session", "StepAgain", "opened_session", "plan_run", "weights_digest"]
 
 _log = logging.getLogger(__name__)
+
+_LET_GO_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -65,23 +87,43 @@ class Plan:
     """Step at which the learning rate has reached its floor."""
     last_step: int | None
     """The step at which the limits on steps and epochs end the run."""
+    eval: EvalConfig
+    """Its patience may end the run before the limits."""
 
     def finished(self, progress: Progress) -> bool:
-        """True once the first limit is reached."""
-        return (
-            (self.steps is not None and progress.step >= self.steps)
-            or (self.rows is not None and progress.rows >= self.rows)
-            or (self.targets is not None and progress.targets >= self.targets)
-            or (self.seconds is not None and progress.seconds >= self.seconds)
+        """True once the first limit is reached, or evaluations have not improved for too long."""
+        return self.ended_by(progress) is not None
+
+    def ended_by(self, progress: Progress) -> str | None:
+        """The first limit that is reached, or why evaluations end the run; none while it goes on."""
+        reached = (
+            ("limits.steps", self.steps, progress.step),
+            ("limits.epochs", self.rows, progress.rows),
+            ("limits.tokens", self.targets, progress.targets),
+            ("limits.minutes", self.seconds, progress.seconds),
         )
+        limit = next((name for name, last, now in reached if last is not None and now >= last), None)
+        return limit or early_stop(progress.evaluations, self.eval)
 
 
-class RollBack(Exception):  # noqa: N818 - a request, no error
+class GoBack(Exception):  # noqa: N818 - a request, no error
+    """Training is to go on from an earlier step."""
+
+
+class RollBack(GoBack):
     """The guard wants to go back to before `step`, and to leave out the positions from `first` to before `end`."""
 
-    def __init__(self, step: int, first: int, end: int, message: str) -> None:
-        super().__init__(message)
-        self.step, self.first, self.end, self.message = step, first, end, message
+    def __init__(self, alert: Alert, first: int, end: int) -> None:
+        super().__init__(alert.message)
+        self.alert, self.step, self.message, self.first, self.end = alert, alert.step, alert.message, first, end
+
+
+class StepAgain(GoBack):
+    """A step is void, because memory or data failed on some rank; it is to be made again, on the same rows."""
+
+    def __init__(self, result: StepResult, facts: StepFacts) -> None:
+        super().__init__()
+        self.result, self.facts = result, facts
 
 
 @dataclass
@@ -89,7 +131,9 @@ class Session:
     """The parts of a run, as the loop uses them."""
 
     config: TrainConfig
+    """As the run was begun; `changes` says what is different since."""
     group: Group
+    manifest: Manifest
     plan: Plan
     train_rows: Rows
     order: RowOrder
@@ -101,6 +145,7 @@ class Session:
     extension: Extension
     checkpoints: CheckpointStore
     monitor: Monitor
+    observer: LayerObserver
     ledger: Ledger | None
     """What every step was trained on; on rank 0."""
     flops_each: float
@@ -110,6 +155,7 @@ class Session:
     guard: Guard
     stop: StopRequest
     resumed: Progress
+    changes: Changes
     memory: MemoryEstimate
     """What one rank was expected to need."""
     meter: PeakMeter
@@ -121,6 +167,9 @@ class Session:
     """Writes checkpoints in the background, on rank 0."""
     saved_step: int | None
     """Step of the newest checkpoint, written or being written; known on every rank."""
+    grouping: Grouping
+    """The groups of the validation text."""
+    train_losses: LossMean
     submitted: dict[int, Progress] = field(default_factory=dict)
     """The counters of checkpoints that are being written."""
 
@@ -143,19 +192,23 @@ class Session:
             with_weights=config.loss.normalise == "sequences",
             with_bounds=self.training.backend == "varlen",
             left_out=progress.left_out,
+            first_step=progress.step + 1,
+            changes=self.changes,
+            shard_of=self.train_rows.shard_of,
         )
 
     def evaluate(self, progress: Progress) -> Progress:
-        """Measures the validation loss and writes a sample, both with the average of the weights if there is one."""
+        """Measures the validation loss and writes samples, both with the average of the weights if there is one."""
         with self.average.swapped_in() if self.average else nullcontext():
-            evaluation = gathered(self.training.module, self._evaluation)
+            evaluation = self._evaluation(progress.step)
             # A model whose loss is no number has nothing to draw from.
-            text = gathered(self.training.module, lambda: self._sample(progress.step)) if math.isfinite(evaluation.loss) else None
+            samples = self._samples(progress.step) if math.isfinite(evaluation.loss) else None
             self.group.smallest(0)  # all wait for rank 0's sample here, where it may take long, and not in the next step
         self.monitor.evaluation(progress.step, evaluation)
-        if text is not None:
-            self.monitor.sample(progress.step, text)
-        after = progress.after_evaluation(evaluation.loss)
+        if samples is not None:
+            self.monitor.samples(progress.step, *samples)
+        after = progress.after_evaluation(evaluation.loss, self.train_losses.take())
+        self.monitor.signals(judge_convergence(after.evaluations, self.config.eval).signals)
         self.extension.evaluated(self.view(after), evaluation)
         return after
 
@@ -170,7 +223,12 @@ class Session:
         weights = full_tensors(parameters_by_name(self.model), self.group)
         moments = full_tensors(optimizer_tensors(self.model, self.training.optimizers), self.group)
         average = full_tensors(self.average.tensors(), self.group) if self.average else {}
-        state = {"progress": saved.to_json(), "scaler": self.training.scaler.state_dict(), "guard": self.guard.to_json()}
+        state = {
+            "progress": saved.to_json(),
+            "scaler": self.training.scaler.state_dict(),
+            "guard": self.guard.to_json(),
+            "train_losses": self.train_losses.to_json(),
+        }
         self.group.on_main(lambda: self._submit(Checkpoint(saved.step, weights, moments, state, average)))
         self.saved_step = saved.step
         self.submitted[saved.step] = saved
@@ -185,16 +243,85 @@ class Session:
             RollBack: training is to go back to a checkpoint from before this step.
         """
         verdict = self.guard.judge(result.step, result.loss, result.grad_norm)
+        if verdict.reason is None:
+            return
+        alert = guard_alert(verdict, result.step, result.loss, result.grad_norm, self.config.guard)
         if verdict.is_news and verdict.action != "rollback":
-            self.monitor.alert(result.step, verdict.message)
+            self.monitor.alert(alert)
         first, end = facts.progress.rows - len(facts.rows), facts.progress.rows
         if verdict.action == "stop":
             raise GuardError(f"rows at positions {first} to {end - 1}: {verdict.message}")
         if verdict.action == "rollback":
             last = first + self.config.guard.window_steps * self.config.batch.global_rows
-            raise RollBack(result.step, first, max(end, last), verdict.message)
+            raise RollBack(alert, first, max(end, last))
 
-    def roll_back(self, request: RollBack) -> Progress:
+    def check_void(self, result: StepResult, facts: StepFacts) -> None:
+        """Raises StepAgain, on every rank, where a step is void: it changed nothing, nor did those after it."""
+        if result.void:
+            raise StepAgain(result, facts)
+
+    def go_back(self, request: GoBack) -> Progress:
+        """Does what is asked for, and gives the counters to go on from; what it may raise is said there."""
+        if isinstance(request, RollBack):
+            return self._roll_back(request)
+        assert isinstance(request, StepAgain)
+        self.observer.forget()
+        self._mend(request.result)
+        facts = request.facts
+        return facts.progress.before_step(start=facts.progress.rows - len(facts.rows), targets=facts.num_targets)
+
+    def _mend(self, result: StepResult) -> None:
+        """Changes what made a step fail.
+
+        Raises:
+            ConfigError: memory does not suffice, and no smaller micro-batch would have the same meaning.
+            ProjectError: data cannot be read, and the policy is to stop, or too much is lost.
+        """
+        self.heartbeat.expect_slow_steps()
+        if result.data_votes:
+            faults = {} if result.fault is None else {result.fault.shard: result.fault.error}
+            found = shared_faults(faults, self.manifest, self.group)
+            self._change(self._quarantine(found, faults, result.step))
+        if result.memory_votes:
+            self._change(smaller_batches(self.config, self.changes, result.step))
+            self._wrap_again(result.step)
+        if self.group.is_main:
+            reasons = "; ".join(change.reason for change in self.changes.beginning_at(result.step))
+            _log.warning("step %d is made again: %s", result.step, reasons)
+
+    def _quarantine(self, found: Mapping[str, tuple[int, int]], faults: Mapping[str, ProjectError], step: int) -> Change:
+        known = self.changes.quarantined(step)
+        return decide(found, faults, self.config.bad_data, self.manifest, self.group, step=step, known=known)
+
+    def _change(self, change: Change) -> None:
+        """Makes a change, and notes it where the next start of the run will find it."""
+        self.changes = self.changes.plus(change)
+        self.group.on_main(lambda: note_change(self.config.run, change))
+
+    def _wrap_again(self, step: int) -> None:
+        """Replaces what a pass that broke off may have left in disorder; weights and optimizer are as they were."""
+        training = self.training
+        scaler = make_scaler(self.config, self.group.device)
+        scaler.load_state_dict(training.scaler.state_dict())
+        # DDP's hooks on the weights go with it, and it waits for its exchanges when it goes: see `trainer.distributed`.
+        self.training = replace(training, module=training.loss, accumulation=PlainAccumulation(()), scaler=scaler)
+        del training
+        time.sleep(_LET_GO_S)
+        release_memory()
+        module, accumulation, self.changes = wrapped(
+            self.training.loss, self.config, self.changes, self.group, step, self.manifest, self.training.backend
+        )
+        self.training = replace(self.training, module=module, accumulation=accumulation)
+
+    def leave_smaller_micro(self, step: int) -> None:
+        """Notes, on this rank alone, that the next start of the run is to take smaller micro-batches.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        leave_note(self.config.run, smaller_batches(self.config, self.changes, step), self.group.rank)
+
+    def _roll_back(self, request: RollBack) -> Progress:
         """Restores the newest checkpoint from before a step, and leaves the rows of the request out from then on.
 
         Raises:
@@ -205,9 +332,11 @@ class Session:
         checkpoint = self.checkpoints.load(step)
         load_full(self.model, checkpoint.model)
         restored = _restore(checkpoint, self.model, self.training, self.average).leaving_out(request.first, request.end)
+        self.train_losses = LossMean(**checkpoint.state["train_losses"])
         self.guard.after_rollback(checkpoint.state["guard"])
+        self.observer.forget()
         self.monitor.rewind(step)
-        self.monitor.alert(step, request.message)
+        self.monitor.alert(replace(request.alert, step=step))
 
         def note() -> None:
             assert self.ledger is not None
@@ -216,7 +345,9 @@ class Session:
             self.ledger.event("skip", step=step, **left_out, reason=request.message)
 
         self.group.on_main(note)
-        return self.save(restored)  # at once, or a crash would forget what is left out
+        saved = self.save(restored)  # at once, or a crash would forget what is left out
+        self.finish_saves()  # else the first save of this step would pass for this one
+        return saved
 
     def _newest_before(self, request: RollBack) -> int:
         """The newest checkpoint that verifies. It is older than the step, as every step is judged before the next save."""
@@ -266,15 +397,25 @@ class Session:
             tokens_per_s=tokens_per_s,
             mfu=mfu(tokens_per_s, self.flops_each, self.peak, self.group.world_size),
             loader_wait_s=facts.loader_wait_s,
+            seconds=seconds,
         )
-        self.monitor.train(metrics)
+        self.train_losses.add(result.loss)
+        metrics = self.monitor.train(metrics)
+        self.monitor.layers(self.observer.reading(result.step))
+        for change in self.changes.beginning_at(result.step):
+            self._announce(change, result.step - 1)
         if self.ledger is not None:
             start = facts.progress.rows - len(facts.rows)
-            applied = not self.guard.thresholds(result.step).skips(result.loss, result.grad_norm)
-            self.ledger.commit(step=result.step, start=start, rows=facts.rows, targets=facts.num_targets, applied=applied)
-        if (slow := self.stragglers.observe(result.own_times, seconds)) and self.group.is_main:
-            _log.warning("step %d: %s", result.step, slow.describe())
+            self.ledger.commit(step=result.step, start=start, rows=facts.rows, targets=facts.num_targets, applied=result.applied)
+        self.monitor.slow_rank(result.step, self.stragglers.observe(result.own_times, seconds))
         return metrics
+
+    def _announce(self, change: Change, step: int) -> None:
+        """Shows a change to the user, and puts it into the ledger, after a step."""
+        rule: Rule = "quarantine" if change.kind == "quarantine" else "out_of_memory"
+        self.monitor.alert(Alert(rule, step, "critical", change.describe(), "log"))
+        if self.ledger is not None:
+            self.ledger.event(change.kind, step=step, **change.facts())
 
     def before_exchange(self) -> OwnTime:
         """To be called before a step's first exchange; the time that this rank has worked by itself."""
@@ -282,23 +423,86 @@ class Session:
         self.heartbeat.at("reduce")
         return self.own_timer.latest()
 
+    def complete(self, progress: Progress, weights_digest: str, *, stopped: bool) -> None:
+        """Writes into the record how the run ended, and tells the sinks."""
+        status, ended_by = ("stopped", None) if stopped else ("finished", self.plan.ended_by(progress))
+        self.group.on_main(
+            lambda: complete_record(
+                self.config.run,
+                status=status,
+                ended_by=ended_by,
+                step=progress.step,
+                weights_digest=weights_digest,
+                alerts=self.monitor.alert_counts,
+            )
+        )
+        self.monitor.finish(status)
+        if ended_by is not None and not ended_by.startswith("limits."):
+            _log.info("%s", ended_by)
+
+    def raise_alert(self) -> None:
+        """Raises GuardError on every rank where an alert whose action is to stop has ended the run, on whichever rank it was."""
+        alert = self.monitor.stop_alert
+        if self.group.smallest(0 if alert is None else -1) < 0:
+            raise GuardError("" if alert is None else alert.message)
+
     def report_memory(self) -> None:
         """Logs what was estimated and what was taken, side by side."""
         _log.info("%s; measured peak %s", self.memory.describe(), format_bytes(self.meter.bytes()))
 
-    def _evaluation(self) -> Evaluation:
-        return evaluate(self.training.loss, self.training.backend, self.val_rows, self.config, self.group, self.heartbeat.beat)
+    def _evaluation(self, step: int) -> Evaluation:
+        """The validation loss after a step; rows that cannot be read are tried again, and then left out or a reason to stop.
 
-    def _sample(self, step: int) -> str | None:
-        """The sample's text, on rank 0; ranks that share the weights have to help."""
+        Raises:
+            ProjectError: data cannot be read, and the policy is to stop, or too much is lost.
+            ConfigError: memory does not suffice, and weights are spread over the ranks.
+        """
+        tried: set[str] = set()
+        while True:
+            faults: dict[str, ProjectError] = {}
+            evaluation = self._evaluation_without(self.changes.quarantined(step), faults)
+            found = shared_faults(faults, self.manifest, self.group)
+            if not found:
+                return evaluation
+            if found.keys() <= tried:
+                change = self._quarantine(found, faults, step)
+                self._change(change)
+                self._announce(change, step)
+            tried |= found.keys()
+            time.sleep(RETRY_WAITS_S[0])
+
+    def _evaluation_without(self, blank: frozenset[str], faults: dict[str, ProjectError]) -> Evaluation:
+        """The validation loss without the rows of some shards, and without those that cannot be read, which go into `faults`."""
+
+        def note(error: ShardError | OSError) -> None:
+            shard = self.val_rows.shard_of(error)
+            assert shard is not None
+            faults[shard] = as_project_error(error)
+
+        rows = self.val_rows.without(blank, note)
+        try:
+            return evaluate(
+                self.training.loss, self.training.backend, rows, self.config, self.group, self.heartbeat.beat, self.grouping
+            )
+        except Exception as error:
+            if self.config.parallel != "fsdp" or not is_out_of_memory(error):
+                raise
+            raise ConfigError(
+                f"an evaluation ran out of memory with {self.config.eval.micro or self.config.batch.micro_rows} rows in a pass; "
+                "set eval.micro to fewer, then run the same command again"
+            ) from error
+
+    def _samples(self, step: int) -> tuple[list[Continuation], Scores | None] | None:
+        """What the model writes after the run's prompts, with its scores, on rank 0; ranks that share the weights have to help."""
         settings = self.config.eval
-        if not settings.sample_tokens or not (self.group.is_main or self.config.parallel == "fsdp"):
+        rows = self.val_rows.without(self.changes.quarantined(step), lambda _error: None)  # what cannot be read is no prompt
+        prompts = self.group.on_main(lambda: prompts_of(settings, rows, self.tokenizer))
+        if not prompts or not (self.group.is_main or self.config.parallel == "fsdp"):
             return None
-        sampling = Sampling(
-            max_tokens=settings.sample_tokens, temperature=settings.sample_temperature, seed=self.config.seed + step
-        )
-        pieces = generate(self.model, self.tokenizer, settings.prompt, sampling, self.config.model.context)
-        return settings.prompt + "".join(pieces)
+        seed = (self.config.seed + step) % (1 << 63)
+        sampling = Sampling(max_tokens=settings.sample_tokens, temperature=settings.sample_temperature, seed=seed)
+        source = TextModel(self.model, self.tokenizer, self.config.model.context)
+        return gathered(self.training.module, lambda: sample_and_score(source, prompts, sampling, self.config))
 
     def _submit(self, checkpoint: Checkpoint) -> None:
         assert self.ledger is not None
@@ -344,54 +548,62 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
         )
         checkpoints = CheckpointStore(config.run / "checkpoints")
 
-        def prepare_run() -> int | None:
+        def prepare_run() -> tuple[int | None, list[dict[str, Any]]]:
             stack.enter_context(locked_run(config.run))
             newest = checkpoints.newest_verified()
             if newest is not None:
                 check_identity(config.run, identity, config.resume.allow_changes)
             check_space(config.run / "checkpoints", required_bytes(_tensor_bytes(config, manifest.vocab_size)))
             clear_heartbeats(config.run)
-            open_record(config.run, config, manifest, identity, extension.source, group.world_size)
-            return newest
+            changes = recorded_changes(config.run, identity, config.resume.allow_changes)
+            open_record(config.run, config, manifest, identity, extension.source, group.world_size, changes)
+            return newest, changes.to_json()
 
-        newest = group.on_main(prepare_run)
+        newest, recorded = group.on_main(prepare_run)
         heartbeat = stack.enter_context(_watched(config, group))
         saver = AsyncSaver(partial(_write, checkpoints, config.checkpoint))
         stack.callback(_let_finish, saver, heartbeat)  # before the run's lock goes
         checkpoint = None if newest is None else checkpoints.load(newest)
         model = _model(config, manifest, group, extension, checkpoint)
-        training = _training_module(model, config, group, manifest.row_length, backend, extension)
+        training, changes = _training_module(
+            model, config, Changes.from_json(recorded), group, newest or 0, manifest, backend, extension
+        )
         average = WeightAverage(model, config.ema) if config.ema.decay is not None else None
         resumed = Progress() if checkpoint is None else _restore(checkpoint, model, training, average)
         ledger = stack.enter_context(_opened_ledger(config, manifest, len(train_rows), checkpoint, resumed.step, group))
-        monitor = Monitor(_sinks(config, plan, newest) if group.is_main else ())
-        stack.callback(monitor.close)
+        if group.is_main and config.log.report:
+            stack.callback(report_at_end, config.run)  # once the monitor is closed, however the run ends
+        monitor = stack.enter_context(opened_monitor(config, group, last_step=plan.last_step, resume_step=newest))
+        tokenizer = load_tokenizer(config.data / "tokenizer")
         session = Session(
             config=config,
             group=group,
+            manifest=manifest,
             plan=plan,
             train_rows=train_rows,
             order=order,
             val_rows=val_rows,
-            tokenizer=load_tokenizer(config.data / "tokenizer"),
+            tokenizer=tokenizer,
             model=model,
             training=training,
             average=average,
             extension=extension,
             checkpoints=checkpoints,
             monitor=monitor,
+            observer=LayerObserver(model, group, config.log.layers_every_steps, config.log.histograms_every_steps),
             ledger=ledger,
             flops_each=flops_per_token(config.model, manifest.vocab_size, manifest.row_length),
             peak=peak_flops(device_name(group.device), rate_kind(config.precision, tf32=config.tf32)),
             guard=_guard(config, checkpoint),
             stop=stop,
             resumed=resumed,
+            changes=changes,
             memory=estimate(
                 config,
                 manifest.vocab_size,
                 manifest.row_length,
                 group.world_size,
-                config.batch.micro_rows,
+                changes.batch(config.batch, resumed.step + 1).micro_rows,
                 backend,
                 group.device.type,
             ),
@@ -401,6 +613,8 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
             stragglers=StragglerDetector(),
             saver=saver,
             saved_step=newest,
+            grouping=Grouping.of(manifest, tokenizer),
+            train_losses=LossMean() if checkpoint is None else LossMean(**checkpoint.state["train_losses"]),
         )
         _introduce(session, manifest, continued=newest is not None)
         yield session
@@ -485,11 +699,19 @@ def _opened_ledger(
 
 
 def _training_module(
-    model: nn.Module, config: TrainConfig, group: Group, row_length: int, backend: Backend, extension: Extension
-) -> TrainingModule:
+    model: nn.Module,
+    config: TrainConfig,
+    changes: Changes,
+    group: Group,
+    step: int,
+    manifest: Manifest,
+    backend: Backend,
+    extension: Extension,
+) -> tuple[TrainingModule, Changes]:
+    """What trains from after `step` on, and the changes with what it took to make it fit."""
     loss = LossModule(model, config.loss, extension.own_loss)
-    module, accumulation = wrap_for_training(loss, config, group, row_length, backend)
-    return TrainingModule(
+    module, accumulation, changes = wrapped(loss, config, changes, group, step + 1, manifest, backend)
+    training = TrainingModule(
         loss=loss,
         module=module,
         accumulation=accumulation,
@@ -497,6 +719,47 @@ def _training_module(
         backend=backend,
         optimizers=build_optimizers(model, config.optim),
     )
+    return training, changes
+
+
+def wrapped(
+    loss: LossModule, config: TrainConfig, changes: Changes, group: Group, step: int, manifest: Manifest, backend: Backend
+) -> tuple[nn.Module, Accumulation, Changes]:
+    """`wrap_for_training` for the micro-batches of a step, or for smaller ones where these do not fit.
+
+    Raises:
+        ConfigError: see `smaller_batches`.
+    """
+    while True:
+        batch = changes.batch(config.batch, step)
+        try:
+            as_changed = config.model_copy(update={"batch": batch})
+            module, accumulation = wrap_for_training(loss, as_changed, group, manifest.row_length, backend)
+            return module, accumulation, changes
+        except MicroTooLarge:
+            change = smaller_batches(config, changes, step)
+        changes = changes.plus(change)
+        group.on_main(partial(note_change, config.run, change))
+        release_memory()
+
+
+def smaller_batches(config: TrainConfig, changes: Changes, step: int) -> Change:
+    """What follows from a lack of memory in a step: smaller micro-batches, and more of them, which give the same gradient.
+
+    Raises:
+        ConfigError: there are no smaller ones, or they would be another sum under `reproducibility = elastic`.
+    """
+    now = changes.batch(config.batch, step).micro_rows
+    remedies = "model.activation_checkpointing = full, precision = bf16, parallel = fsdp with more ranks, or a smaller model"
+    if config.reproducibility == "elastic":
+        raise ConfigError(
+            f"step {step}: out of memory with batch.micro = {now}, which reproducibility = elastic fixes, as the bits depend on "
+            f"it; begin a run with a smaller batch.micro, or use {remedies}"
+        )
+    smaller = smaller_micro(now)
+    if smaller is None:
+        raise ConfigError(f"step {step}: out of memory with a single row in a micro-batch; use {remedies}, or shorter rows")
+    return Change(step, f"{now} rows ran out of memory", micro=smaller)
 
 
 def _tensor_bytes(config: TrainConfig, vocab_size: int) -> list[int]:
@@ -541,6 +804,7 @@ def plan_run(config: TrainConfig, manifest: Manifest, num_rows: int) -> Plan:
         seconds=None if limits.minutes is None else limits.minutes * 60,
         decay_steps=decay_steps,
         last_step=min(certain) if certain and limits.tokens is None else None,
+        eval=config.eval,
     )
 
 
@@ -583,12 +847,3 @@ def _guard(config: TrainConfig, checkpoint: Checkpoint | None) -> Guard:
     if checkpoint is not None:
         guard.from_json(checkpoint.state["guard"])
     return guard
-
-
-def _sinks(config: TrainConfig, plan: Plan, resume_step: int | None) -> list[Sink]:
-    run = config.run
-    return [
-        JsonLinesSink(run / "metrics.jsonl", resume_step),
-        TensorBoardSink(run / "tensorboard", resume_step, config.log.every_steps),
-        TerminalSink(resume_step or 0, plan.last_step, config.log.every_steps),
-    ]

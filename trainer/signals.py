@@ -1,4 +1,8 @@
-"""A request to stop, by SIGTERM or SIGINT: noted at once, acted on between two steps."""
+"""A request to stop, by SIGTERM or SIGINT: noted at once, acted on between two steps.
+
+Under `entrypoints/torchrun.py` a rank is born with SIGTERM blocked, and has it blocked again at its end: what comes while it loads
+waits for `stop_request`, and what comes when all is saved is too late to end it in disorder.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +27,13 @@ class StopRequest:
 
 @contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """Catches SIGTERM and SIGINT while the context lasts, and puts back the handlers that were there."""
+    """Catches SIGTERM and SIGINT while the context lasts, also where they were blocked; what was blocked is ignored after it."""
     request = StopRequest()
     previous = {number: signal.signal(number, request.note) for number in (signal.SIGTERM, signal.SIGINT)}
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, previous)
     try:
         yield request
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for number, handler in previous.items():  # other threads do not block it, so it is ignored
+            signal.signal(number, signal.SIG_IGN if number in blocked else handler)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from trainer.convergence import Evaluated
 
 __all__ = ["Progress"]
 
@@ -30,12 +33,18 @@ class Progress:
     """Step of the lowest validation loss so far."""
     best_val_loss: float | None = None
     """That loss, in nats per target."""
+    evaluations: tuple[Evaluated, ...] = ()
+    """All evaluations so far, by which convergence is judged."""
     left_out: tuple[tuple[int, int], ...] = ()
     """Positions that are never trained on, as first and end, because of a rollback."""
 
     def after_step(self, *, end: int, targets: int) -> Progress:
         """The counters once a step has used the rows up to the position `end`, with `targets` targets."""
         return replace(self, step=self.step + 1, rows=end, targets=self.targets + targets)
+
+    def before_step(self, *, start: int, targets: int) -> Progress:
+        """The counters from which the last step can be made again: its rows begin at `start` and have `targets` targets."""
+        return replace(self, step=self.step - 1, rows=start, targets=self.targets - targets)
 
     def leaving_out(self, first: int, end: int) -> Progress:
         """The counters of a run that passes over these positions."""
@@ -45,16 +54,19 @@ class Progress:
         """The counters with the training time that all ranks agreed on."""
         return replace(self, seconds=seconds)
 
-    def after_evaluation(self, val_loss: float) -> Progress:
-        """The counters once this step has been evaluated."""
+    def after_evaluation(self, val_loss: float, train_loss: float | None = None) -> Progress:
+        """The counters once this step has been evaluated; `train_loss` is the mean since the evaluation before."""
         better = self.best_val_loss is None or val_loss < self.best_val_loss
-        evaluated = replace(self, evaluated_step=self.step)
+        known = Evaluated(self.step, val_loss if math.isfinite(val_loss) else None, train_loss)
+        evaluated = replace(self, evaluated_step=self.step, evaluations=(*self.evaluations, known))
         return replace(evaluated, best_step=self.step, best_val_loss=val_loss) if better else evaluated
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Progress:
         """What `to_json` gave."""
-        return Progress(**{**values, "left_out": tuple((first, end) for first, end in values["left_out"])})
+        left_out = tuple((first, end) for first, end in values["left_out"])
+        evaluations = tuple(Evaluated(**known) for known in values["evaluations"])
+        return Progress(**{**values, "left_out": left_out, "evaluations": evaluations})
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; floats survive JSON exactly."""

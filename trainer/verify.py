@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.settings import to_toml
 from trainer.attention import choose_backend
 from trainer.audit import AuditReport, audit_run
+from trainer.changes import Changes
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.determinism import configure_determinism, device_name, flags, threads_per_rank
@@ -139,7 +140,8 @@ def check_integrity(run: Path, data: Path | None = None) -> Outcome:
     store = CheckpointStore(run / "checkpoints")
     for step in store.steps():
         store.verify(step)
-    num_files = _check_data(data or load_config(run).data, record["data"]["root_digest"])
+    lost = {shard for change in Changes.from_json(record.get("changes", ())).made for shard in change.shards}
+    num_files = _check_data(data or load_config(run).data, record["data"]["root_digest"], lost)
     report = audit_run(run, data)
     num_events = _check_metrics(run, report)
     for name, digest in record["files"].items():
@@ -149,12 +151,14 @@ def check_integrity(run: Path, data: Path | None = None) -> Outcome:
         "files": len(record["files"]),
         "checkpoints": store.steps(),
         "data_files": num_files,
+        "quarantined": sorted(lost),
         "events": num_events,
         "ledger_lines": report.lines,
     }
     text = (
         f"integrity    {len(record['files'])} files of the run, checkpoints {', '.join(map(str, store.steps())) or 'none'}, "
         f"{report.lines} ledger lines, {num_events} events of metrics and {num_files} files of the data are what was written"
+        + (f"; not looked at, as the run left them out: {', '.join(sorted(lost))}" if lost else "")
     )
     return Outcome("integrity", text, facts)
 
@@ -220,15 +224,15 @@ def _check_file(path: Path, expected: str) -> None:
         raise CheckpointError(f"{path}: {found}, but the record says {expected}; the file was changed, restore it from a copy")
 
 
-def _check_data(directory: Path, root_digest: str) -> int:
-    """Reads all prepared data; returns how many files that are."""
+def _check_data(directory: Path, root_digest: str, lost: Collection[str]) -> int:
+    """Reads all prepared data but the shards that the run could not read either; returns how many files that are."""
     manifest = read_manifest(directory)
     if manifest.root_digest != root_digest:
         raise PreparedDataError(
             f"{directory}: its root digest is {manifest.root_digest}, but the run was trained on {root_digest}; "
             "name the right folder with --data"
         )
-    digests = {shard.path: shard.sha256 for shard in manifest.shards} | manifest.files
+    digests = {shard.path: shard.sha256 for shard in manifest.shards if shard.path not in lost} | manifest.files
     for name, expected in digests.items():
         path = directory / name
         try:

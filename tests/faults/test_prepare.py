@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
+
+from tests.support.claims import noted
 from tests.support.corpora import sentences, write_recipe, write_texts
 from tests.support.faults import seeds
 from tests.support.prepare_runs import FinishedWork, bytes_done_before, content_of, kill_at_random, run, timed_run
@@ -24,6 +27,7 @@ shard_bytes = 8192
 """
 
 
+@pytest.mark.claim("34", "preparation killed -9 at a random time, twice in a row, then run to the end", unit="runs")
 def test_34_killed_at_any_time_it_ends_with_the_same_bytes_and_does_nothing_twice(tmp_path: Path) -> None:
     write_texts(tmp_path / "text.jsonl", sentences(0, 600))
     output, undisturbed = tmp_path / "out", tmp_path / "undisturbed"
@@ -43,5 +47,6 @@ def test_34_killed_at_any_time_it_ends_with_the_same_bytes_and_does_nothing_twic
         if num_finished:
             assert bytes_done_before(output)["read"][1] > 0, "what was finished is taken as it is"
             num_resumed += 1
+    noted(f"{num_killed} kills at work, {num_resumed} runs took up finished work")
     assert num_killed > 0
     assert num_resumed > 0

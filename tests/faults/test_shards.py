@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.faults import seeds
 from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT
@@ -37,6 +39,7 @@ sys.exit("nothing was noticed")
 """
 
 
+@pytest.mark.claim("31", "shard truncated or changed under the reader", unit="shards")
 def test_a_shard_that_changes_under_a_reader_is_an_error_that_names_it(tmp_path: Path) -> None:
     for seed in seeds(6, 100):
         folder = write_prepared(tmp_path / str(seed), train_rows=random.Random(seed).randrange(2, 2000))

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["count", "peak_growth_bytes", "seeds"]
+from tests.support.claims import tried
+
+__all__ = ["ROOT", "count", "is_full", "peak_growth_bytes", "seeds"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,19 +27,25 @@ print(_peak() - _before)
 """
 
 
+def is_full() -> bool:
+    """True in a full campaign."""
+    return os.environ.get("FAULTS") == "full"
+
+
 def count(sample: int, full: int) -> int:
     """`full` in a full campaign, else `sample`."""
-    return full if os.environ.get("FAULTS") == "full" else sample
+    return full if is_full() else sample
 
 
 def seeds(sample: int, full: int) -> Iterator[int]:
-    """The seeds of so many injections; each is printed first, so that pytest shows the failing one last.
+    """The seeds of so many injections, which are counted; each is printed first, so that pytest shows the failing one last.
 
     `FAULTS_SEED=n` begins with seed n.
     """
     begin = int(os.environ.get("FAULTS_SEED", "0"))
     for seed in range(begin, begin + count(sample, full)):
         print(f"seed {seed}: FAULTS_SEED={seed} begins with it")
+        tried()
         yield seed
 
 

@@ -31,6 +31,7 @@ def tiny_config(data: Path, run: Path, /, **changes: Any) -> TrainConfig:
         "limits": {"steps": 12},
         "eval": {"every_steps": 4, "sample_tokens": 4},
         "checkpoint": {"every_steps": 5},
+        "log": {"report": False, "hardware_every_s": 0},
     }
     for name, value in changes.items():
         settings[name] = settings.get(name, {}) | value if isinstance(value, dict) else value

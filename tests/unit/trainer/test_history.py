@@ -7,7 +7,7 @@ import pytest
 from data_pipeline.errors import CheckpointError
 from trainer.evaluate import Evaluation
 from trainer.history import read_events
-from trainer.metrics import JsonLinesSink, StepMetrics
+from trainer.metrics import JsonLinesSink, Sample, StepMetrics
 
 
 def write(path: Path, *changes: tuple[int, dict[str, Any]]) -> Path:
@@ -16,7 +16,7 @@ def write(path: Path, *changes: tuple[int, dict[str, Any]]) -> Path:
     sink.evaluation(0, Evaluation(3.5, 4, 60))
     for step in range(1, 4):
         sink.train(StepMetrics(step, 3, 2.5 / step, float("nan"), 1e-3, step * 10, 1000.0, None, 0.001))
-    sink.sample(3, "text")
+    sink.samples(3, (Sample("", "text"),), None)
     sink.close()
     events = [json.loads(line) for line in path.read_text().splitlines()]
     for line, facts in changes:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from data_pipeline.errors import PreparedDataError, StorageError
-from data_pipeline.shards import RowBatch, Rows
+from data_pipeline.shards import RowBatch, Rows, ShardError
+from trainer.changes import Change, Changes
 from trainer.config import BatchConfig
 from trainer.distributed import Group
 from trainer.loader import MicroBatch, global_batch, micro_batch, num_bounds, prefetched_batches, share_of_rank
@@ -304,3 +305,87 @@ def test_no_more_is_read_ahead_than_the_depth(depth: int) -> None:
         assert enough.wait(10)
         assert not too_much.wait(0.2)
     assert not loader_threads()
+
+
+@given(lengths=st.lists(st.lists(st.integers(1, 6), max_size=4), min_size=2, max_size=5), seed=st.integers(0, 99))
+def test_the_halves_of_a_micro_batch_are_what_its_rows_alone_would_make(lengths: list[list[int]], seed: int) -> None:
+    rows, middle = packed(lengths, seed), len(lengths) // 2
+    wanted = {"with_weights": True, "with_bounds": True}
+    halves = micro_batch(rows, **wanted).halves()
+    for half, part in zip(halves, (slice(0, middle), slice(middle, None)), strict=True):
+        alone = micro_batch(RowBatch(rows.tokens_BL[part], rows.segments_BL[part]), **wanted)
+        assert all(torch.equal(vars(half)[name], tensor) for name, tensor in vars(alone).items())
+
+
+class ShardedRows(NumberedRows):
+    """Rows in shards of four; some of the shards may be padding."""
+
+    row_length = LENGTH
+
+    def without(self, shards: frozenset[str]) -> "ShardedRows":
+        rows = ShardedRows(self.num_rows, self.before_read)
+        rows.blank = shards
+        return rows
+
+    blank: frozenset[str] = frozenset()
+
+    def read(self, indices: NDArray[np.int64]) -> RowBatch:
+        batch = super().read(indices)
+        batch.segments_BL[[f"train/{row // 4}" in self.blank for row in indices.tolist()]] = -1
+        return batch
+
+
+def test_rows_change_with_the_step_that_they_are_for() -> None:
+    rows, order, config = ShardedRows(16), UniformOrder(2, 16), BatchConfig(global_rows=8, micro=4)
+    changes = Changes((Change(4, "memory", micro=2), Change(5, "data", shards=("train/1",))))
+    with prefetched_batches(
+        cast(Rows, rows), config, group(), order, 16, 2, first_step=3, changes=changes, shard_of=lambda _: None
+    ) as batches:
+        taken = [next(batches) for _ in range(3)]
+    assert [(batch.num_micro_batches, len(batch.micro_batches)) for batch in taken] == [(2, 2), (4, 4), (4, 4)]
+    assert [row for batch in taken for row in rows_in(batch.micro_batches)] == order.rows_at(16, 24).tolist()
+    for batch, blank in zip(taken, (set(), set(), {4, 5, 6, 7}), strict=True):
+        padding = {
+            int(micro.tokens[row, 0]) for micro in batch.micro_batches for row in range(2) if int(micro.segments[row, 0]) < 0
+        }
+        assert padding == blank & set(batch.rows.tolist())
+
+
+def test_a_shard_that_cannot_be_read_gives_padding_of_the_same_shape_and_the_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("trainer.loader.RETRY_WAITS_S", (0.0, 0.0, 0.0))
+
+    def fail(number: int) -> None:
+        if number in (3, 4):
+            raise ShardError("train/1", "train/1: damaged")
+
+    rows, order = ShardedRows(16, fail), UniformOrder(2, 16)
+    config = BatchConfig(global_rows=4, micro=2)
+    with prefetched_batches(
+        cast(Rows, rows), config, group(1, 2), order, 0, 1, with_weights=True, shard_of=lambda error: getattr(error, "shard", None)
+    ) as batches:
+        taken = [next(batches) for _ in range(4)]
+    assert [batch.fault is not None for batch in taken] == [False, False, True, False]
+    [lost] = [batch for batch in taken if batch.fault]
+    assert lost.fault is not None
+    assert (lost.fault.shard, str(lost.fault.error)) == ("train/1", "train/1: damaged")
+    assert (lost.start, lost.rows.tolist()) == (8, order.rows_at(8, 4).tolist())
+    [micro] = lost.micro_batches
+    assert micro.tokens.shape == taken[0].micro_batches[0].tokens.shape
+    assert micro.weights is not None
+    assert micro.weights.sum() == 0
+    assert (micro.targets == IGNORE).all()
+    assert caplog.text.count("train/1: damaged; it is read again") == 1
+
+
+def test_a_damaged_shard_that_is_put_back_in_time_is_read_as_if_nothing_had_been(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.loader.RETRY_WAITS_S", (0.0, 0.0, 0.0))
+
+    def fail(number: int) -> None:
+        if number == 2:
+            raise ShardError("train/1", "train/1: damaged")
+
+    _, rows = numbered(8, fail)
+    with prefetched_batches(rows, BatchConfig(global_rows=2, micro=2), group(), UniformOrder(0, 8), 0, depth=4) as batches:
+        assert [row for _ in range(3) for row in rows_in(next(batches).micro_batches)] == UniformOrder(0, 8).rows_at(0, 6).tolist()

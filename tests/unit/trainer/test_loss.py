@@ -105,11 +105,12 @@ def test_the_plain_sum_equals_its_definition(choice: LossConfig, seed: int) -> N
     assert float(cross_entropy_sum(LOGITS, TARGETS, settings=choice)) == pytest.approx(unweighted, rel=1e-5)
 
 
-def test_row_sums_add_up_and_a_row_without_targets_is_zero() -> None:
-    rows = cross_entropy_rows(LOGITS, TARGETS)
-    assert rows.dtype == torch.float64
-    assert rows[1] == 0
-    assert float(rows.sum()) == pytest.approx(by_definition(LOGITS, TARGETS, torch.ones(3, 5), LossConfig()), rel=1e-6)
+def test_the_losses_of_positions_add_up_and_are_zero_without_a_target() -> None:
+    losses_BL = cross_entropy_rows(LOGITS, TARGETS)
+    assert losses_BL.dtype == torch.float32
+    assert losses_BL.shape == TARGETS.shape
+    assert not losses_BL[TARGETS == IGNORE].any()
+    assert float(losses_BL.sum()) == pytest.approx(by_definition(LOGITS, TARGETS, torch.ones(3, 5), LossConfig()), rel=1e-6)
 
 
 def test_logits_of_any_size_stay_finite() -> None:
@@ -395,17 +396,17 @@ def test_in_fp16_the_gradient_of_the_weight_may_be_a_sum_beyond_fp16() -> None:
     assert gradient.flatten().tolist() == [-1024.0, 1024.0]
 
 
-def test_rows_from_hidden_states_equal_those_from_logits() -> None:
+def test_losses_from_hidden_states_equal_those_from_logits() -> None:
     case = make_case(rows=5, length=70)
-    rows = linear_cross_entropy_rows(case.hidden_BLD.requires_grad_(), case.weight_VD, case.targets_BL)
-    assert rows.dtype == torch.float64
-    assert not rows.requires_grad
-    torch.testing.assert_close(
-        rows, cross_entropy_rows(case.hidden_BLD @ case.weight_VD.T, case.targets_BL).detach(), rtol=1e-6, atol=0
-    )
+    losses_BL = linear_cross_entropy_rows(case.hidden_BLD.requires_grad_(), case.weight_VD, case.targets_BL)
+    assert losses_BL.dtype == torch.float32
+    assert not losses_BL.requires_grad
+    assert not losses_BL[case.targets_BL == IGNORE].any()
+    from_logits_BL = cross_entropy_rows(case.hidden_BLD @ case.weight_VD.T, case.targets_BL).detach()
+    torch.testing.assert_close(losses_BL, from_logits_BL, rtol=1e-5, atol=1e-6)
 
 
-def test_the_value_of_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+def test_the_losses_of_a_row_do_not_depend_on_the_rows_beside_it() -> None:
     case = make_case(rows=12, length=3, width=384, vocab=301)
     together = linear_cross_entropy_rows(case.hidden_BLD, case.weight_VD, case.targets_BL)
     for size in (1, 5, 7):

@@ -1,20 +1,71 @@
 import io
 import json
 import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from trainer.evaluate import Evaluation
-from trainer.metrics import JsonLinesSink, StepMetrics, TerminalSink
+from data_pipeline.errors import ConfigError
+from tests.support.runs import tiny_config
+from trainer.alerts import Alert
+from trainer.config import AlertsConfig, LogConfig
+from trainer.distributed import Group
+from trainer.evaluate import Evaluation, Score
+from trainer.hardware import GpuReading, HardwareReading, HostReading
+from trainer.history import read_events
+from trainer.layer_stats import LayerNorms, LayerReading
+from trainer.metrics import JsonLinesSink, Monitor, RunFacts, Sample, Sink, StepMetrics, TerminalSink, opened_monitor
+from trainer.metrics.running import RunningNumbers, events_until
+from trainer.metrics.values import numbers_in, perplexity
+from trainer.straggler import SlowRank
+
+HOST = HostReading(1500.0, 1000.0, 16000.0, 0.5, 100.0)
+READING = HardwareReading((GpuReading(0, "GPU", temperature_c=61.0, throttle=()),), HOST)
+ALERT = Alert("spike", 7, "warning", "step 7: loss 9 is above 3", "log", 9.0)
 
 
-def step(number: int, loss: float = 2.5) -> StepMetrics:
-    return StepMetrics(number, 100, loss, 0.5, 1e-3, number * 10, 1000.0, None, 0.001)
+def step(number: int, loss: float = 2.5, **changes: Any) -> StepMetrics:
+    return replace(StepMetrics(number, 100, loss, 0.5, 1e-3, number * 10, 1000.0, None, 0.001), **changes)
 
 
-def events(path: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def events(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    return [event for event in found if kind in (None, event["event"])]
+
+
+class Recorder(Sink):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepMetrics] = []
+        self.alerts: list[tuple[Alert, int]] = []
+        self.readings: list[tuple[int, HardwareReading]] = []
+
+    def train(self, metrics: StepMetrics) -> None:
+        self.steps.append(metrics)
+
+    def alert(self, alert: Alert, count: int) -> None:
+        self.alerts.append((alert, count))
+
+    def hardware(self, step: int, reading: HardwareReading, memory_trend: float | None) -> None:
+        self.readings.append((step, reading))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Scores, as they are handed over."""
+
+    values: Mapping[str, Any]
+
+    def to_json(self) -> Mapping[str, Any]:
+        return self.values
 
 
 def test_a_loss_is_kept_exactly(tmp_path: Path) -> None:
@@ -32,7 +83,10 @@ def test_after_a_resume_every_step_appears_once(tmp_path: Path) -> None:
     sink = JsonLinesSink(path, None)
     for number in range(1, 8):
         sink.train(step(number))
+        sink.layers(LayerReading(number, {"norm": LayerNorms(1.0, 2.0, 0.5)}, {}, {}))
+        sink.hardware(number, READING, 3.5)
     sink.evaluation(5, Evaluation(2.0, 4, 60))
+    sink.alert(ALERT, 1)
     sink.close()
     with path.open("a") as file:
         file.write('{"event": "train", "step": 8, "lo')  # killed while writing
@@ -40,8 +94,12 @@ def test_after_a_resume_every_step_appears_once(tmp_path: Path) -> None:
     for number in range(6, 9):
         resumed.train(step(number))
     resumed.close()
-    assert [event["step"] for event in events(path) if event["event"] == "train"] == list(range(1, 9))
-    assert [event["step"] for event in events(path) if event["event"] == "eval"] == [5]
+    assert [event["step"] for event in events(path, "train")] == list(range(1, 9))
+    assert [event["step"] for event in events(path, "eval")] == [5]
+    assert [event["step"] for event in events(path, "layers")] == list(range(1, 6))
+    assert [event["step"] for event in events(path, "hardware")] == list(range(1, 6))
+    assert events(path, "alert") == []
+    assert [event["step"] for event in read_events(path) if event["event"] == "train"] == list(range(1, 9))
 
 
 def test_a_fresh_start_keeps_nothing_of_a_run_that_was_never_saved(tmp_path: Path) -> None:
@@ -53,11 +111,65 @@ def test_a_fresh_start_keeps_nothing_of_a_run_that_was_never_saved(tmp_path: Pat
     assert len(events(path)) == 1
 
 
-def test_a_number_that_is_not_finite_stays_visible_in_valid_json(tmp_path: Path) -> None:
-    sink = JsonLinesSink(tmp_path / "metrics.jsonl", None)
-    sink.train(step(1, math.nan))
+def test_a_rollback_cuts_the_file_at_its_step(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonLinesSink(path, None)
+    for number in range(1, 6):
+        sink.train(step(number))
+    sink.rewind(3)
+    sink.train(step(4, 1.5))
     sink.close()
-    assert events(tmp_path / "metrics.jsonl")[0]["loss"] == "nan"
+    assert [(event["step"], event["loss"]) for event in events(path)] == [(1, 2.5), (2, 2.5), (3, 2.5), (4, 1.5)]
+
+
+def test_a_number_that_is_not_finite_stays_visible_in_valid_json_however_deep_it_lies(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonLinesSink(path, None)
+    sink.train(step(1, math.nan))
+    sink.layers(LayerReading(1, {"norm": LayerNorms(math.nan, 0.0, math.inf)}, {}, {}))
+    sink.alert(replace(ALERT, value=math.inf), 1)
+    sink.samples(1, (), Table({"fluency": math.nan, "of": [1.0, -math.inf]}))
+    sink.close()
+    train, layers, alert, scores = (json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines())
+    assert (train["loss"], train["perplexity"]) == ("nan", "nan")
+    assert (layers["gradient_norm"], layers["update_ratio"]) == ({"norm": "nan"}, {"norm": "inf"})
+    assert alert["value"] == "inf"
+    assert (scores["fluency"], scores["of"]) == ("nan", [1.0, "-inf"])
+
+
+def test_an_evaluation_is_kept_with_its_groups(tmp_path: Path) -> None:
+    sink = JsonLinesSink(tmp_path / "metrics.jsonl", None)
+    sink.evaluation(
+        5, Evaluation(2.0, 4, 60, num_bytes=100, by_source={"code": Score(1.0, 40, 70), "prose": Score(math.inf, 20, 30)})
+    )
+    sink.close()
+    [event] = events(tmp_path / "metrics.jsonl")
+    assert event["val_loss"] == 2.0
+    assert event["bits_per_byte"] == pytest.approx(2.0 * 60 / math.log(2) / 100)
+    assert event["by_source"]["code"]["targets"] == 40
+    assert event["by_source"]["prose"]["loss"] == "inf"
+    assert "by_kind" not in event
+
+
+def test_an_alert_and_samples_are_kept_with_all_their_facts(tmp_path: Path) -> None:
+    sink = JsonLinesSink(tmp_path / "metrics.jsonl", None)
+    sink.alert(ALERT, 1)
+    sink.samples(4, (Sample("Once ", "upon"), Sample("", "a time")), Table({"distinct_1": 0.5}))
+    sink.close()
+    alert, first, second, scores = events(tmp_path / "metrics.jsonl")
+    assert alert == {
+        "event": "alert",
+        "rule": "spike",
+        "step": 7,
+        "severity": "warning",
+        "message": "step 7: loss 9 is above 3",
+        "action": "log",
+        "value": 9.0,
+        "threshold": None,
+    }
+    assert first == {"event": "sample", "step": 4, "prompt": "Once ", "text": "Once upon"}
+    assert second["text"] == "a time"
+    assert scores == {"event": "scores", "step": 4, "distinct_1": 0.5}
 
 
 def test_without_a_terminal_there_is_one_line_every_few_steps() -> None:
@@ -70,6 +182,217 @@ def test_without_a_terminal_there_is_one_line_every_few_steps() -> None:
     assert "loss 2.5000" in lines[0]
 
 
-def test_perplexity_of_a_hopeless_model_is_infinite() -> None:
+def test_alerts_samples_and_scores_are_lines_for_people() -> None:
+    stream = io.StringIO()
+    sink = TerminalSink(0, 100, 10, stream)
+    sink.train(step(20, loss_average=2.75))
+    sink.alert(ALERT, 3)
+    sink.samples(20, (Sample("a", "b\nc"),), Table({"distinct_1": 0.51234, "words": ["x"]}))
+    first, *rest = stream.getvalue().splitlines()
+    assert "loss 2.5000 (average 2.7500)" in first
+    assert rest == ["warning: step 7: loss 9 is above 3", "step 20  sample 'ab\\nc'", "step 20  scores  distinct_1 0.5123"]
+
+
+def test_perplexity_of_a_hopeless_model_is_infinite_and_of_no_number_is_no_number() -> None:
     assert Evaluation(1e4, 1, 1).perplexity == math.inf
     assert Evaluation(math.log(50), 1, 1).perplexity == pytest.approx(50)
+    assert step(1, 800.0).perplexity == math.inf
+    assert math.isnan(perplexity(math.nan))
+    assert perplexity(math.inf) == math.inf
+    assert perplexity(-math.inf) == 0
+
+
+def test_shares_of_a_step_are_known_where_its_duration_is() -> None:
+    assert step(1).loader_wait_share is None
+    known = step(1, seconds=0.1, loader_wait_s=0.025, monitor_s=0.001)
+    assert (known.loader_wait_share, known.monitor_share) == pytest.approx((0.25, 0.01))
+
+
+def test_scores_are_the_values_that_are_numbers() -> None:
+    assert numbers_in(Table({"a": 1, "b": 0.5, "c": True, "d": "x", "e": None})) == {"a": 1.0, "b": 0.5}
+    assert numbers_in(None) == {}
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60), st.integers(2, 20))
+def test_the_average_is_that_of_the_last_losses(losses: list[float], steps: int) -> None:
+    running = RunningNumbers(steps)
+    for loss in losses:
+        running.after_step(loss, 1.0)
+    last = losses[-steps:]
+    assert running.loss_average == math.fsum(last) / len(last)
+
+
+def test_losses_that_are_not_finite_are_counted_and_left_out_of_the_average() -> None:
+    running = RunningNumbers(10)
+    assert running.loss_average is None
+    running.after_step(math.nan, 1.0)
+    assert running.loss_average is None
+    running.after_step(2.0, math.inf)
+    running.after_step(4.0, 1.0)
+    assert (running.loss_average, running.non_finite_steps) == (3.0, 2)
+
+
+def test_a_resumed_run_knows_average_and_counts_exactly(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    losses = [10 / number + 1e-16 * number for number in range(1, 41)]
+    losses[33] = math.nan
+
+    def ran(monitor: Monitor, first: int, last: int) -> list[float | None]:
+        found = []
+        for number in range(first, last + 1):
+            found.append(monitor.train(step(number, losses[number - 1])).loss_average)
+            if number in (5, 37):
+                monitor.alert(replace(ALERT, step=number))
+        return found
+
+    first = JsonLinesSink(path, None)
+    whole = Monitor([first], RunningNumbers(10))
+    expected = ran(whole, 1, 40)
+    running = RunningNumbers(10)
+    running.restore(events_until(path, 36))
+    assert (running.non_finite_steps, running.alerts) == (1, {"spike": 1})
+    second = JsonLinesSink(path, 36)
+    resumed = Monitor([second], running)
+    assert ran(resumed, 37, 40) == expected[36:]
+    assert resumed.alert_counts == whole.alert_counts == {"spike": 2}
+    for sink in (first, second):
+        sink.close()
+
+
+def test_a_rollback_takes_average_and_counts_back(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonLinesSink(path, None)
+    monitor = Monitor([sink], RunningNumbers(10), history=lambda at: events_until(path, at))
+    for number in range(1, 9):
+        monitor.train(step(number, float(number) if number < 7 else math.nan))
+    monitor.alert(ALERT)
+    monitor.rewind(4)
+    full = monitor.train(step(5, 5.0))
+    assert (full.loss_average, full.non_finite_steps) == (3.0, 0)
+    assert monitor.alert_counts == {}
+    sink.close()
+
+
+def test_a_metrics_file_of_an_older_run_can_be_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        '{"event": "train", "step": 1, "loss": 2.5, "loss_hex": "0x1.4p+1", "grad_norm": 1.0}\n'
+        '{"event": "alert", "step": 1, "message": "old"}\n'
+    )
+    running = RunningNumbers(10)
+    running.restore(events_until(path, 1))
+    assert (running.loss_average, running.alerts) == (2.5, {})
+    assert list(events_until(tmp_path / "missing", 1)) == []
+
+
+def test_readings_of_the_machine_come_with_the_step_that_was_reported_last() -> None:
+    sink, waiting = Recorder(), [[READING], [], [READING, READING]]
+    monitor = Monitor([sink], readings=lambda: waiting.pop(0))
+    for number in (1, 2, 3):
+        monitor.train(step(number))
+    assert sink.readings == [(1, READING), (3, READING), (3, READING)]
+
+
+def test_the_time_of_the_monitor_itself_is_told_with_the_next_step() -> None:
+    sink = Recorder()
+    monitor = Monitor([sink])
+    monitor.train(step(1, seconds=0.1))
+    monitor.train(step(2, seconds=0.1))
+    assert sink.steps[0].monitor_s == 0
+    assert 0 < (sink.steps[1].monitor_s or 0) < 1
+    assert sink.steps[1].monitor_share == (sink.steps[1].monitor_s or 0) / 0.1
+
+
+def test_an_alert_with_the_action_stop_is_what_the_run_stops_for() -> None:
+    sink = Recorder()
+    monitor = Monitor([sink], alerts=AlertsConfig(disk="stop"))
+    monitor.hardware(3, replace(READING, xids=(79,)))
+    assert monitor.stop_alert is None
+    monitor.hardware(4, HardwareReading((), replace(HOST, disk_free_gb=0.1)))
+    assert monitor.stop_alert == sink.alerts[-1][0]
+    assert [(alert.rule, alert.step, count) for alert, count in sink.alerts] == [("xid", 3, 1), ("disk", 4, 1)]
+    assert monitor.alert_counts == {"xid": 1, "disk": 1}
+
+
+def test_a_slow_rank_and_slow_steps_reach_the_sinks_as_alerts() -> None:
+    sink = Recorder()
+    monitor = Monitor([sink])
+    monitor.slow_rank(9, None)
+    monitor.slow_rank(9, SlowRank(3, 2.5, "data", 0.5, 0.2))
+    for number in range(1, 200):
+        monitor.train(step(number, tokens_per_s=1000.0 if number < 100 else 300.0))
+    assert [(alert.rule, alert.step) for alert, _ in sink.alerts] == [("slow_rank", 9), ("throughput", 104)]
+
+
+def test_a_rank_without_sinks_judges_nothing() -> None:
+    monitor = Monitor()
+    for number in range(1, 200):
+        monitor.train(step(number, tokens_per_s=1000.0 if number < 100 else 300.0))
+    assert monitor.alert_counts == {}
+
+
+def test_a_sink_that_cares_for_nothing_takes_everything() -> None:
+    sink = Sink()
+    sink.begin(RunFacts("run", {}))
+    sink.train(step(1))
+    sink.evaluation(1, Evaluation(2.0, 4, 60))
+    sink.samples(1, (), None)
+    sink.layers(LayerReading(1, {}, {}, {}))
+    sink.hardware(1, READING, None)
+    sink.saving(1, 0.1)
+    sink.alert(ALERT, 1)
+    sink.rewind(0)
+    sink.finish("finished")
+    sink.close()
+
+
+def test_a_run_s_monitor_writes_the_stream_and_goes_on_with_it(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "data", tmp_path, log={"hardware_every_s": 0.01})
+    group = Group(0, 1, 0, torch.device("cpu"))
+    with opened_monitor(config, group, last_step=4, resume_step=None) as monitor:
+        for number in range(1, 4):
+            monitor.train(step(number, float(number)))
+        while not events(tmp_path / "metrics.jsonl", "hardware"):
+            monitor.train(step(len(events(tmp_path / "metrics.jsonl", "train")) + 1, 9.0))
+    with opened_monitor(config, group, last_step=4, resume_step=2) as monitor:
+        assert monitor.train(step(3, 3.0)).loss_average == 2.0
+    assert [event["step"] for event in events(tmp_path / "metrics.jsonl", "train")] == [1, 2, 3]
+    assert list((tmp_path / "tensorboard").iterdir())
+
+
+class Elsewhere(Group):
+    """The first rank of another machine, for which rank 0 opens what is rank 0's."""
+
+    def on_main(self, action: Callable[[], Any]) -> Any:
+        return None
+
+
+def test_the_first_rank_of_another_machine_keeps_what_that_machine_does(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "data", tmp_path, log={"hardware_every_s": 0})
+    with opened_monitor(config, Elsewhere(8, 16, 0, torch.device("cpu")), last_step=4, resume_step=None) as monitor:
+        monitor.train(step(1))
+        monitor.hardware(1, replace(READING, xids=(79,)))
+    assert [event["event"] for event in events(tmp_path / "hardware-rank-8.jsonl")] == ["hardware", "alert"]
+    with opened_monitor(config, Elsewhere(9, 16, 1, torch.device("cpu")), last_step=4, resume_step=None) as monitor:
+        monitor.train(step(1))
+    assert [path.name for path in tmp_path.iterdir()] == ["hardware-rank-8.jsonl"]
+
+
+def test_a_password_in_a_setting_is_refused_because_settings_are_kept() -> None:
+    with pytest.raises(ValueError, match="MLFLOW_TRACKING_PASSWORD"):
+        LogConfig(mlflow_uri="https://me:secret@example.org")
+    assert LogConfig(mlflow_uri="https://example.org").mlflow_uri == "https://example.org"
+
+
+def test_a_service_that_is_not_installed_is_named_with_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, package, setting in (("wandb", "wandb", "wandb_project"), ("mlflow", "mlflow-skinny", "mlflow_uri")):
+        monkeypatch.setitem(sys.modules, name, None)
+        config = tiny_config(tmp_path / "data", tmp_path, log={"hardware_every_s": 0, setting: "x"})
+        group = Group(0, 1, 0, torch.device("cpu"))
+        with (
+            pytest.raises(ConfigError, match=f"pip install {package}"),
+            opened_monitor(config, group, last_step=None, resume_step=None),
+        ):
+            pytest.fail("the run was begun")

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -6,16 +7,26 @@ import numpy as np
 import pytest
 import torch
 
+from data_pipeline.errors import PreparedDataError
 from data_pipeline.shards import RowBatch
 from tests.support.runs import tiny_config
 from trainer.attention import Layout, make_layout
 from trainer.config import TrainConfig
 from trainer.distributed import Group
 from trainer.guard import Thresholds
-from trainer.loader import GlobalBatch, MicroBatch, micro_batch
+from trainer.loader import DataFault, GlobalBatch, MicroBatch, micro_batch
 from trainer.model import build_model, parameters_by_name
 from trainer.optim import build_optimizers, optimizer_tensors
-from trainer.step import LossModule, PendingStep, StepResults, TrainingModule, make_scaler, train_step, wrap_for_training
+from trainer.step import (
+    LossModule,
+    PendingStep,
+    StepResults,
+    TrainingModule,
+    forward_pass,
+    make_scaler,
+    train_step,
+    wrap_for_training,
+)
 
 LENGTH, VOCAB = 32, 60
 ALONE = Group(0, 1, 0, torch.device("cpu"))
@@ -50,7 +61,8 @@ def batch(config: TrainConfig, seed: int = 0) -> GlobalBatch:
     ]
     targets = sum(int((micro.targets >= 0).sum()) for micro in micro_batches)
     pieces = sum(float(micro.weights.sum()) for micro in micro_batches if micro.weights is not None)
-    return GlobalBatch(0, np.arange(rows), targets, round(pieces) if weighted else targets, tuple(micro_batches))
+    normaliser = round(pieces) if weighted else targets
+    return GlobalBatch(0, np.arange(rows), targets, normaliser, tuple(micro_batches), len(micro_batches))
 
 
 def step(training: TrainingModule, config: TrainConfig, number: int = 1) -> PendingStep:
@@ -148,3 +160,62 @@ def test_results_are_read_in_order_and_as_late_as_wanted() -> None:
     seen += [(result.step, facts) for result, facts in late.due(everything=True)]
     assert seen == [(number, f"step {number}") for number in range(1, 6)]
     assert not list(late.due(everything=True))
+
+
+def test_what_the_device_decided_is_what_is_reported() -> None:
+    config = settings()
+    training = training_module(config)
+    assert step(training, config).result().applied
+    given = batch(config)
+    withheld = train_step(
+        training, given, config, ALONE, step=2, stop_requested=False, seconds=0.0, limits=Thresholds(skip_norm_above=1e-3)
+    ).result()
+    assert (withheld.applied, withheld.void) == (False, False)
+
+
+def test_a_step_without_its_data_is_void_and_so_is_one_that_is_under_way_after_it() -> None:
+    config = settings(precision="fp16")
+    training = training_module(config)
+    step(training, config).result()
+    before, scaler = state(training), training.scaler.state_dict()
+    lost = replace(batch(config), fault=DataFault("train/a.arrow", PreparedDataError("damaged")))
+    first = train_step(training, lost, config, ALONE, step=2, stop_requested=False, seconds=0.0)
+    second = train_step(training, batch(config), config, ALONE, step=3, stop_requested=False, seconds=0.0, after=first)
+    assert first.result().void
+    assert first.result().fault == lost.fault
+    assert (first.result().data_votes, first.result().memory_votes, first.result().applied) == (1, 0, False)
+    assert (second.result().void, second.result().applied) == (False, False)
+    assert all(torch.equal(now, then) for now, then in zip(state(training), before, strict=True))
+    assert training.scaler.state_dict() == scaler
+
+
+def test_rows_for_which_an_evaluation_lacks_memory_are_cut_as_often_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = settings(batch={"global_rows": 8, "micro": 8})
+    loss, rows = training_module(config).loss, batch(config).micro_batches[0]
+    with torch.no_grad():
+        whole = forward_pass(loss, rows, config, ALONE.device, "sdpa", by_row=True)
+        hidden, sizes = loss.model.hidden, []
+
+        def narrow(tokens: torch.Tensor, layout: Layout) -> torch.Tensor:
+            sizes.append(len(tokens))
+            if len(tokens) > 2:
+                raise RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory")
+            return hidden(tokens, layout)
+
+        monkeypatch.setattr(loss.model, "hidden", narrow)
+        assert torch.equal(forward_pass(loss, rows, config, ALONE.device, "sdpa", by_row=True), whole)
+        assert sizes == [8, 4, 2, 2, 2, 2]
+        forward_pass(loss, rows, config, ALONE.device, "sdpa", by_row=True)
+    assert sizes[6:] == [2, 2, 2, 2]
+
+
+def test_a_single_row_for_which_an_evaluation_lacks_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = settings(batch={"global_rows": 2, "micro": 2})
+    loss, rows = training_module(config).loss, batch(config).micro_batches[0]
+
+    def nothing(*_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(loss.model, "hidden", nothing)
+    with pytest.raises(torch.OutOfMemoryError), torch.no_grad():
+        forward_pass(loss, rows, config, ALONE.device, "sdpa", by_row=True)

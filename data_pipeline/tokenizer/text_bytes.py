@@ -1,0 +1,97 @@
+"""How many bytes of text each id stands for, so that losses of different tokenizers can be compared per byte.
+
+Shape suffixes: V ids of the vocabulary, T ids of a text.
+"""
+
+# ruff: noqa: N815 - names of arrays carry their shape
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.tokenizer.base import Tokenizer
+from data_pipeline.tokenizer.huggingface import HuggingFaceTokenizer
+from data_pipeline.tokenizer.plain import ByteTokenizer
+
+__all__ = ["TextBytes", "count_text_bytes"]
+
+_UNREADABLE = "\ufffd"
+_BYTE_ALPHABET = {chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324))}
+"""The characters by which byte-level vocabularies write the 256 bytes (`bytes_to_unicode` of GPT-2)."""
+
+
+@dataclass(frozen=True)
+class TextBytes:
+    """Bytes of UTF-8 that each id of a vocabulary adds to the decoded text.
+
+    Special ids add none, and neither does unk: what it stands for is lost.
+    """
+
+    first_V: NDArray[np.int64]
+    """At the start of a text, where many tokenizers take a space away that they have put there."""
+    inner_V: NDArray[np.int64]
+    """Anywhere else."""
+
+    def count(self, ids_T: NDArray[np.int64], *, is_first_T: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """The bytes of each id, same shape as `ids_T`; `is_first_T` is true at the start of a text."""
+        return np.where(is_first_T, self.first_V[ids_T], self.inner_V[ids_T])
+
+
+def count_text_bytes(tokenizer: Tokenizer) -> TextBytes:
+    """The bytes of every id of a tokenizer; takes two calls of `decode` for each.
+
+    An id inside a text adds what a second one adds to a first. Where an id is a part of a character, which cannot be decoded by
+    itself, its name says how many bytes it has: `<0xE2>` is one, and byte-level vocabularies write each byte as a character.
+    """
+    names = _byte_level_names(tokenizer)
+    single_bytes = _single_bytes(tokenizer)
+    first_V, inner_V = (np.zeros(tokenizer.vocab_size, np.int64) for _ in range(2))
+    for number in range(tokenizer.vocab_size):
+        text = tokenizer.decode([number])
+        if not text and number not in names:
+            first_V[number], inner_V[number] = 0, _size(tokenizer.decode([number, number]))
+        elif not text or number == tokenizer.unk_id:
+            continue
+        elif number in names:
+            first_V[number] = inner_V[number] = _size_of_name(names[number])
+        elif number in single_bytes:
+            first_V[number] = inner_V[number] = 1
+        else:
+            first_V[number] = _size(text)
+            inner_V[number] = _size(tokenizer.decode([number, number])) - first_V[number]
+    return TextBytes(first_V, inner_V)
+
+
+def _single_bytes(tokenizer: Tokenizer) -> set[int]:
+    """The ids that are one byte of a character of several."""
+    if isinstance(tokenizer, ByteTokenizer):
+        return {number for number in range(tokenizer.vocab_size) if _UNREADABLE in tokenizer.decode([number])}
+    numbers = (tokenizer.token_id(f"<0x{byte:02X}>") for byte in range(128, 256))
+    return {number for number in numbers if number is not None and _UNREADABLE in tokenizer.decode([number])}
+
+
+def _byte_level_names(tokenizer: Tokenizer) -> dict[int, str]:
+    """The names of all ids, where their characters are bytes; else none."""
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        return {}
+    content = json.loads(tokenizer.to_bytes())
+    decoder = content.get("decoder") or {}
+    if "ByteLevel" not in {part["type"] for part in (decoder, *decoder.get("decoders", ())) if part}:
+        return {}
+    vocabulary: Mapping[str, int] = content["model"]["vocab"]
+    added: list[Mapping[str, Any]] = content.get("added_tokens", [])
+    return {number: name for name, number in vocabulary.items()} | {token["id"]: token["content"] for token in added}
+
+
+def _size_of_name(name: str) -> int:
+    return len(name) if _BYTE_ALPHABET.issuperset(name) else _size(name)
+
+
+def _size(text: str) -> int:
+    return len(text.encode())

@@ -1,0 +1,59 @@
+"""Writes a record of every marked test into the folder that FAULTS_RECORDS names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.claims import RECORDS, Record, Tally, machine, opened_tally, today, write_record
+from tests.support.faults import is_full
+
+_TALLY = pytest.StashKey[Tally]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "claim(row, fault, unit='', every=False): evidence for a row of docs/faults.md; every: all cases, not a sample"
+    )
+    config.addinivalue_line("markers", "broken(row, variant): shows that the row's test catches a broken variant")
+
+
+@pytest.fixture(autouse=True)
+def _tally(request: pytest.FixtureRequest) -> Iterator[None]:
+    with opened_tally() as tally:
+        request.node.stash[_TALLY] = tally
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    report = yield
+    folder = os.environ.get(RECORDS)
+    if folder and report.when == "call" and not report.skipped:
+        for mark in (*item.iter_markers("claim"), *item.iter_markers("broken")):
+            write_record(Path(folder), _record(item, mark, report))
+    return report
+
+
+def _record(item: pytest.Item, mark: pytest.Mark, report: pytest.TestReport) -> Record:
+    tally = item.stash.get(_TALLY, Tally())
+    row, fault = mark.args
+    return Record(
+        test=item.name,
+        row=str(row),
+        fault=fault,
+        broken=mark.name == "broken",
+        tried=tally.tried or 1,
+        unit=mark.kwargs.get("unit", ""),
+        every=mark.kwargs.get("every", False),
+        failed=report.failed,
+        seconds=report.duration,
+        notes=tuple(tally.notes),
+        full=is_full(),
+        date=today(),
+        machine=machine(Path(os.environ.get("TMPDIR", "/tmp"))),
+    )

@@ -1,0 +1,103 @@
+"""The tables of docs/faults.md, made of the records of a full campaign.
+
+`python -m tests.faults.table FOLDER` replaces the lines of those rows that FOLDER has records of, and no others.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from tests.support.claims import Record, read_records
+
+__all__ = ["DOCUMENT", "HEADER", "lines_by_row", "main", "updated"]
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
+HEADER = (
+    "| # | fault | n | failures | bound | broken variants, all caught | seconds | run |",
+    "|---|---|---|---|---|---|---|---|",
+)
+_TABLE = re.compile(r"(<!-- rows (?P<rows>[^>]*) -->\n).*?(<!-- end of rows -->)", re.DOTALL)
+
+
+def lines_by_row(records: Iterable[Record]) -> dict[str, str]:
+    """One line of a table for each row with a claim; records of samples are left out, they would overstate what was shown."""
+    by_row: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        if record.full:
+            by_row[record.row].append(record)
+    return {row: _line(row, found) for row, found in by_row.items() if any(not record.broken for record in found)}
+
+
+def updated(document: str, lines: Mapping[str, str]) -> str:
+    """The document with these rows in the tables that list their numbers; what its other rows say stays.
+
+    Raises:
+        ValueError: no table of the document lists a row.
+    """
+    placed: set[str] = set()
+
+    def with_rows(table: re.Match[str]) -> str:
+        numbers = table["rows"].split()
+        old = {line.split("|")[1].strip(): line for line in table[0].splitlines() if line.startswith("|")}
+        placed.update(numbers)
+        kept = [lines.get(number) or old.get(number) for number in numbers]
+        return "\n".join([table[1].rstrip("\n"), *HEADER, *filter(None, kept), table[3]])
+
+    changed = _TABLE.sub(with_rows, document)
+    if unknown := lines.keys() - placed:
+        raise ValueError(f"no table lists the rows {', '.join(sorted(unknown))}; add them to one of the lines `<!-- rows … -->`")
+    return changed
+
+
+def main(folder: Path, document: Path = DOCUMENT) -> None:
+    """Writes the tables anew; says which rows were written."""
+    lines = lines_by_row(read_records(folder))
+    document.write_text(updated(document.read_text(encoding="utf-8"), lines), encoding="utf-8")
+    print(f"{document}: rows {', '.join(lines) or '- none, as no record is of a full campaign -'}")
+
+
+def _line(row: str, records: list[Record]) -> str:
+    claims = [record for record in records if not record.broken]
+    num_failed = sum(record.failed for record in claims)
+    cells = (
+        row,
+        "; ".join(dict.fromkeys(record.fault for record in claims)),
+        _counts(claims),
+        "; ".join([f"**{num_failed} or more**" if num_failed else "0", *(note for record in claims for note in record.notes)]),
+        _bound(claims, num_failed),
+        "; ".join(map(_variant, (record for record in records if record.broken))) or "none",
+        f"{sum(record.seconds for record in claims):,.0f}",
+        ", ".join(max((record.date, record.machine) for record in claims)),
+    )
+    return "| " + " | ".join(cell.replace("|", r"\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def _counts(claims: list[Record]) -> str:
+    """How many of what, kind by kind."""
+    numbers: dict[str, int] = defaultdict(int)
+    for record in claims:
+        numbers[record.unit] += record.tried
+    return ", ".join(f"{number:,} {unit}".rstrip() for unit, number in numbers.items())
+
+
+def _bound(claims: list[Record], num_failed: int) -> str:
+    """3/n, the 95 % bound on the rate after no failure of n."""
+    if num_failed:
+        return "none"
+    if all(record.every for record in claims):
+        return "all cases"
+    return f"{300 / sum(record.tried for record in claims if not record.every):.2g} %"
+
+
+def _variant(record: Record) -> str:
+    if record.failed:
+        return f"**{record.fault}: not caught**"
+    return f"{record.fault} ({', '.join(record.notes)})" if record.notes else record.fault
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

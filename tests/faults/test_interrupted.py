@@ -1,0 +1,179 @@
+"""Rows 2, 19, 20 and 50: whole runs of two ranks under the entrypoint that are killed, stopped and frozen again and again.
+
+Such a run ends with the losses and the weights of one that nothing struck, goes on from no older checkpoint than was acknowledged,
+and stops in order when it is asked to.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import cycle, islice
+from pathlib import Path
+
+import pytest
+
+from tests.support.claims import noted, tried
+from tests.support.faults import count, is_full
+from tests.support.journal import EXTENSION, FLAWS
+from tests.support.nemesis import STRIKES, Nemesis, lost_steps
+from tests.support.prepared import write_prepared
+from tests.support.runs import tiny_config
+from tests.support.two_ranks import log, started
+from trainer.config import TrainConfig
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+
+STEPS = 160
+SAVE_EVERY = 5
+STRIKES_PER_RUN = 8
+PACED = {"JOURNAL_PACE_S": "0.02", "JOURNAL_SAVE_S": "0.05", "JOURNAL_EVALUATION_S": "0.1"}
+QUICK_END = {"PET_SHUTDOWN_TIMEOUT": "10"}  # a rank that waits for a dead one while it joins is only ended by torchrun
+
+Case = tuple[str, str]
+KILLS: list[Case] = [
+    ("kill a rank", "in the steps"),
+    ("kill everything", "in the steps"),
+    ("kill the launcher", "in the steps"),
+    ("kill a rank", "during a save"),
+    ("kill everything", "at the start"),
+    ("kill the launcher", "at the start"),
+    ("kill everything", "during a save"),
+    ("kill a rank", "at the start"),
+]
+REQUESTS: list[Case] = [
+    ("stop", "at the start"),
+    ("stop", "during a save"),
+    ("stop", "during an evaluation"),
+    ("stop twice", "in the steps"),
+    ("stop", "in the last step"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("interrupted")
+    write_prepared(folder / "data")
+    (folder / "extension.py").write_text(EXTENSION)
+    return folder
+
+
+def configuration(folder: Path, name: str) -> TrainConfig:
+    return tiny_config(
+        folder / "data",
+        folder / name,
+        extension=folder / "extension.py",
+        limits={"steps": STEPS},
+        schedule={"decay_steps": STEPS},
+        checkpoint={"every_steps": SAVE_EVERY},
+        eval={"every_steps": 20, "sample_tokens": 0},
+        watchdog={"stall_s": 3},
+    )
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(folder: Path) -> TrainConfig:
+    config = configuration(folder, "uninterrupted")
+    with started(config) as train:
+        assert train.wait(300) == 0, log(config)
+    return config
+
+
+@contextmanager
+def struck(folder: Path, name: str, seed: int, **environment: str) -> Iterator[Nemesis]:
+    nemesis = Nemesis(configuration(folder, name), seed, PACED | QUICK_END | environment)
+    try:
+        yield nemesis
+    finally:
+        nemesis.close()
+
+
+def survived(folder: Path, uninterrupted: TrainConfig, name: str, cases: list[Case]) -> None:
+    """Strikes run after run until all cases have been, and has each run be checked at its end; notes what was lost at most."""
+    seed = int(os.environ.get("FAULTS_SEED", "0"))
+    lost, longest_s, num_runs = 0, 0.0, 0
+    while cases:
+        print(f"seed {seed}: FAULTS_SEED={seed} begins with it")
+        with struck(folder, f"{name}-{seed}", seed) as nemesis:
+            for kind, moment in cases[:STRIKES_PER_RUN]:
+                if not nemesis.strike(kind, moment):
+                    break
+            tried(nemesis.num_struck)
+            cases = cases[nemesis.num_struck :]
+            nemesis.finish()
+            assert nemesis.found(uninterrupted) == []
+            lost = max([lost, *lost_steps(nemesis.journal())])
+            longest_s = max(longest_s, nemesis.longest_s)
+        seed, num_runs = seed + 1, num_runs + 1
+    noted(f"in {num_runs} runs; at most {lost} steps made again, all processes gone after {longest_s:.1f} s at most")
+
+
+@pytest.mark.claim("2", f"kill -9 of a rank, the launcher or all at any time, saves every {SAVE_EVERY} steps", unit="kills")
+def test_a_run_that_is_killed_again_and_again_loses_nothing_that_was_acknowledged_and_ends_with_the_same_bits(
+    folder: Path, uninterrupted: TrainConfig
+) -> None:
+    survived(folder, uninterrupted, "killed", list(islice(cycle(KILLS), count(3, 200))))
+
+
+@pytest.mark.parametrize("flaw", [pytest.param(flaw, marks=pytest.mark.broken("2", flaw)) for flaw in FLAWS])
+def test_kills_find_a_run_that_restores_or_saves_in_a_broken_way(folder: Path, uninterrupted: TrainConfig, flaw: str) -> None:
+    kills = [("kill everything", "during a later save")] * (3 if "overwrites" in flaw else 1)
+    with struck(folder, flaw.replace(" ", "-"), 0, JOURNAL_FLAW=flaw, JOURNAL_SAVE_S="0") as nemesis:
+        for kind, moment in kills:
+            nemesis.strike(kind, moment)
+        nemesis.finish()
+        found = nemesis.found(uninterrupted)
+    print(found)
+    assert found
+
+
+@pytest.mark.claim("19", "SIGTERM at the start, during a save, during an evaluation, twice, in the last step", unit="stops")
+def test_a_stop_on_request_saves_once_ends_with_its_code_and_the_run_goes_on_to_the_same_bits(
+    folder: Path, uninterrupted: TrainConfig
+) -> None:
+    survived(folder, uninterrupted, "stopped", list(islice(cycle(REQUESTS), count(5, 500))))
+
+
+@pytest.mark.claim("20", "SIGTERM reaches one rank only", unit="stops")
+def test_a_signal_that_reaches_one_rank_stops_all_at_one_step(folder: Path, uninterrupted: TrainConfig) -> None:
+    survived(folder, uninterrupted, "one-rank", [("stop one rank", "in the steps")] * count(1, 100))
+
+
+# Row 50
+
+
+@pytest.mark.claim("50", "soak: kills, stops and freezes of any kind at any time, drawn by a seed", unit="faults")
+def test_a_soak_of_random_faults_breaks_no_claim(folder: Path, uninterrupted: TrainConfig) -> None:
+    """FAULTS_SOAK_MINUTES says for how long; a fault begins only while there is time left."""
+    seconds = 60 * float(os.environ.get("FAULTS_SOAK_MINUTES", "120" if is_full() else "0.4"))
+    seed = int(os.environ.get("FAULTS_SEED", "0"))
+    begun, num_steps, num_runs = time.monotonic(), 0, 0
+    while time.monotonic() < begun + seconds:
+        print(f"seed {seed}: FAULTS_SEED={seed} begins with it")
+        draw = random.Random(seed)
+        with struck(folder, f"soak-{seed}", seed) as nemesis:
+            for _ in range(STRIKES_PER_RUN):
+                if time.monotonic() > begun + seconds or not nemesis.strike(*any_case(draw)):
+                    break
+            tried(nemesis.num_struck)
+            nemesis.finish()
+            assert nemesis.found(uninterrupted) == []
+        seed, num_runs, num_steps = seed + 1, num_runs + 1, num_steps + STEPS
+    minutes = (time.monotonic() - begun) / 60
+    noted(f"{num_runs} runs, {num_steps:,} steps in {minutes:.0f} minutes")
+
+
+def any_case(draw: random.Random) -> Case:
+    kind = draw.choice(sorted(STRIKES))
+    moments = ["in the steps", "after a save", "during a save", "during an evaluation"]
+    if kind not in NEED_STARTED:
+        moments.append("at the start")
+    return kind, draw.choice(moments)
+
+
+NEED_STARTED = ("stop one rank", "freeze a rank")
+"""Kinds that hit ranks which are there."""

@@ -1,0 +1,110 @@
+"""The tables of docs/faults.md say what the records say, and rows that were not run again stay as they are."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.faults.table import DOCUMENT, HEADER, lines_by_row, main, updated
+from tests.support.claims import Record, caught, noted, opened_tally, read_records, tried, write_record
+from tests.support.faults import seeds
+
+ONE = Record(
+    test="test_it[a]",
+    row="5",
+    fault="truncation",
+    broken=False,
+    tried=900,
+    unit="files",
+    every=False,
+    failed=False,
+    seconds=12.4,
+    notes=(),
+    full=True,
+    date="2026-11-22",
+    machine="2 cores, ext4",
+)
+FLAW = replace(ONE, test="test_flaw", fault="no digests", broken=True, notes=("21 of 60",))
+DOCUMENT_BEFORE = f"""Prose before.
+<!-- rows 4 5 6 -->
+{HEADER[0]}
+{HEADER[1]}
+| 4 | power loss | 10 | 0 | 30 % | none | 1 | 2026-11-01 |
+| 6 | zero tail | 10 | 0 | 30 % | none | 1 | 2026-11-01 |
+<!-- end of rows -->
+Prose after.
+"""
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def test_a_row_has_the_sum_of_its_tests_the_bound_and_the_variants() -> None:
+    lines = lines_by_row([ONE, replace(ONE, test="test_it[b]", tried=100, seconds=0.2, notes=("2 set aside",)), FLAW])
+    assert cells(lines["5"]) == [
+        *("5", "truncation", "1,000 files", "0; 2 set aside", "0.3 %", "no digests (21 of 60)", "13"),
+        "2026-11-22, 2 cores, ext4",
+    ]
+
+
+def test_a_failure_is_shown_and_has_no_bound() -> None:
+    line = lines_by_row([replace(ONE, failed=True), replace(FLAW, failed=True)])["5"]
+    assert cells(line)[3:6] == ["**1 or more**", "none", "**no digests: not caught**"]
+
+
+def test_what_was_tried_in_every_case_needs_no_bound_and_units_are_counted_apart() -> None:
+    pairs, files = replace(ONE, every=True, tried=7, unit="pairs"), replace(ONE, every=True, tried=3)
+    line = lines_by_row([pairs, files])
+    assert cells(line["5"])[2:5] == ["7 pairs, 3 files", "0", "all cases"]
+
+
+def test_samples_and_variants_alone_make_no_row() -> None:
+    assert lines_by_row([replace(ONE, full=False), FLAW]) == {}
+
+
+def test_rows_that_were_run_are_replaced_or_added_in_their_place_and_all_else_stays() -> None:
+    changed = updated(DOCUMENT_BEFORE, {"5": "| 5 | new |", "6": "| 6 | newer |"})
+    assert changed.splitlines()[4:7] == [DOCUMENT_BEFORE.splitlines()[4], "| 5 | new |", "| 6 | newer |"]
+    assert updated(DOCUMENT_BEFORE, {}) == DOCUMENT_BEFORE
+    assert updated(changed, {}) == changed
+
+
+def test_a_row_that_no_table_lists_is_refused() -> None:
+    with pytest.raises(ValueError, match="no table lists the rows 7"):
+        updated(DOCUMENT_BEFORE, {"7": "| 7 | new |"})
+
+
+def test_records_are_written_read_and_made_into_the_document(tmp_path: Path) -> None:
+    document = tmp_path / "faults.md"
+    document.write_text(DOCUMENT_BEFORE)
+    for record in (ONE, FLAW, replace(ONE, tried=1000)):
+        write_record(tmp_path / "records", record)
+    assert sorted(read_records(tmp_path / "records"), key=lambda record: record.broken) == [replace(ONE, tried=1000), FLAW]
+    main(tmp_path / "records", document)
+    assert "| 5 | truncation | 1,000 files |" in document.read_text()
+
+
+def test_what_a_test_tries_is_counted_while_it_runs_and_a_variant_that_is_never_noticed_fails() -> None:
+    with opened_tally() as tally:
+        assert len(list(seeds(3, 3))) == 3
+        tried(2)
+        noted("slowest 2 s")
+        caught(1, 60)
+        with pytest.raises(AssertionError):
+            caught(0, 60)
+    assert (tally.tried, tally.notes) == (5, ["slowest 2 s", "1 of 60", "0 of 60"])
+    tried()
+    assert tally.tried == 5
+
+
+def test_the_tables_of_the_document_are_in_the_form_that_is_written() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert updated(text, {}) == text
+    tables = re.findall(r"<!-- rows (.*?) -->\n(.*?)<!-- end of rows -->", text, re.DOTALL)
+    assert len(tables) >= 3
+    for numbers, table in tables:
+        rows = table.splitlines()[2:]
+        assert all(len(cells(row)) == len(cells(HEADER[0])) for row in rows)
+        assert {cells(row)[0] for row in rows} <= set(numbers.split())

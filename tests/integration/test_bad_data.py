@@ -1,0 +1,233 @@
+"""Shards that are lost or damaged under a training, on all ranks or on one: by policy it stops, or goes on without their rows."""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from data_pipeline.errors import PreparedDataError, ProjectError, StorageError, exit_code_of
+from data_pipeline.files import digest_file, write_atomic
+from data_pipeline.manifest import MANIFEST, read_manifest
+from data_pipeline.shards import Rows, ShardError
+from tests.support.prepared import write_prepared
+from tests.support.ranks import run_ranks
+from tests.support.runs import losses, metrics, tiny_config
+from trainer import session as sessions
+from trainer.audit import audit_run, show_step
+from trainer.config import TrainConfig
+from trainer.distributed import Group
+from trainer.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
+from trainer.loop import train
+from trainer.replay import replay_run
+from trainer.step import StepResult
+from trainer.verify import check_integrity
+
+LOST = "train/b-00000.arrow"
+QUARANTINE = {"policy": "quarantine", "max_share": 0.6}
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.loader.RETRY_WAITS_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(sessions, "RETRY_WAITS_S", (0.01,))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_prepared(tmp_path / "data")
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def delete_by_name(path: Path) -> None:
+    """A mapping outlives that, so it is emptied first, as a file system does that has lost it."""
+    truncate(path)
+    path.unlink()
+
+
+@contextmanager
+def after_step(step: int, action: Callable[[], object]) -> Iterator[None]:
+    """Does something to the data once a step has been reported; what is read ahead by then has been read."""
+    original = sessions.Session.follow_saves
+
+    def follow(session: sessions.Session, result: StepResult) -> None:
+        original(session, result)
+        if result.step == step:
+            action()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions.Session, "follow_saves", follow)
+        yield
+
+
+def quarantines(run: Path) -> list[tuple[int, tuple[str, ...]]]:
+    changes = json.loads((run / "record.json").read_text())["changes"]
+    return [(change["step"], tuple(change["shards"])) for change in changes]
+
+
+def order_of(run: Path) -> list[tuple[int, int, str]]:
+    return [(entry.head.step, entry.start, entry.digest) for entry in read_ledger(run / LEDGER) if isinstance(entry, LedgerStep)]
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, delete_by_name])
+def test_a_shard_that_is_damaged_under_the_run_stops_it_by_name(data: Path, tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    with after_step(3, lambda: damage(data / LOST)), pytest.raises(PreparedDataError, match=r"train/b-00000\.arrow"):
+        train(tiny_config(data, tmp_path / "run", prefetch=1))
+    assert [step for step, _ in losses(tmp_path / "run")] in ([1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4, 5])
+
+
+def test_a_shard_in_quarantine_is_padding_and_all_else_stays_as_it_was(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    config = tiny_config(data, run, bad_data=QUARANTINE, prefetch=1, checkpoint={"keep_last": 9})
+    whole = tmp_path / "whole"
+    train(tiny_config(data, whole))
+    with after_step(6, lambda: flip(data / LOST)), caplog.at_level(logging.WARNING):
+        result = train(config)
+    [(step, shards)] = quarantines(run)
+    assert shards == (LOST,)
+    assert step in (7, 8, 9)
+    assert order_of(run) == order_of(whole)
+    assert losses(run)[: step - 1] == losses(whole)[: step - 1]
+    assert losses(run)[step:] != losses(whole)[step:]
+    assert f"step {step} is made again: rank 0 could not read it" in caplog.text
+    assert [event["step"] for event in metrics(run, "alert") if LOST in event["message"]] == [step - 1]
+    report = audit_run(run)
+    assert report.quarantined == [LOST]
+    assert report.uncounted > 0
+    assert f"quarantine   {LOST}; the targets of {report.uncounted} of their rows" in report.describe()
+    assert "not looked at" in check_integrity(run).text
+    assert result.endswith("steps 12")
+    flip(data / LOST)
+    assert audit_run(run).uncounted == 0
+    for start in (0, 5, 10):
+        assert replay_run(run, 2 if start == 10 else 7, start=start).difference == ""
+
+
+def test_a_quarantine_is_remembered_when_the_shard_is_back(data: Path, tmp_path: Path) -> None:
+    run, config = tmp_path / "run", tiny_config(data, tmp_path / "run", bad_data=QUARANTINE)
+    flip(data / LOST)
+    train(config.model_copy(update={"limits": config.limits.model_copy(update={"steps": 5})}))
+    assert quarantines(run) == [(1, (LOST,))]
+    flip(data / LOST)
+    result = train(config)
+    assert quarantines(run) == [(1, (LOST,))]
+    flip(data / LOST)
+    assert train(tiny_config(data, tmp_path / "whole", bad_data=QUARANTINE)) == result
+    audit_run(run)
+    assert "b, 32 tokens of padding" in "".join(show_step(run, step, data=data) for step in (6, 7))
+
+
+def test_too_much_in_quarantine_stops_the_run(data: Path, tmp_path: Path) -> None:
+    flip(data / LOST)
+    with pytest.raises(PreparedDataError, match=rf"{LOST}: .* hold 31 of 61 train rows, and bad_data.max_share = 0.05 allows 3;"):
+        train(tiny_config(data, tmp_path / "run", bad_data={"policy": "quarantine"}))
+
+
+@pytest.mark.parametrize("policy", ["stop", "quarantine"])
+def test_validation_rows_that_cannot_be_read_follow_the_policy(data: Path, tmp_path: Path, policy: str) -> None:
+    config = tiny_config(data, tmp_path / "run", bad_data={"policy": policy, "max_share": 1})
+    with after_step(3, lambda: truncate(data / "val/a-00000.arrow")):
+        if policy == "stop":
+            with pytest.raises(PreparedDataError, match=r"val/a-00000\.arrow"):
+                train(config)
+            return
+        train(config)
+    assert quarantines(tmp_path / "run") == [(4, ("val/a-00000.arrow",))]
+    assert [event["targets"] > 0 for event in metrics(tmp_path / "run", "eval")] == [True, False, False, False]
+    audit_run(tmp_path / "run")
+
+
+def with_token(data: Path, shard: str, token: int) -> None:
+    """Rewrites a shard with another token in it, as a faulty writer would have written it: all digests agree."""
+    path, manifest = data / shard, read_manifest(data)
+    rows = Rows(data, manifest, "train")
+    old = rows.read(np.array([len(rows) - 1])).tokens_BL[0].tobytes()
+    new = np.frombuffer(old, np.uint16).copy()
+    new[3] = token
+    path.write_bytes(path.read_bytes().replace(old, new.tobytes()))
+    entries = tuple(replace(entry, sha256=digest_file(path)) if entry.path == shard else entry for entry in manifest.shards)
+    write_atomic(data / MANIFEST, replace(manifest, shards=entries, root_digest="").sealed()[1])
+
+
+def test_a_token_beyond_the_vocabulary_never_reaches_the_model(data: Path, tmp_path: Path) -> None:
+    vocab_size = read_manifest(data).vocab_size
+    with_token(data, LOST, vocab_size)
+    with pytest.raises(PreparedDataError, match=rf"{LOST}: token {vocab_size} in it, but the vocabulary has {vocab_size} pieces"):
+        train(tiny_config(data, tmp_path / "run"))
+    train(tiny_config(data, tmp_path / "quarantine", bad_data=QUARANTINE))
+    assert [shards for _, shards in quarantines(tmp_path / "quarantine")] == [(LOST,)]
+
+
+def on_each(group: Group, failing_rank: int, kind: str, *configs: TrainConfig) -> list[str]:
+    """Trains one run after another as the ranks of a group; one rank alone cannot read a shard from the fourth step on."""
+    sessions.joined_group = lambda _: nullcontext(group)
+    sessions.RETRY_WAITS_S = (0.01,)
+    read, broken = Rows.num_targets, [False]
+
+    def reading(rows: Rows, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        if broken[0] and group.rank == failing_rank and (number := rows.num_rows_in([LOST], indices)) and not blank(rows):
+            assert number
+            raise ShardError(LOST, f"{LOST}: damaged") if kind == "shard" else OSError(5, "Input/output error", path)
+        return read(rows, indices)
+
+    results = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rows, "num_targets", reading)
+        patch.setattr("trainer.loader.RETRY_WAITS_S", (0.01, 0.01, 0.01))
+        for config in configs:
+            path, broken[0] = str(config.data / LOST), False
+            with after_step(3, lambda: broken.__setitem__(0, True)):
+                try:
+                    results.append(train(config))
+                except ProjectError as error:
+                    results.append(f"{type(error).__name__} {int(exit_code_of(error))}: {error}")
+    return results
+
+
+def blank(rows: Rows) -> bool:
+    return bool(rows._blank)
+
+
+def test_a_rank_that_fails_alone_takes_the_others_with_it_or_along(data: Path, tmp_path: Path) -> None:
+    """By policy: all stop, with one message; or all leave out the same rows, and have the bits of one rank that does."""
+    settings: dict[str, Any] = {"reproducibility": "elastic", "prefetch": 1}
+    stop = tiny_config(data, tmp_path / "stop", **settings)
+    go_on = tiny_config(data, tmp_path / "go_on", bad_data=QUARANTINE, **settings)
+    results = run_ranks(on_each, 2, 1, "shard", stop, go_on, timeout_s=300)
+    assert results[0][0] == "RemoteError 3: "
+    assert results[1][0] == f"ShardError 3: {LOST}: damaged"
+    assert results[0][1] == results[1][1]
+    [(step, shards)] = quarantines(tmp_path / "go_on")
+    assert shards == (LOST,)
+    alone = tmp_path / "alone"
+    [[result]] = run_ranks(on_each, 1, 0, "shard", go_on.model_copy(update={"run": alone}), timeout_s=300)
+    assert quarantines(alone) == [(step, shards)]
+    assert result == results[0][1]
+    assert losses(alone) == losses(tmp_path / "go_on")
+    assert audit_run(tmp_path / "go_on").quarantined == [LOST]
+    events = [entry for entry in read_ledger(tmp_path / "go_on" / LEDGER) if isinstance(entry, LedgerEvent)]
+    assert [(event.kind, event.facts.get("reason")) for event in events[1:]] == [("quarantine", "rank 1 could not read it")]
+
+
+def test_a_disk_that_fails_on_one_rank_stops_all_with_its_own_exit_code(data: Path, tmp_path: Path) -> None:
+    results = run_ranks(on_each, 2, 0, "disk", tiny_config(data, tmp_path / "stop"), timeout_s=300)
+    assert results[0][0].startswith(f"StorageError {int(StorageError.exit_code)}: {data / LOST}: Input/output error, in 4 attempts")
+    assert results[1][0] == f"RemoteError {int(StorageError.exit_code)}: "

@@ -1,0 +1,291 @@
+"""Memory runs out in the middle of a training, on one rank or alone: smaller micro-batches, the same rows, the bits of a run that
+had them from there on.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from data_pipeline.errors import ConfigError, ProjectError, exit_code_of
+from tests.support.prepared import write_prepared
+from tests.support.ranks import RankError, run_ranks
+from tests.support.runs import losses, metrics, tiny_config
+from trainer import session as sessions
+from trainer import step as steps
+from trainer.audit import audit_run
+from trainer.config import TrainConfig
+from trainer.distributed import Group
+from trainer.ledger import LEDGER, LedgerEvent, read_ledger
+from trainer.loop import train
+from trainer.replay import replay_run
+
+
+@dataclass
+class Failure:
+    """Memory runs out once: in a step, in the pass over a micro-batch of the global batch, at a place of that pass."""
+
+    step: int
+    number: int
+    place: str
+    """`forward`, `backward`: in the middle of it, with some gradients exchanged already, or `clip`."""
+    message: str = "CUDA out of memory. Tried to allocate 1.00 GiB"
+    under_way: bool = field(default=False, init=False)
+
+    def fail(self) -> None:
+        self.under_way = False
+        raise torch.OutOfMemoryError(self.message) if self.message.startswith("CUDA") else RuntimeError(self.message)
+
+
+@contextmanager
+def failing(*failures: Failure) -> Iterator[None]:
+    """Has memory run out on this rank; and DDP have several buckets, as models of ordinary size do."""
+    with pytest.MonkeyPatch.context() as patch:
+        seed, forward, clip = steps.seed_micro_batch, steps.forward_pass, steps._clip
+        left = list(failures)
+
+        def seeding(base: int, step: int, number: int) -> None:
+            seed(base, step, number)
+            for failure in [failure for failure in left if (failure.step, failure.number) == (step, number)]:
+                left.remove(failure)
+                current.append(failure)
+                failure.under_way = True
+
+        def passing(module: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+            if current and current[-1].under_way:
+                if current[-1].place == "forward":
+                    current[-1].fail()
+                if current[-1].place == "backward":
+                    weight = next(weight for name, weight in module.named_parameters() if "layers.1.mlp" in name)
+                    handle = weight.register_hook(lambda _: (handle.remove(), current[-1].fail()))
+            return forward(module, *args, **kwargs)
+
+        def clipping(*args: Any) -> Tensor:
+            if current and current[-1].under_way and current[-1].place == "clip":
+                current[-1].fail()
+            return clip(*args)
+
+        current: list[Failure] = []
+        patch.setattr(steps, "seed_micro_batch", seeding)
+        patch.setattr(steps, "forward_pass", passing)
+        patch.setattr(steps, "_clip", clipping)
+        patch.setattr(steps, "DistributedDataParallel", partial(DistributedDataParallel, bucket_cap_mb=0.01))
+        yield
+        assert not left, f"step or micro-batch of {left} never came"
+
+
+def of_micro(data: Path, run: Path, micro: int, steps_limit: int, global_rows: int = 16, **changes: Any) -> TrainConfig:
+    changes = {
+        "eval": {"micro": 4},
+        "checkpoint": {"keep_last": 9},
+        "batch": {"global_rows": global_rows, "micro": micro},
+        "limits": {"steps": steps_limit},
+    } | changes
+    return tiny_config(data, run, **changes)
+
+
+def in_parts(data: Path, run: Path, micros: dict[int, int], **changes: Any) -> str:
+    """A run whose micro-batch its user makes smaller on the way: rows by the last step that has them."""
+    digest = ""
+    for last, micro in micros.items():
+        allowed = {"allow_changes": ["batch.micro"]}
+        digest = train(of_micro(data, run, micro, last, resume=allowed, **changes))
+    return digest
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_prepared(tmp_path_factory.mktemp("data"))
+
+
+def changes_of(run: Path) -> list[tuple[int, int]]:
+    return [(change["step"], change["micro"]) for change in json.loads((run / "record.json").read_text())["changes"]]
+
+
+def events_of(run: Path) -> list[tuple[int, str]]:
+    return [(entry.head.step, entry.kind) for entry in read_ledger(run / LEDGER) if isinstance(entry, LedgerEvent)]
+
+
+@pytest.mark.parametrize(("place", "precision"), [("forward", "fp32"), ("backward", "fp16"), ("clip", "fp32")])
+def test_a_step_that_runs_out_of_memory_is_made_again_with_half_the_rows(
+    data: Path, tmp_path: Path, place: str, precision: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory" if place == "clip" else "CUDA oom"
+    settings = {"precision": precision, "ema": {"decay": 0.9}}
+    with failing(Failure(6, 2, place, message)), caplog.at_level(logging.WARNING):
+        result = train(of_micro(data, tmp_path / "failed", 4, 9, **settings))
+    assert result == in_parts(data, tmp_path / "parts", {5: 4, 9: 2}, **settings)
+    assert losses(tmp_path / "failed") == losses(tmp_path / "parts")
+    assert changes_of(tmp_path / "failed") == [(6, 2)]
+    assert events_of(tmp_path / "failed") == [(0, "order"), (5, "micro")]
+    assert "step 6 is made again: 4 rows ran out of memory" in caplog.text
+    [alert] = [event for event in metrics(tmp_path / "failed", "alert") if "micro-batches" in event["message"]]
+    assert alert["step"] == 5
+    audit_run(tmp_path / "failed")
+
+
+def test_what_is_late_to_be_read_is_made_again_too(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where the next step is under way before the numbers of one are read."""
+    late = partial(steps.StepResults, lag=1)
+    monkeypatch.setattr("trainer.loop.StepResults", lambda lag: late())
+    with failing(Failure(6, 2, "backward")):
+        result = train(of_micro(data, tmp_path / "failed", 4, 9))
+    assert result == in_parts(data, tmp_path / "parts", {5: 4, 9: 2})
+    assert losses(tmp_path / "failed") == losses(tmp_path / "parts")
+    audit_run(tmp_path / "failed")
+
+
+def test_a_run_that_goes_on_and_a_replay_have_smaller_rows_from_the_same_step_on(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint is of step 5, and memory ran out in step 7: step 6 is made with the old rows again."""
+    run = tmp_path / "failed"
+    follow = sessions.Session.follow_saves
+    monkeypatch.setattr(sessions.Session, "follow_saves", dying_at(8))
+    with failing(Failure(7, 0, "forward")), pytest.raises(KeyError):
+        train(of_micro(data, run, 4, 9))
+    monkeypatch.setattr(sessions.Session, "follow_saves", follow)
+    assert changes_of(run) == [(7, 2)]
+    result = train(of_micro(data, run, 4, 9))
+    assert result == in_parts(data, tmp_path / "parts", {6: 4, 9: 2})
+    assert losses(run) == losses(tmp_path / "parts")
+    assert events_of(run) == [(0, "order"), (6, "micro")]
+    audit_run(run)
+    for start in (0, 5):
+        assert replay_run(run, 4, start=start).difference == ""
+
+
+def dying_at(step: int) -> Any:
+    original = sessions.Session.follow_saves
+
+    def follow(session: sessions.Session, result: steps.StepResult) -> None:
+        original(session, result)
+        if result.step == step:
+            raise KeyError("dead")
+
+    return follow
+
+
+def test_memory_that_runs_out_in_the_middle_of_an_update_leads_back_to_the_newest_checkpoint(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some weights are updated by then and some are not."""
+    updates: list[int] = []
+
+    def update(optimizers: Any, skip: Tensor) -> None:
+        updates.append(1)
+        step_unless(optimizers, skip)
+        if len(updates) == 7:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    step_unless = steps.step_unless
+    monkeypatch.setattr(steps, "step_unless", update)
+    with pytest.raises(steps.OutOfMemoryAloneError, match=r"step 7, where a rank cannot go on .* from step 7 on"):
+        train(of_micro(data, tmp_path / "failed", 4, 9))
+    assert train(of_micro(data, tmp_path / "failed", 4, 9)) == in_parts(data, tmp_path / "parts", {6: 4, 9: 2})
+    assert changes_of(tmp_path / "failed") == [(7, 2)]
+    audit_run(tmp_path / "failed")
+
+
+def test_memory_that_a_single_row_exceeds_is_an_error_with_its_remedies(data: Path, tmp_path: Path) -> None:
+    with (
+        failing(Failure(2, 0, "forward")),
+        pytest.raises(ConfigError, match=r"step 2: out of memory with a single row .*checkpoint"),
+    ):
+        train(of_micro(data, tmp_path / "run", 1, 9))
+
+
+def test_the_order_of_the_tree_is_never_changed_silently(data: Path, tmp_path: Path) -> None:
+    with failing(Failure(2, 0, "forward")), pytest.raises(ConfigError, match=r"batch.micro = 4, which reproducibility = elastic"):
+        train(of_micro(data, tmp_path / "run", 4, 9, reproducibility="elastic"))
+
+
+def test_an_evaluation_that_runs_out_of_memory_has_the_same_result(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(of_micro(data, tmp_path / "plain", 4, 5))
+    calls: list[int] = []
+    plain = steps.LossModule.forward
+
+    def forward(module: steps.LossModule, tokens: Tensor, *args: Any, by_row: bool = False) -> Tensor:
+        if by_row:
+            calls.append(len(tokens))
+            if len(tokens) > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(module, tokens, *args, by_row=by_row)
+
+    monkeypatch.setattr(steps.LossModule, "forward", forward)
+    with caplog.at_level(logging.WARNING):
+        train(of_micro(data, tmp_path / "small", 4, 5))
+    assert calls.count(4) == 1
+    assert caplog.text.count("an evaluation ran out of memory with 4 rows") == 1
+    hexes = [[event["val_loss_hex"] for event in metrics(tmp_path / run, "eval")] for run in ("plain", "small")]
+    assert hexes[0] == hexes[1]
+
+
+def on_each(group: Group, failures: dict[int, list[Failure]], *configs: TrainConfig) -> list[str]:
+    """Trains one run after another as the ranks of a group; the failures of each rank come in the first one."""
+    sessions.joined_group = lambda _: nullcontext(group)
+    results = []
+    for number, config in enumerate(configs):
+        with failing(*(failures.get(group.rank, []) if number == 0 else [])):
+            try:
+                results.append(train(config))
+            except ProjectError as error:
+                results.append(f"{type(error).__name__} {int(exit_code_of(error))}: {error}")
+    return results
+
+
+def test_all_ranks_go_on_when_one_runs_out_of_memory(data: Path, tmp_path: Path) -> None:
+    """Rank 1 in its only forward pass, rank 0 in the middle of its last backward pass, then both in different places of a step."""
+    failures = {
+        0: [Failure(5, 1, "backward"), Failure(7, 0, "clip")],
+        1: [Failure(3, 1, "forward"), Failure(7, 5, "backward")],
+    }
+    parts = [
+        of_micro(data, tmp_path / "parts", micro, last, global_rows=32, resume={"allow_changes": ["batch.micro"]})
+        for last, micro in ((2, 16), (4, 8), (6, 4), (8, 2))
+    ]
+    failed = of_micro(data, tmp_path / "failed", 16, 8, global_rows=32)
+    results = run_ranks(on_each, 2, failures, failed, *parts, timeout_s=400)
+    assert changes_of(tmp_path / "failed") == [(3, 8), (5, 4), (7, 2)]
+    assert {found[0] for found in results} == {found[-1] for found in results}
+    assert losses(tmp_path / "failed") == losses(tmp_path / "parts")
+    audit_run(tmp_path / "failed")
+
+
+def test_no_rank_waits_for_one_that_has_no_smaller_rows(data: Path, tmp_path: Path) -> None:
+    tree = of_micro(data, tmp_path / "tree", 4, 9, reproducibility="elastic")
+    results = run_ranks(on_each, 2, {1: [Failure(2, 3, "backward")]}, tree, timeout_s=200)
+    assert all(found[0].startswith("ConfigError 2: step 2: out of memory") for found in results)
+
+
+def test_a_rank_that_cannot_tell_the_others_notes_it_for_the_next_start(data: Path, tmp_path: Path) -> None:
+    """Under FSDP the others wait in the middle of a pass. The group has to end, and the next one begins with what was noted."""
+    run = tmp_path / "failed"
+    config = of_micro(data, run, 4, 7, parallel="fsdp")
+    with pytest.raises(RankError):
+        run_ranks(on_each_alone, 2, {1: [Failure(6, 2, "forward")]}, config, timeout_s=200)
+    assert (run / "change-1.json").exists()
+    allowed = {"allow_changes": ["batch.micro"]}
+    parts = [of_micro(data, tmp_path / "parts", micro, last, resume=allowed, parallel="fsdp") for last, micro in ((5, 4), (7, 2))]
+    results = run_ranks(on_each, 2, {}, config, *parts, timeout_s=400)
+    assert results[0][0] == results[0][-1]
+    assert changes_of(run) == [(6, 2)]
+    assert not list(run.glob("change-*"))
+    audit_run(run)
+
+
+def on_each_alone(group: Group, failures: dict[int, list[Failure]], config: TrainConfig) -> None:
+    """As `on_each`, but an error ends the rank, as it does in a run."""
+    [result] = on_each(group, failures, config)
+    raise RuntimeError(result)

@@ -1,0 +1,43 @@
+"""What an extension is told of the checkpoint that a rollback writes again."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.prepared import write_prepared
+from tests.support.runs import tiny_config
+from trainer import loop, session
+from trainer.checkpoint import CheckpointStore
+from trainer.extension import Extension
+from trainer.loop import train
+
+
+def test_a_checkpoint_that_is_written_again_is_told_of_once_it_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step 10 is a spike; the checkpoint of step 8 is written again with the rows that are left out, slowly."""
+    data, told = write_prepared(tmp_path / "data"), []
+    write, step = vars(session)["_write"], loop.train_step
+
+    def slowly(*arguments: Any) -> None:
+        time.sleep(0.2)
+        write(*arguments)
+
+    def spiking(training: Any, batch: Any, *arguments: Any, **settings: Any) -> Any:
+        pending = step(training, batch, *arguments, **settings)
+        if batch.start == 9 * 8:
+            result = replace(pending.result(), loss=torch.inf)
+            pending.result = lambda: result  # type: ignore[method-assign]
+        return pending
+
+    def saved(_: Extension, __: object, number: int, path: Path) -> None:
+        told.append((number, len(CheckpointStore(path.parent).load(number).state["progress"]["left_out"])))
+
+    monkeypatch.setattr(session, "_write", slowly)
+    monkeypatch.setattr(loop, "train_step", spiking)
+    monkeypatch.setattr(Extension, "saved", saved)
+    changes: dict[str, Any] = {"checkpoint": {"every_steps": 4, "keep_last": 9}, "eval": {"every_steps": 12, "sample_tokens": 0}}
+    train(tiny_config(data, tmp_path / "run", guard={"non_finite": "rollback", "window_steps": 1}, **changes))
+    assert told == [(4, 0), (8, 0), (8, 1), (12, 1)]

@@ -1,0 +1,286 @@
+"""Strikes a training of two ranks again and again, starts it again where it does not do so itself, and checks what it claimed.
+
+What strikes, and when, follows from a seed. The journal (`tests.support.journal`) holds the claims: a step that was reported, a
+checkpoint that was acknowledged, the step from which a start went on.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from data_pipeline.errors import CheckpointError, ExitCode
+from tests.support.journal import Entry, read_journal
+from tests.support.runs import losses, metrics
+from tests.support.two_ranks import all_ended, descendants, end, launcher_of, log, ranks_of, seconds_until, start_entrypoint
+from trainer.audit import audit_run
+from trainer.config import TrainConfig
+
+__all__ = ["MOMENTS", "STRIKES", "Nemesis", "broken_claims", "lost_steps", "weights_of"]
+
+_START_S = 12.0
+_SPAN_S = 1.0
+_GONE_S = 90.0
+_LONG_S = 300.0
+
+
+@dataclass
+class Nemesis:
+    """A run, and what befell it."""
+
+    config: TrainConfig
+    seed: int
+    environment: dict[str, str] = field(default_factory=dict)
+    draw: random.Random = field(init=False)
+    process: subprocess.Popen[bytes] | None = None
+    mark: int = 0
+    """How long the journal was when the ranks that run now were started."""
+    problems: list[str] = field(default_factory=list)
+    num_struck: int = 0
+    longest_s: float = 0.0
+    """Between a strike and the end of all ranks that it hit."""
+
+    def __post_init__(self) -> None:
+        self.draw = random.Random(self.seed)
+
+    def strike(self, kind: str, moment: str) -> bool:
+        """Strikes once; false where the run was finished before its moment came."""
+        process = self._running()
+        if not MOMENTS[moment](self):
+            return False
+        hit = STRIKES[kind](self, process)
+        if not hit:
+            return False
+        print(f"  {kind}, {moment}: processes {hit}, journal {len(self.journal())}")
+        self.num_struck += 1
+        self.longest_s = max(self.longest_s, seconds_until(lambda: all_ended(hit), _GONE_S))
+        if kind in STOPS:
+            self._check_stop(process, kind, moment)
+        self.mark = len(self.journal())
+        return True
+
+    def finish(self, timeout_s: float = 300) -> None:
+        """Lets the run come to its end."""
+        code = self._running().wait(timeout_s)
+        if code != ExitCode.DONE:
+            self.problems.append(f"exit code {code} at the end: {log(self.config)[-2000:]}")
+
+    def close(self) -> None:
+        """Ends what runs still."""
+        if self.process is not None and self.process.poll() is None:
+            end(self.process)
+
+    def journal(self) -> list[Entry]:
+        """All entries so far."""
+        return read_journal(self.config.run)
+
+    def recent(self) -> list[Entry]:
+        """The entries of the ranks that run now."""
+        return self.journal()[self.mark :]
+
+    def found(self, uninterrupted: TrainConfig) -> list[str]:
+        """All that is wrong with the finished run, beside one that nothing struck."""
+        config, found = self.config, [*self.problems]
+        found += broken_claims(self.journal(), config.checkpoint.every_steps)
+        if losses(config.run) != losses(uninterrupted.run):
+            found.append("the losses differ")
+        if weights_of(config) != weights_of(uninterrupted):
+            found.append("the weights differ")
+        saves = [event["step"] for event in metrics(config.run, "save")]
+        if len(saves) != len(set(saves)):
+            found.append(f"a step was saved twice: {saves}")
+        try:
+            audit_run(config.run)
+        except CheckpointError as error:
+            found.append(f"audit: {error}")
+        return found
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        """The entrypoint, started where it does not run."""
+        if self.process is None or self.process.poll() is not None:
+            if self.process is not None and self.process.returncode not in (0, -signal.SIGKILL, ExitCode.STOPPED):
+                self.problems.append(f"the entrypoint ended with {self.process.returncode}: {log(self.config)[-2000:]}")
+            self.process = start_entrypoint(self.config, TRAIN_MAX_RESTARTS="1000", **self.environment)
+        return self.process
+
+    def _check_stop(self, process: subprocess.Popen[bytes], kind: str, moment: str) -> None:
+        """A stop on request ends with its code, at one step on both ranks, which is saved, once."""
+        code = process.wait(_GONE_S)
+        if code not in (ExitCode.STOPPED, ExitCode.DONE):
+            self.problems.append(f"{kind}, {moment}: exit code {code}: {log(self.config)[-2000:]}")
+        last = {entry.rank: entry.step for entry in self.recent() if entry.event in ("start", "step")}
+        ended = {entry.rank: entry.step for entry in self.recent() if entry.event == "end"}
+        saved = [entry.step for entry in self.recent() if entry.event == "saving"]
+        if last != ended or len(set(last.values())) > 1:
+            self.problems.append(f"{kind}, {moment}: the ranks' last steps are {last}, and they ended at {ended}")
+        if len(saved) != len(set(saved)):
+            self.problems.append(f"{kind}, {moment}: saved twice: {saved}")
+        steps = {entry.step for entry in self.recent() if entry.event == "step"}
+        if steps and max(steps) not in {entry.step for entry in self.recent() if entry.event == "saved"}:
+            self.problems.append(f"{kind}, {moment}: step {max(steps)} was not saved")
+
+
+def broken_claims(journal: Iterable[Entry], every_steps: int) -> list[str]:
+    """Starts that went on from before a checkpoint that was acknowledged, or that lost more work than they may.
+
+    A save that runs when the ranks are struck is lost with the steps since the one before, and the next save waits for it: so less
+    than two intervals can be lost.
+    """
+    acknowledged = last = 0
+    found = []
+    for entry in journal:
+        if entry.rank:
+            continue
+        if entry.event == "start":
+            if entry.step < acknowledged:
+                found.append(f"lost: step {acknowledged} was acknowledged, and the next start went on from {entry.step}")
+            if last - entry.step >= 2 * every_steps:
+                found.append(f"lost work: from step {last} back to {entry.step}")
+            last = entry.step
+        elif entry.event == "step":
+            last = entry.step
+        elif entry.event == "saved":
+            acknowledged = max(acknowledged, entry.step)
+    return found
+
+
+def lost_steps(journal: Iterable[Entry]) -> list[int]:
+    """How many steps each start had to make again."""
+    last, lost = 0, []
+    for entry in journal:
+        if not entry.rank and entry.event in ("start", "step"):
+            if entry.event == "start":
+                lost.append(max(0, last - entry.step))
+            last = entry.step
+    return lost[1:]
+
+
+def weights_of(config: TrainConfig) -> str:
+    """The last line of a run that was finished, the digest of its weights; empty where there is none."""
+    return ["", *(line for line in log(config).splitlines() if line.startswith("weights sha256:"))][-1]
+
+
+# When
+
+
+def _at_the_start(nemesis: Nemesis) -> bool:
+    time.sleep(nemesis.draw.uniform(0, _START_S))
+    return not _finished(nemesis)
+
+
+def _in_steps(nemesis: Nemesis) -> bool:
+    if not _reached(nemesis, "step"):
+        return False
+    time.sleep(nemesis.draw.uniform(0, _SPAN_S))
+    return not _finished(nemesis)
+
+
+def _reached(nemesis: Nemesis, *events: str) -> bool:
+    """Waits for events of the ranks that run now, one after the other; false where the run is finished before."""
+
+    def reached() -> bool:
+        left = iter(nemesis.recent())
+        return all(any(entry.event == event for entry in left) for event in events)
+
+    seconds_until(lambda: reached() or _finished(nemesis), _GONE_S)
+    return not _finished(nemesis)
+
+
+def _in_the_last_step(nemesis: Nemesis) -> bool:
+    """Waits until nothing is left to do but the last evaluation and the last save."""
+    last = nemesis.config.limits.steps
+    seconds_until(lambda: any(entry.step == last for entry in nemesis.recent()) or _finished(nemesis), _LONG_S)
+    assert nemesis.process is not None
+    return nemesis.process.poll() is None
+
+
+def _finished(nemesis: Nemesis) -> bool:
+    assert nemesis.process is not None
+    return nemesis.process.poll() is not None or any(entry.event == "end" for entry in nemesis.recent())
+
+
+MOMENTS: dict[str, Callable[[Nemesis], bool]] = {
+    "at the start": _at_the_start,
+    "in the steps": _in_steps,
+    "during a save": lambda nemesis: _reached(nemesis, "saving"),
+    "after a save": lambda nemesis: _reached(nemesis, "saved"),
+    "during a later save": lambda nemesis: _reached(nemesis, "saved", "saving"),
+    "in the last step": _in_the_last_step,
+    "during an evaluation": lambda nemesis: _reached(nemesis, "evaluating"),
+}
+
+
+# What
+
+
+def _kill(pids: Iterable[int], number: signal.Signals = signal.SIGKILL) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _group(process: subprocess.Popen[bytes]) -> list[int]:
+    launcher = launcher_of(process.pid)
+    return [*([] if launcher is None else [launcher]), *ranks_of(process.pid)]
+
+
+def _kill_a_rank(nemesis: Nemesis, process: subprocess.Popen[bytes]) -> list[int]:
+    group = _group(process)
+    _kill(group[1:][nemesis.draw.randrange(2) :][:1] or group[:1])
+    return group
+
+
+def _kill_the_launcher(_: Nemesis, process: subprocess.Popen[bytes]) -> list[int]:
+    group = _group(process)
+    _kill(group[:1])
+    return group
+
+
+def _kill_everything(_: Nemesis, process: subprocess.Popen[bytes]) -> list[int]:
+    everything = [process.pid, *descendants(process.pid)]
+    _kill(everything)
+    process.wait()
+    return everything
+
+
+def _freeze_a_rank(nemesis: Nemesis, process: subprocess.Popen[bytes]) -> list[int]:
+    group = _group(process)
+    _kill([nemesis.draw.choice(group[1:])], signal.SIGSTOP)
+    return group
+
+
+def _stop(_: Nemesis, process: subprocess.Popen[bytes]) -> list[int]:
+    everything = [process.pid, *descendants(process.pid)]
+    process.terminate()
+    return everything
+
+
+def _stop_twice(nemesis: Nemesis, process: subprocess.Popen[bytes]) -> list[int]:
+    everything = _stop(nemesis, process)
+    time.sleep(nemesis.draw.uniform(0, 0.2))
+    process.terminate()
+    return everything
+
+
+def _stop_one_rank(nemesis: Nemesis, process: subprocess.Popen[bytes]) -> list[int]:
+    everything = [process.pid, *descendants(process.pid)]
+    _kill([nemesis.draw.choice(ranks_of(process.pid))], signal.SIGTERM)
+    return everything
+
+
+STRIKES: dict[str, Callable[[Nemesis, subprocess.Popen[bytes]], list[int]]] = {
+    "kill a rank": _kill_a_rank,
+    "kill the launcher": _kill_the_launcher,
+    "kill everything": _kill_everything,
+    "freeze a rank": _freeze_a_rank,
+    "stop": _stop,
+    "stop twice": _stop_twice,
+    "stop one rank": _stop_one_rank,
+}
+STOPS = ("stop", "stop twice", "stop one rank")

@@ -1,0 +1,386 @@
+"""What a run should not do beside its loss and gradient, found in the stream of its numbers; each trouble is told once.
+
+The detectors are given what was measured and return alerts; none of them touches a device, a file or a clock. A trouble that
+lasts is one episode: it is told when it begins, and can be told again once it was over. Loss and gradient are judged by
+`trainer.guard`; what that finds becomes an alert here too, so that everything a run complains of has one form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal, get_args
+
+from trainer.config import AlertAction, AlertsConfig, GuardConfig
+from trainer.convergence import Signal
+from trainer.guard import Reason, Verdict
+from trainer.hardware import GpuReading, HardwareReading
+from trainer.straggler import SlowRank
+from trainer.trend import trend
+
+__all__ = [
+    "RULES",
+    "Alert",
+    "AlertRules",
+    "Episode",
+    "MemoryTrend",
+    "Rule",
+    "Severity",
+    "SpeedDrop",
+    "WaitShare",
+    "guard_alert",
+]
+
+Severity = Literal["warning", "critical"]
+Rule = Literal[
+    "non_finite",
+    "exploding",
+    "vanishing",
+    "spike",
+    "drop",
+    "loader_wait",
+    "throughput",
+    "slow_rank",
+    "throttling",
+    "ecc",
+    "xid",
+    "gpu_lost",
+    "host_memory",
+    "disk",
+    "plateau",
+    "overfitting",
+    "out_of_memory",
+    "quarantine",
+]
+"""The first five come from the guard, `plateau` and `overfitting` from the evaluations, the last two from the changes of a run."""
+RULES: tuple[Rule, ...] = get_args(Rule)
+
+_SETTING: dict[str, str] = {"ecc": "gpu_errors", "xid": "gpu_errors", "gpu_lost": "gpu_errors"}
+"""The setting with the action of a rule, where it is not called as the rule is."""
+_HARMFUL = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
+"""Reasons that are a fault of cooling or supply. A GPU at its power cap does what it was built for."""
+_THROTTLED_READINGS, _COOL_READINGS = 2, 3
+_RECENT_RATES = 10
+_REFERENCE_RATES = 200
+_RECOVERED = 0.8
+"""Share of a limit, or of the way to it, at which a trouble counts as over; between that and the limit nothing changes."""
+_WARM_UP_READINGS, _MEMORY_READINGS, _LEAST_MEMORY_READINGS = 6, 60, 30
+_LEAST_SCORE = 6.0
+_LEAST_GROWTH_MIB = 64.0
+
+
+@dataclass(frozen=True)
+class Alert:
+    """Something that a person, or the run itself, should act on."""
+
+    rule: Rule
+    step: int
+    severity: Severity
+    message: str
+    """What was found, and what to do."""
+    action: str
+    """What follows: `log`, `skip`, `rollback` or `stop`."""
+    value: float | None = None
+    """What was measured."""
+    threshold: float | None = None
+    """What it was held against."""
+
+
+class Episode:
+    """Turns a state that is good or bad at each moment into one signal for each time that it goes bad.
+
+    Args:
+        onset: bad moments in a row that begin an episode.
+        recovery: good moments in a row that end it.
+    """
+
+    def __init__(self, onset: int = 1, recovery: int = 1) -> None:
+        self._onset, self._recovery = onset, recovery
+        self._bad = self._good = 0
+        self.lasts = False
+        """Whether an episode has begun and not ended."""
+
+    def begins(self, *, bad: bool) -> bool:
+        """Takes the next moment; true at the one at which an episode begins."""
+        self._bad, self._good = (self._bad + 1, 0) if bad else (0, self._good + 1)
+        if self.lasts:
+            self.lasts = self._good < self._recovery
+            return False
+        self.lasts = self._bad >= self._onset
+        return self.lasts
+
+
+class WaitShare:
+    """The share of the time that steps waited for data, over a window; an episode begins above `limit` and ends below 0.8 of it."""
+
+    def __init__(self, window: int, limit: float) -> None:
+        self._steps: deque[tuple[float, float]] = deque(maxlen=window)
+        self._limit = limit
+        self._episode = Episode()
+
+    def observe(self, seconds: float, waited_s: float) -> float | None:
+        """Takes a step's duration and how long it waited; the share where an episode begins with it, else None."""
+        self._steps.append((seconds, waited_s))
+        if len(self._steps) < (self._steps.maxlen or 0):
+            return None
+        share = sum(waited for _, waited in self._steps) / max(1e-9, sum(duration for duration, _ in self._steps))
+        limit = self._limit * (_RECOVERED if self._episode.lasts else 1)
+        return share if self._episode.begins(bad=share > limit) else None
+
+
+class SpeedDrop:
+    """Falls of the speed: the median of the last 10 steps against that of up to 200 before the window.
+
+    The reference stands still while an episode lasts, so a run that stays slow is told once.
+
+    Args:
+        window: steps that must have been measured before the last 10 are held against them.
+        drop: share by which the speed must fall.
+    """
+
+    def __init__(self, window: int, drop: float) -> None:
+        self._window, self._drop = window, drop
+        self._recent: deque[float] = deque(maxlen=_RECENT_RATES)
+        self._reference: deque[float] = deque(maxlen=max(window, _REFERENCE_RATES))
+        self._episode = Episode()
+
+    def observe(self, rate: float) -> tuple[float, float] | None:
+        """Takes the rate of a step; the present and the usual rate where an episode begins with it, else None."""
+        if len(self._recent) == _RECENT_RATES and not self._episode.lasts:
+            self._reference.append(self._recent[0])
+        self._recent.append(rate)
+        if len(self._reference) < self._window:
+            return None
+        now, usual = median(self._recent), median(self._reference)
+        fallen = now < usual * (1 - self._drop * (_RECOVERED if self._episode.lasts else 1))
+        return (now, usual) if self._episode.begins(bad=fallen) else None
+
+
+class MemoryTrend:
+    """Growth of the run's private memory on the host, from the trend of its last 60 readings.
+
+    It counts as a leak where it is faster than the limit, where most pairs of readings rise (a score of 6 standard deviations:
+    noise without a trend reaches that once in 10^9), and where it has come to 64 MiB. The first six readings are left out: a run
+    takes memory when it begins.
+    """
+
+    def __init__(self, limit_mb: float) -> None:
+        self._limit = limit_mb
+        self._seen = 0
+        self._readings: deque[tuple[float, float]] = deque(maxlen=_MEMORY_READINGS)
+        self._episode = Episode(recovery=_WARM_UP_READINGS)
+        self.mb_per_1000_steps: float | None = None
+        """The trend itself; None while there are too few readings."""
+
+    def observe(self, step: int, private_mib: float) -> float | None:
+        """Takes a reading; the growth in MB per 1,000 steps where an episode begins with it, else None."""
+        self._seen += 1
+        if self._seen <= _WARM_UP_READINGS:
+            return None
+        self._readings.append((step, private_mib))
+        if len(self._readings) < _LEAST_MEMORY_READINGS:
+            return None
+        steps, mib = zip(*self._readings, strict=True)
+        found = trend(steps, mib)
+        self.mb_per_1000_steps = found.slope * 1000 * 2**20 / 1e6
+        leaks = (
+            self.mb_per_1000_steps > self._limit
+            and found.score > _LEAST_SCORE
+            and found.growth(steps[-1] - steps[0]) > _LEAST_GROWTH_MIB
+        )
+        return self.mb_per_1000_steps if self._episode.begins(bad=leaks) else None
+
+
+class AlertRules:
+    """All rules that are not the guard's, with their settings."""
+
+    def __init__(self, config: AlertsConfig) -> None:
+        self._config = config
+        self._wait = WaitShare(config.window_steps, config.loader_wait_share)
+        self._speed = SpeedDrop(config.window_steps, config.throughput_drop)
+        self._memory = MemoryTrend(config.host_memory_mb)
+        self._disk = Episode()
+        self._throttled: dict[int, Episode] = {}
+        self._lost: dict[int, Episode] = {}
+        self._corrected: dict[int, int] = {}
+        self._uncorrected: dict[int, int] = {}
+
+    @property
+    def memory_trend(self) -> float | None:
+        """Growth of the run's memory on the host in MB per 1,000 steps, once it is known."""
+        return self._memory.mb_per_1000_steps
+
+    def after_step(self, step: int, *, seconds: float | None, waited_s: float, tokens_per_s: float) -> list[Alert]:
+        """What the pace of a step gives reason for; steps come in order.
+
+        Args:
+            step: its number.
+            seconds: its duration; None where it is not known.
+            waited_s: the part of it in which it waited for data.
+            tokens_per_s: its speed.
+        """
+        return list(self._pace(step, seconds, waited_s, tokens_per_s))
+
+    def after_reading(self, step: int, reading: HardwareReading) -> list[Alert]:
+        """What the machine gives reason for; `step` is the last one that was reported."""
+        found = [*self._host(step, reading), *self._xids(step, reading)]
+        for gpu in reading.gpus:
+            found += self._gpu(step, gpu)
+        return found
+
+    def slow_rank(self, step: int, slow: SlowRank) -> list[Alert]:
+        """The alert for a rank for which the others wait; `trainer.straggler` finds each once."""
+        return list(self._alert("slow_rank", step, "warning", f"step {step}: {slow.describe()}", slow.factor))
+
+    def signal(self, signal: Signal) -> list[Alert]:
+        """The alert for what the evaluations say of the run's convergence."""
+        return list(self._alert(signal.rule, signal.step, "warning", signal.message, signal.value, signal.threshold))
+
+    def _pace(self, step: int, seconds: float | None, waited_s: float, tokens_per_s: float) -> Iterator[Alert]:
+        config = self._config
+        share = None if seconds is None else self._wait.observe(seconds, waited_s)
+        if share is not None:
+            yield from self._alert(
+                "loader_wait",
+                step,
+                "warning",
+                f"step {step}: {share:.0%} of the last {config.window_steps} steps' time was spent waiting for data, above "
+                f"alerts.loader_wait_share = {config.loader_wait_share:g}. Raise prefetch, or move the data to a faster disk",
+                share,
+                config.loader_wait_share,
+            )
+        slower = self._speed.observe(tokens_per_s)
+        if slower is not None:
+            now, usual = slower
+            yield from self._alert(
+                "throughput",
+                step,
+                "warning",
+                f"step {step}: {now:,.0f} tokens/s, {1 - now / usual:.0%} below the usual {usual:,.0f} and more than "
+                f"alerts.throughput_drop = {config.throughput_drop:g}. Look at the hardware curves, and at what else runs there",
+                now,
+                usual * (1 - config.throughput_drop),
+            )
+
+    def _host(self, step: int, reading: HardwareReading) -> Iterator[Alert]:
+        config, host = self._config, reading.host
+        growth = self._memory.observe(step, host.private_mib)
+        if growth is not None:
+            yield from self._alert(
+                "host_memory",
+                step,
+                "warning",
+                f"step {step}: the run's memory on the host grows by {growth:,.0f} MB per 1,000 steps, more than "
+                f"alerts.host_memory_mb = {config.host_memory_mb:g}, and {host.available_mib:,.0f} MiB are left. Look at an "
+                "extension that keeps what it is given; a restart of the run frees the memory and goes on",
+                growth,
+                config.host_memory_mb,
+            )
+        limit = config.disk_free_gb / (_RECOVERED if self._disk.lasts else 1)
+        if self._disk.begins(bad=host.disk_free_gb < limit):
+            yield from self._alert(
+                "disk",
+                step,
+                "critical",
+                f"step {step}: {host.disk_free_gb:.1f} GB are free on the disk of the run, fewer than alerts.disk_free_gb = "
+                f"{config.disk_free_gb:g}. Make room, or lower checkpoint.keep_last, before a checkpoint cannot be written",
+                host.disk_free_gb,
+                config.disk_free_gb,
+            )
+
+    def _xids(self, step: int, reading: HardwareReading) -> Iterator[Alert]:
+        if reading.xids:
+            numbers = ", ".join(str(number) for number in sorted(set(reading.xids)))
+            yield from self._alert(
+                "xid",
+                step,
+                "critical",
+                f"step {step}: the GPU driver reports Xid {numbers}. Look the number up in NVIDIA's list of Xid errors; if it "
+                "comes back, take the GPU out of service",
+                float(reading.xids[-1]),
+            )
+
+    def _gpu(self, step: int, gpu: GpuReading) -> Iterator[Alert]:
+        where = f"step {step}: GPU {gpu.index} ({gpu.name})"
+        if self._lost.setdefault(gpu.index, Episode()).begins(bad=not gpu.answers):
+            yield from self._alert(
+                "gpu_lost",
+                step,
+                "critical",
+                f"{where} does not answer the driver. Restart the machine, or take the GPU out of service",
+            )
+        harmful = sorted(_HARMFUL & set(gpu.throttle or ()))
+        if self._throttled.setdefault(gpu.index, Episode(_THROTTLED_READINGS, _COOL_READINGS)).begins(bad=bool(harmful)):
+            heat = "" if gpu.temperature_c is None else f" at {gpu.temperature_c:.0f} °C"
+            clock = "" if gpu.sm_clock_mhz is None else f", clock {gpu.sm_clock_mhz:.0f} MHz"
+            yield from self._alert(
+                "throttling",
+                step,
+                "warning",
+                f"{where} slows itself down{heat}{clock}: {', '.join(harmful)}. Look at its cooling and power supply",
+                gpu.temperature_c,
+            )
+        yield from self._ecc(step, gpu, where)
+
+    def _ecc(self, step: int, gpu: GpuReading, where: str) -> Iterator[Alert]:
+        new = _risen(self._uncorrected, gpu.index, gpu.ecc_uncorrected, 1)
+        if new:
+            yield from self._alert(
+                "ecc",
+                step,
+                "critical",
+                f"{where} has {new} new ECC errors in memory that could not be corrected. What it computed since may be wrong: "
+                "go back to a checkpoint from before, and take the GPU out of service",
+                float(new),
+                1.0,
+            )
+        few = self._config.corrected_errors
+        corrected = _risen(self._corrected, gpu.index, gpu.ecc_corrected, few)
+        if corrected:
+            yield from self._alert(
+                "ecc",
+                step,
+                "warning",
+                f"{where} has corrected {corrected} ECC errors in memory since they were last counted, at least "
+                f"alerts.corrected_errors = {few}. Its memory is wearing out",
+                float(corrected),
+                float(few),
+            )
+
+    def _alert(
+        self, rule: Rule, step: int, severity: Severity, message: str, value: float | None = None, threshold: float | None = None
+    ) -> Iterator[Alert]:
+        """The alert, unless its rule is off."""
+        action: AlertAction = getattr(self._config, _SETTING.get(rule, rule))
+        if action == "off":
+            return
+        if action == "stop":
+            severity, message = "critical", f"{message}. Training stops, as alerts.{_SETTING.get(rule, rule)} = stop"
+        yield Alert(rule, step, severity, message, action, value, threshold)
+
+
+def guard_alert(verdict: Verdict, step: int, loss: float, grad_norm: float, config: GuardConfig) -> Alert:
+    """The guard's verdict on a step, which must not be that all is well, as an alert."""
+    assert verdict.reason is not None
+    limits: dict[Reason, float | None] = {"exploding": config.max_grad_norm, "vanishing": config.min_grad_norm}
+    of_gradient = verdict.reason in limits or (verdict.reason == "non_finite" and math.isfinite(loss))
+    severity: Severity = "critical" if verdict.action in ("rollback", "stop") else "warning"
+    value = grad_norm if of_gradient else loss
+    return Alert(verdict.reason, step, severity, verdict.message, verdict.action, value, limits.get(verdict.reason))
+
+
+def _risen(known: dict[int, int], index: int, count: int | None, least: int) -> int:
+    """How far a counter has risen since it was last news, if by `least`; the first count of a GPU is none."""
+    if count is None:
+        return 0
+    before = known.setdefault(index, count)
+    if count < before:  # the driver was loaded anew
+        known[index] = count
+        return 0
+    if count - before < least:
+        return 0
+    known[index] = count
+    return count - before

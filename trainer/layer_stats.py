@@ -1,0 +1,303 @@
+"""Norms of gradients, weights and updates by layer, and histograms, measured on the device on the steps that are due.
+
+Nothing here makes the host wait: the numbers are reduced to one small tensor on the device, copied while training goes on, and read
+with the other results of their step. A step that is not due costs a comparison; one with norms needs memory for a copy of the
+weights, after the backward pass has let go of its own. Where every rank has the same gradients, under
+DDP and `elastic`, rank 0 alone measures; under FSDP each rank measures its parts and they are added once.
+
+    N layers   P parameters   K limits of the histogram's bins
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from trainer.distributed import Group
+from trainer.memory import is_out_of_memory
+from trainer.model import parameters_by_name
+
+__all__ = ["BIN_LIMITS", "Histogram", "LayerNorms", "LayerObserver", "LayerReading", "StepObserver", "layer_of"]
+
+_log = logging.getLogger(__name__)
+
+_EXPONENTS = range(-40, 16)
+_MAGNITUDES = [2.0**exponent for exponent in _EXPONENTS]
+BIN_LIMITS: tuple[float, ...] = (*(-magnitude for magnitude in reversed(_MAGNITUDES)), *_MAGNITUDES)
+"""Upper limits of the bins of all histograms but the last bin, which has none: powers of two, the same for every layer and step,
+so that histograms can be added and need no look at the values first. Zero lies in the middle bin."""
+_NUM_BINS = len(BIN_LIMITS) + 1
+_PIECE = 1 << 22
+"""Values that are sorted into bins at one time, so that the indices need little memory."""
+_NUM_NORMS = 3
+
+
+@dataclass(frozen=True)
+class LayerNorms:
+    """Of one layer in one step; Euclidean norms over all its parameters."""
+
+    gradient: float
+    """Of the gradient of the global batch, before clipping."""
+    weight: float
+    """Of the weights before the update."""
+    update: float
+    """Of what the update changed; 0 where it was withheld."""
+
+    @property
+    def update_ratio(self) -> float:
+        """The update relative to the weights; about 1e-3 is usual. Infinite where weights that were zero have changed."""
+        if self.weight == 0:
+            return 0.0 if self.update == 0 else float("inf")
+        return self.update / self.weight
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How values are spread: `counts[k]` lie above `BIN_LIMITS[k - 1]` and at or below `BIN_LIMITS[k]`."""
+
+    counts: NDArray[np.int64]
+    """One more than limits; values that are not a number are in the last."""
+    total: float
+    """Sum of the values."""
+    squares: float
+    """Sum of their squares."""
+
+
+@dataclass(frozen=True)
+class LayerReading:
+    """What was measured in one step; what was not due is empty."""
+
+    step: int
+    norms: Mapping[str, LayerNorms]
+    gradients: Mapping[str, Histogram]
+    weights: Mapping[str, Histogram]
+
+
+class StepObserver(Protocol):
+    """Looks at the parameters from inside a step."""
+
+    def before_update(self, step: int) -> None:
+        """Called once the gradients are complete and unscaled, before they are clipped."""
+
+    def after_update(self, step: int) -> None:
+        """Called after the optimizers."""
+
+
+def layer_of(parameter: str) -> str:
+    """The layer that a parameter belongs to, by names: up to the first number, or else without the last part.
+
+    `model.layers.3.mlp.up_proj.weight` is in `model.layers.3`, `model.norm.weight` in `model.norm`.
+    """
+    parts = parameter.split(".")
+    for place, part in enumerate(parts):
+        if part.isdigit():
+            return ".".join(parts[: place + 1])
+    return ".".join(parts[:-1]) or parameter
+
+
+class LayerObserver:
+    """A `StepObserver` that measures every so many steps; all ranks make one, with the same settings.
+
+    Args:
+        model: what is trained; frozen parameters are left out.
+        group: the ranks.
+        norms_every: steps between norms; 0: never.
+        histograms_every: steps between histograms; 0: never.
+    """
+
+    def __init__(self, model: nn.Module, group: Group, norms_every: int, histograms_every: int) -> None:
+        trained = {name: weight for name, weight in parameters_by_name(model).items() if weight.requires_grad}
+        self._layers = _by_layer(trained)
+        self._parameters = [weight for layer in self._layers.values() for weight in layer]
+        self._sharded = any(isinstance(weight, DTensor) for weight in self._parameters)
+        self._group = group
+        self._measures = bool(self._parameters) and (group.is_main or self._sharded)
+        self._norms_every, self._histograms_every = norms_every, histograms_every
+        self._limits_K = torch.tensor(BIN_LIMITS, dtype=torch.float32, device=group.device)
+        self._begun: _Begun | None = None
+        self._arriving: dict[int, _Arriving] = {}
+
+    @torch.no_grad()
+    def before_update(self, step: int) -> None:
+        """Measures gradients and weights, and keeps a copy of the weights until after the update, if norms are due."""
+        norms, histograms = self._due(self._norms_every, step), self._due(self._histograms_every, step)
+        self._begun = _Begun(norms, histograms) if norms or histograms else None
+        if self._begun is not None:
+            self._attempt(self._begun, self._measure_before)
+
+    @torch.no_grad()
+    def after_update(self, step: int) -> None:
+        """Measures the update, and sends everything on its way to the host."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return
+        self._attempt(begun, self._measure_after)
+        numbers = begun.numbers
+        if numbers is None and self._sharded:  # the other ranks wait for this one in the sum
+            numbers = torch.full((self._size(begun),), torch.nan, dtype=torch.float64, device=self._group.device)
+        if numbers is None:
+            return
+        if self._sharded:
+            numbers = self._group.sum(numbers)
+        if self._group.is_main:
+            self._arriving[step] = _Arriving(numbers, norms=begun.norms)
+
+    def _attempt(self, begun: _Begun, measure: Callable[[_Begun], None]) -> None:
+        """Measures, unless memory does not suffice: training itself has what it needs at this point, and goes on."""
+        if begun.failed:
+            return
+        try:
+            measure(begun)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            begun.give_up()
+            _log.warning("memory does not suffice to measure the layers in this step; training goes on")
+
+    def _measure_before(self, begun: _Begun) -> None:
+        weights = [_local(weight.detach()) for weight in self._parameters]
+        gradients = [_local_gradient(weight) for weight in self._parameters]
+        if begun.norms:
+            begun.gradients = _squares(gradients)
+            begun.before = [weight.clone() for weight in weights]
+        if begun.histograms:
+            begun.parts += [self._binned(gradients), self._binned(weights)]
+
+    def _measure_after(self, begun: _Begun) -> None:
+        parts = begun.parts
+        if begun.gradients is not None:
+            weights = _squares(begun.before)
+            torch._foreach_sub_(begun.before, [_local(weight.detach()) for weight in self._parameters])
+            parts = [self._per_layer(torch.stack([begun.gradients, weights, _squares(begun.before)])), *parts]
+        begun.numbers = torch.cat([part.flatten() for part in parts])
+
+    def _size(self, begun: _Begun) -> int:
+        return len(self._layers) * (_NUM_NORMS * begun.norms + 2 * (_NUM_BINS + 2) * begun.histograms)
+
+    def reading(self, step: int) -> LayerReading | None:
+        """What was measured in a step, on rank 0, once; None where it was not due. Waits for the device to have finished it."""
+        arriving = self._arriving.pop(step, None)
+        if arriving is None:
+            return None
+        numbers = arriving.numbers()
+        return None if np.isnan(numbers).all() else self._read(step, numbers, norms=arriving.norms)
+
+    def forget(self) -> None:
+        """Drops what has not been read, because the run goes back to an earlier step."""
+        self._arriving.clear()
+
+    def _due(self, every: int, step: int) -> bool:
+        return self._measures and every > 0 and (step % every == 0 or step == 1)
+
+    def _per_layer(self, squares_KP: Tensor) -> Tensor:
+        """Sums over the parameters of each layer, (K, N)."""
+        sizes = [len(layer) for layer in self._layers.values()]
+        return torch.stack([part.sum(1) for part in torch.split(squares_KP, sizes, dim=1)], dim=1)
+
+    def _binned(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Counts, sum and sum of squares of each layer's values, (N, bins + 2) in fp64, which counts exactly up to 2^53."""
+        rows, place = [], 0
+        for layer in self._layers.values():
+            rows.append(_layer_histogram(tensors[place : place + len(layer)], self._limits_K))
+            place += len(layer)
+        return torch.stack(rows)
+
+    def _read(self, step: int, numbers: NDArray[np.float64], *, norms: bool) -> LayerReading:
+        names, num_layers = list(self._layers), len(self._layers)
+        by_layer: dict[str, LayerNorms] = {}
+        if norms:
+            squares_KN = numbers[: _NUM_NORMS * num_layers].reshape(_NUM_NORMS, num_layers)
+            by_layer = {name: LayerNorms(*map(float, np.sqrt(squares_KN[:, place]))) for place, name in enumerate(names)}
+            numbers = numbers[_NUM_NORMS * num_layers :]
+        if not len(numbers):
+            return LayerReading(step, by_layer, {}, {})
+        gradients, weights = (
+            dict(zip(names, map(_histogram, rows), strict=True)) for rows in numbers.reshape(2, num_layers, _NUM_BINS + 2)
+        )
+        return LayerReading(step, by_layer, gradients, weights)
+
+
+@dataclass
+class _Begun:
+    """What is measured in a step that is due."""
+
+    norms: bool
+    histograms: bool
+    failed: bool = False
+    before: list[Tensor] = field(default_factory=list)
+    """Copies of the weights."""
+    gradients: Tensor | None = None
+    """Squared norms, (P,)."""
+    parts: list[Tensor] = field(default_factory=list)
+    """Histograms of gradients and of weights, (N, bins + 2) each."""
+    numbers: Tensor | None = None
+    """All of it, flat."""
+
+    def give_up(self) -> None:
+        """Frees what was measured."""
+        self.failed, self.before, self.gradients, self.parts = True, [], None, []
+
+
+class _Arriving:
+    """Numbers on their way from the device."""
+
+    def __init__(self, numbers: Tensor, *, norms: bool) -> None:
+        self.norms = norms
+        self._arrived: torch.cuda.Event | None = None
+        self._numbers = numbers
+        if numbers.is_cuda:
+            self._numbers = torch.empty_like(numbers, device="cpu", pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+
+    def numbers(self) -> NDArray[np.float64]:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        array: NDArray[np.float64] = self._numbers.numpy()
+        return array
+
+
+def _by_layer(parameters: Mapping[str, nn.Parameter]) -> dict[str, list[nn.Parameter]]:
+    layers: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        layers.setdefault(layer_of(name), []).append(parameter)
+    return dict(sorted(layers.items(), key=lambda item: [int(part) if part.isdigit() else -1 for part in item[0].split(".")]))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor that is sharded, and any other tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _local_gradient(parameter: nn.Parameter) -> Tensor:
+    """The gradient; a zero where the loss did not use the parameter."""
+    return torch.zeros(1, device=parameter.device) if parameter.grad is None else _local(parameter.grad)
+
+
+def _squares(tensors: list[Tensor]) -> Tensor:
+    """Squared norms, (P,) in fp64."""
+    return torch.stack(torch._foreach_norm(tensors)).double().square()
+
+
+def _layer_histogram(tensors: Sequence[Tensor], limits_K: Tensor) -> Tensor:
+    counts = torch.zeros(_NUM_BINS, dtype=torch.int64, device=limits_K.device)
+    total = torch.zeros(2, dtype=torch.float64, device=limits_K.device)
+    one = torch.ones(1, dtype=torch.int64, device=limits_K.device)
+    for tensor in tensors:
+        for piece in torch.split(tensor.flatten().float(), _PIECE):
+            counts.index_add_(0, torch.bucketize(piece, limits_K, out_int32=True), one.expand(len(piece)))
+            total += torch.stack([piece.sum(dtype=torch.float64), piece.double().square().sum()])
+    return torch.cat([counts.double(), total])
+
+
+def _histogram(row: NDArray[np.float64]) -> Histogram:
+    return Histogram(row[:_NUM_BINS].astype(np.int64), float(row[_NUM_BINS]), float(row[_NUM_BINS + 1]))

@@ -1,0 +1,118 @@
+"""How likely a model finds given tokens: in windows no longer than its context, batched by length.
+
+B windows of a batch   L tokens of the longest   S scored tokens of a batch   V vocabulary, padded
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from trainer.attention import Layout, make_layout
+from trainer.config import TrainConfig
+from trainer.model import Decoder
+from trainer.step import autocast
+
+__all__ = ["Likelihood", "Window", "cut_windows", "score_windows"]
+
+_POSITIONS = 256
+"""Positions whose fp32 logits exist at one time, where the model gives its last states."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Tokens that the model reads, and those that it is asked about."""
+
+    tokens: tuple[int, ...]
+    targets: tuple[int, ...]
+    """What follows each of the last `len(targets)` tokens."""
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """What the model says of the targets of a window."""
+
+    nats: float
+    """Sum of `-log p` of each, over all pieces of the padded vocabulary as in training."""
+    is_greedy: bool
+    """Each of them is the likeliest at its place."""
+
+
+def cut_windows(before: Sequence[int], scored: Sequence[int], context: int) -> list[Window]:
+    """Windows of at most `context` tokens in which each scored token is a target exactly once.
+
+    What does not fit is cut off from the left. If more than `context` tokens are to be scored, each window after the first begins
+    with the last token of the one before; the last window reaches back as far as it can, so that its targets have all the context
+    that there is. These are the windows of lm-evaluation-harness's `loglikelihood_rolling`.
+
+    Args:
+        before: tokens that the scored ones follow, at least one.
+        scored: tokens to be scored.
+        context: longest input of the model.
+    """
+    tokens = (*before, *scored)
+    windows = []
+    for done in range(0, len(scored), context):
+        end = min(done + context, len(scored))
+        last = len(before) + end - 1
+        windows.append(Window(tokens[max(0, last - context) : last], tokens[len(before) + done : len(before) + end]))
+    return windows
+
+
+@torch.no_grad()
+def score_windows(
+    model: nn.Module, windows: Sequence[Window], vocab_size: int, config: TrainConfig, batch_size: int
+) -> list[Likelihood]:
+    """The likelihood of each window's targets, in the order of the windows.
+
+    Windows of about the same length are computed together, longest first, each padded on the right, where no token sees it. A
+    window's value may depend on the batch in its last bits, because matrix products of another shape add in another order; with
+    `batch_size` 1 it depends on the window alone.
+    """
+    by_length = sorted(range(len(windows)), key=lambda number: -len(windows[number].tokens))
+    likelihoods: dict[int, Likelihood] = {}
+    for start in range(0, len(by_length), batch_size):
+        numbers = by_length[start : start + batch_size]
+        scored = _score([windows[number] for number in numbers], model, vocab_size, config)
+        likelihoods |= dict(zip(numbers, scored, strict=True))
+    return [likelihoods[number] for number in range(len(windows))]
+
+
+def _score(windows: Sequence[Window], model: nn.Module, vocab_size: int, config: TrainConfig) -> list[Likelihood]:
+    device = next(model.parameters()).device
+    length = max(len(window.tokens) for window in windows)
+    tokens_BL = torch.zeros(len(windows), length, dtype=torch.int64)
+    is_scored_BL = torch.zeros(len(windows), length, dtype=torch.bool)
+    for row, window in enumerate(windows):
+        size = len(window.tokens)
+        tokens_BL[row, :size] = torch.tensor(window.tokens)
+        is_scored_BL[row, size - len(window.targets) : size] = True
+    targets_S = torch.tensor([target for window in windows for target in window.targets], device=device)
+    positions_BL = torch.arange(length).expand(len(windows), -1).contiguous()
+    layout = make_layout(
+        torch.zeros_like(tokens_BL, device=device), positions_BL.to(device)
+    )  # padding comes last: no token sees it
+    with autocast(config, device):
+        nats_S, greedy_S = _of_targets(model, tokens_BL.to(device), layout, is_scored_BL.to(device), targets_S, vocab_size)
+    counts = [len(window.targets) for window in windows]
+    return [
+        Likelihood(math.fsum(nats.tolist()), bool(greedy.all()))
+        for nats, greedy in zip(torch.split(nats_S.cpu(), counts), torch.split(greedy_S.cpu(), counts), strict=True)
+    ]
+
+
+def _of_targets(
+    model: nn.Module, tokens_BL: Tensor, layout: Layout, is_scored_BL: Tensor, targets_S: Tensor, vocab_size: int
+) -> tuple[Tensor, Tensor]:
+    """Of each scored position: `-log p` of its target in fp32, and whether that is the likeliest."""
+    states = model.hidden(tokens_BL, layout) if isinstance(model, Decoder) else model(tokens_BL, layout)
+    nats, greedy = [], []
+    for states_C, targets_C in zip(torch.split(states[is_scored_BL], _POSITIONS), torch.split(targets_S, _POSITIONS), strict=True):
+        logits_CV = (model.lm_head(states_C) if isinstance(model, Decoder) else states_C).float()
+        nats.append(-logits_CV.log_softmax(dim=1).gather(1, targets_C[:, None]).squeeze(1))
+        greedy.append(logits_CV[:, :vocab_size].argmax(dim=1) == targets_C)
+    return torch.cat(nats), torch.cat(greedy)

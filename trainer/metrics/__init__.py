@@ -1,0 +1,33 @@
+"""Where a run's numbers go: one stream of events, and sinks that keep or show it. Only rank 0 has all of them.
+
+values       what the events carry
+sink         what a sink can take
+running      what is kept over the steps: moving average, counts
+monitor      hands every event to every sink, and to the alert rules
+jsonlines    `metrics.jsonl`
+terminal     a progress bar, or lines
+tensorboard  curves, histograms, texts and pictures, with `layout` and `figures`
+wandb_sink, mlflow_sink   the same numbers in Weights & Biases and MLflow, if they are installed
+opening      makes the monitor of a run from its settings
+"""
+
+from trainer.metrics.jsonlines import JsonLinesSink
+from trainer.metrics.monitor import Monitor
+from trainer.metrics.opening import opened_monitor
+from trainer.metrics.sink import Sink
+from trainer.metrics.tensorboard import TensorBoardSink
+from trainer.metrics.terminal import TerminalSink
+from trainer.metrics.values import RunFacts, Sample, StepFacts, StepMetrics
+
+__all__ = [
+    "JsonLinesSink",
+    "Monitor",
+    "RunFacts",
+    "Sample",
+    "Sink",
+    "StepFacts",
+    "StepMetrics",
+    "TensorBoardSink",
+    "TerminalSink",
+    "opened_monitor",
+]

@@ -1,0 +1,64 @@
+"""Pictures for TensorBoard, as arrays of (height, width, 3) bytes; nothing of matplotlib's global state is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from trainer.evaluate import Score
+
+__all__ = ["length_histogram", "perplexity_bars"]
+
+Picture = NDArray[np.uint8]
+_BLUE, _ORANGE = "#3465a4", "#ce5c00"
+_MOST_BARS = 40
+
+
+def length_histogram(report: Mapping[str, Any]) -> Picture | None:
+    """How long the documents are in tokens, over the share of all tokens in them; None where the report does not say."""
+    lengths = report.get("lengths", {}).get("tokens", {})
+    bins = np.array(lengths.get("histogram", []), dtype=np.float64)
+    if not bins.size:
+        return None
+    low, high, documents, tokens = bins.T
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xscale("log", base=2)
+    axes.bar(low, documents / documents.sum(), high - low, align="edge", color=_BLUE, label="documents")
+    axes.step(np.append(low, high[-1]), np.append(tokens, tokens[-1]) / tokens.sum(), where="post", color=_ORANGE, label="tokens")
+    for name in ("p50", "p99"):
+        axes.axvline(lengths[name], color="grey", linewidth=1, linestyle=":")
+        axes.annotate(f" {name.upper()} {lengths[name]:,}", (lengths[name], axes.get_ylim()[1]), va="top", fontsize=8)
+    axes.set(xlabel="length of a document, tokens", ylabel="share", title="Length of the documents")
+    axes.legend(frameon=False)
+    return _drawn(figure)
+
+
+def perplexity_bars(scores: Mapping[str, Score], title: str) -> Picture:
+    """The perplexity of each group in their order; the highest ones where there are too many for one picture."""
+    shown = list(scores.items())
+    if len(shown) > _MOST_BARS:
+        shown = sorted(shown, key=lambda item: -item[1].loss)[:_MOST_BARS]
+    values = [score.perplexity for _, score in shown]
+    heights = [value if np.isfinite(value) else 0.0 for value in values]
+    figure = Figure(figsize=(8, 1 + 0.35 * len(shown)), layout="constrained")
+    axes = figure.add_subplot()
+    bars = axes.barh(range(len(shown)), heights, color=_BLUE)
+    labels = [f"{score.perplexity:.4g}  ({score.num_targets:,} targets)" for _, score in shown]
+    axes.bar_label(bars, labels, padding=3, fontsize=8)
+    axes.set_yticks(range(len(shown)), [name for name, _ in shown])
+    axes.invert_yaxis()
+    axes.margins(x=0.25)
+    axes.set(xlabel="perplexity", title=title)
+    return _drawn(figure)
+
+
+def _drawn(figure: Figure) -> Picture:
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()

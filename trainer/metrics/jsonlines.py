@@ -1,0 +1,159 @@
+"""`metrics.jsonl`: one object a line, for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.files import write_atomic
+from trainer.alerts import Alert
+from trainer.evaluate import Evaluation
+from trainer.hardware import HardwareReading
+from trainer.layer_stats import LayerReading
+from trainer.metrics.sink import Sink
+from trainer.metrics.values import SampleText, ScoreTable, StepMetrics
+
+__all__ = ["JsonLinesSink", "NodeHardwareSink"]
+
+
+class JsonLinesSink(Sink):
+    """One object a line, each step once; losses also as exact hexadecimal floats.
+
+    Args:
+        path: the file; it is cut to the step that the run goes on from.
+        resume_step: that step; None where the run begins.
+    """
+
+    def __init__(self, path: Path, resume_step: int | None) -> None:
+        self._path = path
+        if path.exists():
+            write_atomic(path, b"" if resume_step is None else _lines_until(path, resume_step))
+        self._file = path.open("a", encoding="utf-8")
+
+    def train(self, metrics: StepMetrics) -> None:
+        """Appends a line of event `train`."""
+        self._write(
+            {
+                "event": "train",
+                "step": metrics.step,
+                "loss": metrics.loss,
+                "loss_hex": metrics.loss.hex(),
+                "loss_average": metrics.loss_average,
+                "perplexity": metrics.perplexity,
+                "grad_norm": metrics.grad_norm,
+                "lr": metrics.learning_rate,
+                "tokens": metrics.targets,
+                "tokens_per_s": round(metrics.tokens_per_s, 1),
+                "mfu": _rounded(metrics.mfu, 4),
+                "seconds": _rounded(metrics.seconds, 6),
+                "loader_wait_s": round(metrics.loader_wait_s, 6),
+                "monitor_s": _rounded(metrics.monitor_s, 6),
+            }
+        )
+
+    def evaluation(self, step: int, evaluation: Evaluation) -> None:
+        """Appends a line of event `eval`."""
+        facts: dict[str, Any] = {
+            "event": "eval",
+            "step": step,
+            "val_loss": evaluation.loss,
+            "val_loss_hex": evaluation.loss.hex(),
+            "perplexity": evaluation.perplexity,
+            "targets": evaluation.num_targets,
+        }
+        if evaluation.bits_per_byte is not None:
+            facts["bits_per_byte"] = evaluation.bits_per_byte
+        groups = {f"by_{by}": {name: score.to_json() for name, score in scores.items()} for by, scores in evaluation.groups.items()}
+        self._write(facts | {by: scores for by, scores in groups.items() if scores})
+
+    def samples(self, step: int, samples: Sequence[SampleText], scores: ScoreTable | None) -> None:
+        """Appends a line of event `sample` for each text, and one of event `scores`."""
+        for sample in samples:
+            self._write({"event": "sample", "step": step, "prompt": sample.prompt, "text": sample.prompt + sample.text})
+        if scores is not None:
+            self._write({"event": "scores", "step": step, **scores.to_json()})
+
+    def layers(self, reading: LayerReading) -> None:
+        """Appends a line of event `layers`, if there are norms; histograms go to TensorBoard alone."""
+        if reading.norms:
+            self._write(
+                {
+                    "event": "layers",
+                    "step": reading.step,
+                    "gradient_norm": {name: norms.gradient for name, norms in reading.norms.items()},
+                    "weight_norm": {name: norms.weight for name, norms in reading.norms.items()},
+                    "update_ratio": {name: norms.update_ratio for name, norms in reading.norms.items()},
+                }
+            )
+
+    def hardware(self, step: int, reading: HardwareReading, memory_trend: float | None) -> None:
+        """Appends a line of event `hardware`."""
+        trend = {} if memory_trend is None else {"host_memory_mb_per_1000_steps": round(memory_trend, 3)}
+        self._write({"event": "hardware", "step": step, **reading.to_json(), **trend})
+
+    def saving(self, step: int, stall_s: float) -> None:
+        """Appends a line of event `save`."""
+        self._write({"event": "save", "step": step, "stall_s": round(stall_s, 6)})
+
+    def alert(self, alert: Alert, count: int) -> None:
+        """Appends a line of event `alert`."""
+        self._write({"event": "alert", **asdict(alert)})
+
+    def rewind(self, step: int) -> None:
+        """Cuts off the lines after a step."""
+        self._file.close()
+        write_atomic(self._path, _lines_until(self._path, step))
+        self._file = self._path.open("a", encoding="utf-8")
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _write(self, event: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(_plain(event), ensure_ascii=False) + "\n")
+        self._file.flush()
+
+
+class NodeHardwareSink(JsonLinesSink):
+    """Readings and alerts of one machine among several, in a file of its own, because the stream is that of the first machine."""
+
+    def train(self, metrics: StepMetrics) -> None:
+        """Nothing: the first machine has it."""
+
+    def evaluation(self, step: int, evaluation: Evaluation) -> None:
+        """Nothing."""
+
+    def samples(self, step: int, samples: Sequence[SampleText], scores: ScoreTable | None) -> None:
+        """Nothing."""
+
+    def saving(self, step: int, stall_s: float) -> None:
+        """Nothing."""
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no word for a number that is not finite; a string keeps it visible and the line readable for every parser."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _lines_until(path: Path, step: int) -> bytes:
+    """The whole lines of a metrics file up to a step; what a killed run wrote beyond its last checkpoint will be written again."""
+    kept = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+        except ValueError:  # the line that was being written when the run was killed
+            continue
+    return b"".join(kept)

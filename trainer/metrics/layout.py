@@ -1,0 +1,63 @@
+"""What TensorBoard is told about a run beside its points: how to arrange the curves, and the settings to compare runs by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["LAYOUT", "hyper_parameters"]
+
+LAYOUT: dict[str, dict[str, list[Any]]] = {
+    "Loss": {
+        "training, its average, validation": ["Multiline", ["train/loss$", "train/loss_average$", "validation/loss$"]],
+        "perplexity": ["Multiline", ["train/perplexity$", "validation/perplexity$"]],
+        "perplexity by source": ["Multiline", ["validation_source/.*"]],
+    },
+    "Optimisation": {
+        "learning rate": ["Multiline", ["train/learning_rate$"]],
+        "gradient norm": ["Multiline", ["train/gradient_norm$"]],
+        "gradient norm by layer": ["Multiline", ["gradient_norm/.*"]],
+        "update over weight by layer": ["Multiline", ["update_ratio/.*"]],
+        "weight norm by layer": ["Multiline", ["weight_norm/.*"]],
+    },
+    "Speed": {
+        "tokens per second": ["Multiline", ["speed/tokens_per_s$"]],
+        "share of the peak rate (MFU)": ["Multiline", ["speed/mfu$"]],
+        "share of the time: waiting for data, monitoring": ["Multiline", ["speed/loader_wait_share$", "speed/monitor_share$"]],
+        "stall of a checkpoint, s": ["Multiline", ["speed/save_stall_s$"]],
+    },
+    "Hardware": {
+        "GPU utilisation": ["Multiline", ["gpu_.*/utilisation$"]],
+        "GPU memory, MiB": ["Multiline", ["gpu_.*/memory_used_mib$"]],
+        "GPU temperature, °C": ["Multiline", ["gpu_.*/temperature_c$"]],
+        "GPU power, W": ["Multiline", ["gpu_.*/power_w$"]],
+        "GPU clock, MHz": ["Multiline", ["gpu_.*/sm_clock_mhz$"]],
+        "host memory, MiB": ["Multiline", ["host/private_mib$", "host/rss_mib$"]],
+        "processors": ["Multiline", ["host/cpu$"]],
+        "free disk, GB": ["Multiline", ["host/disk_free_gb$"]],
+    },
+    "Health": {
+        "steps that were not finite": ["Multiline", ["health/non_finite_steps$"]],
+        "alerts": ["Multiline", ["health/alerts_.*"]],
+        "growth of host memory, MB per 1,000 steps": ["Multiline", ["host/memory_growth_mb_per_1000_steps$"]],
+        "throttled": ["Multiline", ["gpu_.*/throttled$"]],
+        "ECC errors": ["Multiline", ["gpu_.*/ecc_.*"]],
+    },
+}
+"""Categories of the custom scalars tab; tags are regular expressions."""
+
+_OF_NO_EFFECT = ("alerts", "bad_data", "checkpoint", "data", "log", "resume", "run", "watchdog")
+
+
+def hyper_parameters(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str | float]:
+    """The settings, flat, as numbers and texts, but for paths and for what is only shown or survived."""
+    flat: dict[str, str | float] = {}
+    for name, value in settings.items():
+        if not prefix and name in _OF_NO_EFFECT:
+            continue
+        if isinstance(value, Mapping):
+            flat |= hyper_parameters(value, f"{prefix}{name}.")
+        else:
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            flat[prefix + name] = value if is_number else "none" if value is None else str(value)
+    return flat

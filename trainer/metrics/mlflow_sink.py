@@ -1,0 +1,154 @@
+"""The run in MLflow. The package is optional; a folder as `log.mlflow_uri` needs no server.
+
+MLflow's client is used, and not its global functions, so that nothing outside this run is switched on. A thread of MLflow's sends
+the points; where the store cannot be reached, training goes on and the log says so once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.errors import ConfigError
+from data_pipeline.files import write_atomic
+from trainer.alerts import Alert
+from trainer.evaluate import Evaluation
+from trainer.hardware import HardwareReading
+from trainer.layer_stats import LayerReading
+from trainer.metrics.layout import hyper_parameters
+from trainer.metrics.points import evaluation_points, hardware_points, layer_points, train_points
+from trainer.metrics.sink import Sink
+from trainer.metrics.values import RunFacts, SampleText, ScoreTable, StepMetrics, numbers_in
+
+__all__ = ["MlflowSink"]
+
+_log = logging.getLogger(__name__)
+_LONGEST_VALUE = 500
+_PARAMETERS_AT_ONCE = 100
+_WAITED_FOR = 256
+"""Newest calls whose success is looked at when the run ends; older ones are long done by then."""
+
+
+class MlflowSink(Sink):
+    """Curves every few steps, and samples as files. A run that goes on is the same run there.
+
+    Args:
+        run: the run's directory, which keeps the id of the run there.
+        uri: address or folder of the store.
+        experiment: its experiment.
+        every_steps: steps between the points of a curve.
+
+    Raises:
+        ConfigError: the package is not installed, or the store does not answer.
+    """
+
+    def __init__(self, run: Path, uri: str, experiment: str, every_steps: int) -> None:
+        self._mlflow = _mlflow()
+        self._id_file = run / ".mlflow-id"
+        self._uri, self._experiment = uri, experiment
+        self._every_steps = every_steps
+        self._client: Any = None
+        self._id = ""
+        self._sending: deque[Any] = deque(maxlen=_WAITED_FOR)
+        self._reachable = True
+
+    def begin(self, facts: RunFacts) -> None:
+        """Begins the run there, or goes on with it."""
+        try:
+            self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
+            if self._id_file.exists():
+                self._id = self._id_file.read_text()
+                self._client.update_run(self._id, status="RUNNING")
+                return
+            found = self._client.get_experiment_by_name(self._experiment)
+            experiment = found.experiment_id if found is not None else self._client.create_experiment(self._experiment)
+            self._id = self._client.create_run(experiment, run_name=facts.name).info.run_id
+            entities = [
+                self._mlflow.entities.Param(name, str(value)[:_LONGEST_VALUE])
+                for name, value in hyper_parameters(facts.settings).items()
+            ]
+            for first in range(0, len(entities), _PARAMETERS_AT_ONCE):
+                self._client.log_batch(self._id, params=entities[first : first + _PARAMETERS_AT_ONCE])
+            write_atomic(self._id_file, self._id.encode())
+        except Exception as error:
+            raise ConfigError(
+                f"log.mlflow_uri = {self._uri}: the store does not take the run ({error}); start the server, name a folder, or "
+                "leave log.mlflow_uri out"
+            ) from error
+
+    def train(self, metrics: StepMetrics) -> None:
+        """Adds a point to each training curve, if this step is due or was not finite."""
+        if metrics.step % self._every_steps == 0 or metrics.step in (1, metrics.last_step) or not metrics.is_finite:
+            self._add(metrics.step, train_points(metrics))
+
+    def evaluation(self, step: int, evaluation: Evaluation) -> None:
+        """Adds a point to each validation curve."""
+        self._add(step, evaluation_points(evaluation))
+
+    def samples(self, step: int, samples: Sequence[SampleText], scores: ScoreTable | None) -> None:
+        """Adds the texts as one file, and a point for each score."""
+        text = "\n\n".join(sample.prompt + sample.text for sample in samples)
+        if text:
+            self._attempt(lambda: self._client.log_text(self._id, text, f"samples/step-{step:08d}.txt"))
+        self._add(step, {f"scores/{name}": value for name, value in numbers_in(scores).items()})
+
+    def layers(self, reading: LayerReading) -> None:
+        """Adds points for each layer."""
+        self._add(reading.step, layer_points(reading))
+
+    def hardware(self, step: int, reading: HardwareReading, memory_trend: float | None) -> None:
+        """Adds a point to each curve of the machine."""
+        self._add(step, hardware_points(reading, memory_trend))
+
+    def alert(self, alert: Alert, count: int) -> None:
+        """Adds a point to the count of its rule, and keeps its text as a tag."""
+        self._attempt(lambda: self._client.set_tag(self._id, f"alert.{alert.rule}", alert.message))
+        self._add(alert.step, {f"health/alerts_{alert.rule}": float(count)})
+
+    def finish(self, status: str) -> None:
+        """Notes how the run ended."""
+        self._wait()
+        self._attempt(lambda: self._client.set_terminated(self._id, "FINISHED" if status == "finished" else "KILLED"))
+
+    def close(self) -> None:
+        """Waits for what is being sent."""
+        self._wait()
+
+    def _add(self, step: int, points: Mapping[str, float]) -> None:
+        if not points:
+            return
+        now = int(time.time() * 1000)
+        metrics = [self._mlflow.entities.Metric(_name(name), value, now, step) for name, value in points.items()]
+        self._attempt(lambda: self._sending.append(self._client.log_batch(self._id, metrics=metrics, synchronous=False)))
+
+    def _wait(self) -> None:
+        while self._sending:
+            self._attempt(self._sending.popleft().wait)
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except Exception as error:
+            if self._reachable:
+                _log.warning("log.mlflow_uri = %s: points are lost (%s); training goes on", self._uri, error)
+            self._reachable = False
+
+
+def _name(name: str) -> str:
+    """A name that MLflow takes: letters, digits, `_ - . : /` and spaces."""
+    return "".join(letter if letter.isalnum() or letter in "_-. :/" else "_" for letter in name)
+
+
+def _mlflow() -> Any:
+    try:
+        return importlib.import_module("mlflow")
+    except ImportError:
+        raise ConfigError(
+            "log.mlflow_uri needs the package mlflow, which is not installed; install it with `pip install mlflow-skinny`, or "
+            "leave log.mlflow_uri out"
+        ) from None

@@ -1,0 +1,159 @@
+"""Hands every event of a run to every sink, and finds what is worth an alert."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from trainer.alerts import Alert, AlertRules
+from trainer.config import AlertsConfig
+from trainer.convergence import Signal
+from trainer.evaluate import Evaluation
+from trainer.hardware import HardwareReading
+from trainer.layer_stats import LayerReading
+from trainer.metrics.running import RunningNumbers
+from trainer.metrics.sink import Sink
+from trainer.metrics.values import RunFacts, SampleText, ScoreTable, StepMetrics
+from trainer.straggler import SlowRank
+
+__all__ = ["Monitor"]
+
+
+class Monitor:
+    """The stream of a run's events.
+
+    Args:
+        sinks: what they go to; none on ranks that only train.
+        running: what is kept over the steps, restored to where the run goes on.
+        alerts: settings of the alert rules.
+        readings: gives the readings of the machine since it was last called.
+        history: gives the events of the run up to a step, as they are kept.
+    """
+
+    def __init__(
+        self,
+        sinks: Iterable[Sink] = (),
+        running: RunningNumbers | None = None,
+        alerts: AlertsConfig | None = None,
+        readings: Callable[[], Sequence[HardwareReading]] = lambda: (),
+        history: Callable[[int], Iterable[Mapping[str, Any]]] = lambda _step: (),
+    ) -> None:
+        self._sinks = tuple(sinks)
+        self._running = running or RunningNumbers(100)
+        self._rules = AlertRules(alerts or AlertsConfig())
+        self._readings = readings
+        self._history = history
+        self._spent_s = 0.0
+        self._stop: Alert | None = None
+
+    @property
+    def stop_alert(self) -> Alert | None:
+        """The alert for which the run is to save and end, once there is one. It is known on this rank alone."""
+        return self._stop
+
+    @property
+    def alert_counts(self) -> dict[str, int]:
+        """How many alerts of each rule the run has had."""
+        return self._running.alerts
+
+    def begin(self, facts: RunFacts) -> None:
+        """Passes on what is known of the run."""
+        for sink in self._sinks:
+            sink.begin(facts)
+
+    def train(self, metrics: StepMetrics) -> StepMetrics:
+        """Passes on the numbers of one step, and what the machine did meanwhile; returns them with what the monitor adds."""
+        with self._measured():
+            self._running.after_step(metrics.loss, metrics.grad_norm)
+            spent_s, self._spent_s = self._spent_s, 0.0
+            full = replace(
+                metrics,
+                loss_average=self._running.loss_average,
+                non_finite_steps=self._running.non_finite_steps,
+                monitor_s=spent_s,
+            )
+            for sink in self._sinks:
+                sink.train(full)
+            if self._sinks:
+                self._alert_all(
+                    self._rules.after_step(
+                        full.step, seconds=full.seconds, waited_s=full.loader_wait_s, tokens_per_s=full.tokens_per_s
+                    )
+                )
+            for reading in self._readings():
+                self.hardware(full.step, reading)
+            return full
+
+    def layers(self, reading: LayerReading | None) -> None:
+        """Passes on norms and histograms of the layers, if there are any."""
+        if reading is None:
+            return
+        with self._measured():
+            for sink in self._sinks:
+                sink.layers(reading)
+
+    def hardware(self, step: int, reading: HardwareReading) -> None:
+        """Passes on what the machine did at about this step."""
+        alerts = self._rules.after_reading(step, reading)
+        for sink in self._sinks:
+            sink.hardware(step, reading, self._rules.memory_trend)
+        self._alert_all(alerts)
+
+    def slow_rank(self, step: int, slow: SlowRank | None) -> None:
+        """Passes on that a rank is slow, if one is."""
+        if slow is not None:
+            self._alert_all(self._rules.slow_rank(step, slow))
+
+    def signals(self, signals: Iterable[Signal]) -> None:
+        """Passes on what the evaluations say of the run's convergence."""
+        for signal in signals:
+            self._alert_all(self._rules.signal(signal))
+
+    def evaluation(self, step: int, evaluation: Evaluation) -> None:
+        """Passes on the result of a validation."""
+        for sink in self._sinks:
+            sink.evaluation(step, evaluation)
+
+    def samples(self, step: int, samples: Sequence[SampleText], scores: ScoreTable | None = None) -> None:
+        """Passes on texts that the model wrote, with their scores."""
+        for sink in self._sinks:
+            sink.samples(step, samples, scores)
+
+    def saving(self, step: int, stall_s: float) -> None:
+        """Passes on how long training waited for a checkpoint."""
+        for sink in self._sinks:
+            sink.saving(step, stall_s)
+
+    def alert(self, alert: Alert) -> None:
+        """Passes on an alert, from the guard or from the rules here."""
+        count = self._running.after_alert(alert.rule)
+        for sink in self._sinks:
+            sink.alert(alert, count)
+
+    def rewind(self, step: int) -> None:
+        """Has every sink, and what is kept over the steps, forget what came after a step."""
+        for sink in self._sinks:
+            sink.rewind(step)
+        self._running.restore(self._history(step))
+
+    def finish(self, status: str) -> None:
+        """Tells every sink how the run ended, where it did not fail."""
+        for sink in self._sinks:
+            sink.finish(status)
+
+    def _alert_all(self, alerts: Iterable[Alert]) -> None:
+        for alert in alerts:
+            if alert.action == "stop" and self._stop is None:
+                self._stop = alert
+            self.alert(alert)
+
+    @contextmanager
+    def _measured(self) -> Iterator[None]:
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spent_s += time.perf_counter() - begun

@@ -1,0 +1,107 @@
+"""The monitor of a run, made from its settings."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.config import TrainConfig
+from trainer.distributed import Group
+from trainer.hardware import HardwareReading, HardwareSampler, Host, KernelLog, opened_gpus
+from trainer.history import METRICS
+from trainer.metrics.jsonlines import JsonLinesSink, NodeHardwareSink
+from trainer.metrics.mlflow_sink import MlflowSink
+from trainer.metrics.monitor import Monitor
+from trainer.metrics.running import RunningNumbers, events_until
+from trainer.metrics.sink import Sink
+from trainer.metrics.tensorboard import TensorBoardSink
+from trainer.metrics.terminal import TerminalSink
+from trainer.metrics.values import RunFacts
+from trainer.metrics.wandb_sink import WandbSink
+from trainer.watchdog import LAUNCHER_VARIABLE
+
+__all__ = ["opened_monitor"]
+
+
+@contextmanager
+def opened_monitor(config: TrainConfig, group: Group, *, last_step: int | None, resume_step: int | None) -> Iterator[Monitor]:
+    """The monitor of this rank: of the run on rank 0, of a machine on the first rank of each other one, else one without sinks.
+
+    Args:
+        config: the run's settings.
+        group: the ranks.
+        last_step: the step at which the limits will end the run, if that is known.
+        resume_step: the step that the run goes on from; None where it begins.
+
+    Raises:
+        ConfigError: Weights & Biases or MLflow is wanted and cannot be had.
+    """
+    with ExitStack() as stack:
+        running, sinks = RunningNumbers(config.log.average_steps), list[Sink]()
+
+        def open_on_main() -> None:
+            for sink in _sinks(config, last_step, resume_step):
+                stack.callback(sink.close)
+                sink.begin(facts)
+                sinks.append(sink)
+            if resume_step is not None:
+                running.restore(events_until(config.run / METRICS, resume_step))
+
+        facts = RunFacts(config.run.name, config.model_dump(mode="json"), _report(config.data))
+        group.on_main(open_on_main)  # an error there is raised on every rank
+        if group.local_rank:
+            yield Monitor()
+            return
+        if not group.is_main:
+            sinks.append(NodeHardwareSink(config.run / f"hardware-rank-{group.rank}.jsonl", resume_step))
+            stack.callback(sinks[0].close)
+        readings = stack.enter_context(_readings(config, group))
+        yield Monitor(sinks, running, config.alerts, readings, history=partial(events_until, config.run / METRICS))
+
+
+def _sinks(config: TrainConfig, last_step: int | None, resume_step: int | None) -> Iterator[Sink]:
+    run, settings = config.run, config.log
+    yield JsonLinesSink(run / METRICS, resume_step)
+    yield TensorBoardSink(run / "tensorboard", resume_step, settings.every_steps)
+    yield TerminalSink(resume_step or 0, last_step, settings.every_steps)
+    if settings.wandb_project is not None:
+        yield WandbSink(run, settings.wandb_project, settings.every_steps)
+    if settings.mlflow_uri is not None:
+        yield MlflowSink(run, settings.mlflow_uri, settings.mlflow_experiment, settings.every_steps)
+
+
+@contextmanager
+def _readings(config: TrainConfig, group: Group) -> Iterator[Any]:
+    if not config.log.hardware_every_s:
+        yield _nothing
+        return
+    launcher = int(os.environ.get(LAUNCHER_VARIABLE) or os.getpid())
+    gpus = opened_gpus(_uuids() if group.device.type == "cuda" else ())
+    sampler = HardwareSampler(gpus, Host(config.run, launcher), config.log.hardware_every_s, KernelLog())
+    with sampler.running():
+        yield sampler.take
+
+
+def _nothing() -> Sequence[HardwareReading]:
+    return ()
+
+
+def _uuids() -> list[str]:
+    """Of the GPUs that this process sees, in the order of their index."""
+    return [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
+
+
+def _report(data: Path) -> Mapping[str, Any]:
+    """The report of the prepared data, for a picture; data without one can be trained on all the same."""
+    try:
+        report = json.loads((data / "report.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return report if isinstance(report, dict) else {}

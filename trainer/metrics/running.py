@@ -1,0 +1,77 @@
+"""What is kept over the steps of a run. It is a function of `metrics.jsonl`, so that a run that goes on knows it exactly."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RunningNumbers", "events_until"]
+
+
+class RunningNumbers:
+    """The moving average of the training loss, the steps that were not finite, and the alerts by rule.
+
+    Args:
+        average_steps: steps that the average covers.
+    """
+
+    def __init__(self, average_steps: int) -> None:
+        self._losses: deque[float] = deque(maxlen=average_steps)
+        self._non_finite = 0
+        self._alerts: Counter[str] = Counter()
+
+    @property
+    def loss_average(self) -> float | None:
+        """Mean of the finite losses among the last ones; None where there is none."""
+        finite = [loss for loss in self._losses if math.isfinite(loss)]
+        return math.fsum(finite) / len(finite) if finite else None  # fsum: exact, so a resumed run has the same bits
+
+    @property
+    def non_finite_steps(self) -> int:
+        """Steps whose loss or gradient norm was not finite."""
+        return self._non_finite
+
+    @property
+    def alerts(self) -> dict[str, int]:
+        """How many alerts there were of each rule, in the order of their first."""
+        return dict(self._alerts)
+
+    def after_step(self, loss: float, grad_norm: float) -> None:
+        """Takes in a step."""
+        self._losses.append(loss)
+        self._non_finite += not (math.isfinite(loss) and math.isfinite(grad_norm))
+
+    def after_alert(self, rule: str) -> int:
+        """Takes in an alert; how many of its rule there have been."""
+        self._alerts[rule] += 1
+        return self._alerts[rule]
+
+    def restore(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Begins anew with the events that the run has written."""
+        self._losses.clear()
+        self._alerts.clear()
+        self._non_finite = 0
+        for event in events:
+            if event["event"] == "train":
+                self.after_step(float(event["loss"]), float(event["grad_norm"]))
+            elif event["event"] == "alert" and "rule" in event:
+                self.after_alert(event["rule"])
+
+
+def events_until(path: Path, step: int) -> Iterator[dict[str, Any]]:
+    """The events of a metrics file up to a step; what a killed run left unfinished is passed over."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:  # the line that was being written when the run was killed
+            continue
+        if event["step"] <= step:
+            yield event

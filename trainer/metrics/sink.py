@@ -1,0 +1,50 @@
+"""What a sink can take. Each of the methods does nothing until a sink has a use for its event."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainer.alerts import Alert
+from trainer.evaluate import Evaluation
+from trainer.hardware import HardwareReading
+from trainer.layer_stats import LayerReading
+from trainer.metrics.values import RunFacts, SampleText, ScoreTable, StepMetrics
+
+__all__ = ["Sink"]
+
+
+class Sink:
+    """Something that shows or keeps a run's numbers."""
+
+    def begin(self, facts: RunFacts) -> None:
+        """Takes what is known of the run, before all else."""
+
+    def train(self, metrics: StepMetrics) -> None:
+        """Takes the numbers of one step."""
+
+    def evaluation(self, step: int, evaluation: Evaluation) -> None:
+        """Takes the result of a validation."""
+
+    def samples(self, step: int, samples: Sequence[SampleText], scores: ScoreTable | None) -> None:
+        """Takes texts that the model wrote, and scores of all of them together."""
+
+    def layers(self, reading: LayerReading) -> None:
+        """Takes norms and histograms of the layers."""
+
+    def hardware(self, step: int, reading: HardwareReading, memory_trend: float | None) -> None:
+        """Takes what the machine did at about this step, and the growth of the run's memory in MB per 1,000 steps."""
+
+    def saving(self, step: int, stall_s: float) -> None:
+        """Takes how long training waited for a checkpoint of this step to be handed over."""
+
+    def alert(self, alert: Alert, count: int) -> None:
+        """Takes an alert, and how many of its rule there have been with it."""
+
+    def rewind(self, step: int) -> None:
+        """Forgets what came after a step, because the run goes back to it."""
+
+    def finish(self, status: str) -> None:
+        """Takes how the run ended: `finished` or `stopped`; not called where it failed."""
+
+    def close(self) -> None:
+        """Finishes what was begun."""

@@ -1,0 +1,151 @@
+"""Curves, histograms, texts and pictures for TensorBoard, in the run's own directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
+
+from trainer.alerts import Alert
+from trainer.evaluate import Evaluation
+from trainer.hardware import HardwareReading
+from trainer.layer_stats import BIN_LIMITS, Histogram, LayerReading
+from trainer.metrics.figures import length_histogram, perplexity_bars
+from trainer.metrics.layout import LAYOUT, hyper_parameters
+from trainer.metrics.points import FINAL_METRICS, evaluation_points, hardware_points, layer_points, train_points
+from trainer.metrics.sink import Sink
+from trainer.metrics.values import RunFacts, SampleText, ScoreTable, StepMetrics, numbers_in
+
+__all__ = ["TensorBoardSink"]
+
+_EDGES = (-(2.0**40), *BIN_LIMITS, 2.0**40)
+"""Of the bins, with ends for the outermost two, which have none."""
+
+
+class TensorBoardSink(Sink):
+    """Curves every few steps, and everything else when it comes; a thread of TensorBoard's writes it.
+
+    Points beyond the resumed step, left by a killed run, are hidden by TensorBoard, so that no step appears twice.
+
+    Args:
+        directory: of the run's events.
+        resume_step: the step that the run goes on from; None where it begins.
+        every_steps: steps between the points of a curve.
+    """
+
+    def __init__(self, directory: Path, resume_step: int | None, every_steps: int) -> None:
+        self._directory = directory
+        self._writer = SummaryWriter(str(directory), purge_step=0 if resume_step is None else resume_step + 1)
+        self._every_steps = every_steps
+        self._parameters: dict[str, str | float] = {}
+        self._unwritten: StepMetrics | None = None
+
+    def begin(self, facts: RunFacts) -> None:
+        """Adds the layout, the settings that runs are compared by, and a picture of the data."""
+        self._writer.add_custom_scalars(LAYOUT)
+        self._parameters = hyper_parameters(facts.settings)
+        experiment, start, _ = _comparison(self._parameters)
+        self._add_summaries(experiment, start)
+        picture = length_histogram(facts.report)
+        if picture is not None:
+            self._writer.add_image("data/document_lengths", picture, 0, dataformats="HWC")
+
+    def train(self, metrics: StepMetrics) -> None:
+        """Adds a point to each training curve, if this step is due."""
+        due = metrics.step % self._every_steps == 0 or metrics.step in (1, metrics.last_step)
+        self._unwritten = None if due else metrics
+        if due:
+            self._add(train_points(metrics), metrics.step)
+        elif not metrics.is_finite:  # the curves leave such a point out, so it is counted where it happens
+            self._add({"health/non_finite_steps": float(metrics.non_finite_steps)}, metrics.step)
+
+    def evaluation(self, step: int, evaluation: Evaluation) -> None:
+        """Adds a point to each validation curve, and a picture of each kind of group."""
+        self._add(evaluation_points(evaluation), step)
+        for by, scores in evaluation.groups.items():
+            if not scores:
+                continue
+            picture = perplexity_bars(scores, f"Perplexity by {by}, step {step}")
+            self._writer.add_image(f"validation/perplexity_by_{by}", picture, step, dataformats="HWC")
+        self._writer.flush()
+
+    def samples(self, step: int, samples: Sequence[SampleText], scores: ScoreTable | None) -> None:
+        """Adds the texts, as blocks that keep their line breaks, and a point for each score."""
+        for number, sample in enumerate(samples):
+            indented = "\n".join(f"    {line}" for line in (sample.prompt + sample.text).splitlines())
+            self._writer.add_text("sample" if len(samples) == 1 else f"sample/{number}", indented, step)
+        self._add({f"scores/{name}": value for name, value in numbers_in(scores).items()}, step)
+
+    def layers(self, reading: LayerReading) -> None:
+        """Adds points and histograms for each layer."""
+        self._add(layer_points(reading), reading.step)
+        self._add_histograms("gradients", reading.gradients, reading.step)
+        self._add_histograms("weights", reading.weights, reading.step)
+
+    def hardware(self, step: int, reading: HardwareReading, memory_trend: float | None) -> None:
+        """Adds a point to each curve of the machine."""
+        self._add(hardware_points(reading, memory_trend), step)
+
+    def saving(self, step: int, stall_s: float) -> None:
+        """Adds a point to its curve."""
+        self._writer.add_scalar("speed/save_stall_s", stall_s, step)
+
+    def alert(self, alert: Alert, count: int) -> None:
+        """Adds the text, and a point to the count of its rule."""
+        self._writer.add_text("alert", f"**{alert.rule}** ({alert.severity}, {alert.action}): {alert.message}", alert.step)
+        self._writer.add_scalar(f"health/alerts_{alert.rule}", count, alert.step)
+
+    def rewind(self, step: int) -> None:
+        """Begins another file, which hides the points after a step."""
+        self._writer.close()
+        self._writer = SummaryWriter(str(self._directory), purge_step=step + 1)
+        self._unwritten = None
+
+    def finish(self, status: str) -> None:
+        """Adds the last points, which runs are compared by, and that the run has ended."""
+        if self._unwritten is not None:
+            self._add(train_points(self._unwritten), self._unwritten.step)
+        if status == "finished":
+            *_, end = _comparison(self._parameters)
+            self._add_summaries(end)
+
+    def close(self) -> None:
+        """Writes what is still in memory."""
+        self._writer.close()
+
+    def _add(self, points: Mapping[str, float], step: int) -> None:
+        for tag, value in points.items():
+            self._writer.add_scalar(tag, value, step)
+
+    def _add_summaries(self, *summaries: Any) -> None:
+        files: Any = self._writer.file_writer
+        for summary in summaries:
+            files.add_summary(summary)
+
+    def _add_histograms(self, kind: str, histograms: Mapping[str, Histogram], step: int) -> None:
+        for layer, histogram in histograms.items():
+            held = np.flatnonzero(histogram.counts)
+            if not len(held):
+                continue
+            first, last = int(held[0]), int(held[-1])
+            self._writer.add_histogram_raw(
+                f"{kind}/{layer}",
+                min=_EDGES[first],
+                max=_EDGES[last + 1],
+                num=int(histogram.counts.sum()),
+                sum=histogram.total,
+                sum_squares=histogram.squares,
+                bucket_limits=list(_EDGES[first + 1 : last + 2]),
+                bucket_counts=histogram.counts[first : last + 1].tolist(),
+                global_step=step,
+            )
+
+
+def _comparison(parameters: Mapping[str, str | float]) -> tuple[Any, Any, Any]:
+    """What the HParams plugin reads: the experiment, the beginning of this run, and its end."""
+    summaries: tuple[Any, Any, Any] = hparams(dict(parameters), dict.fromkeys(FINAL_METRICS, 0.0))  # type: ignore[no-untyped-call]
+    return summaries

@@ -1,0 +1,120 @@
+"""The run in Weights & Biases. The package is optional; `WANDB_MODE=offline` keeps the numbers for `wandb sync`."""
+
+from __future__ import annotations
+
+import importlib
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.errors import ConfigError
+from data_pipeline.files import write_atomic
+from trainer.alerts import Alert
+from trainer.evaluate import Evaluation
+from trainer.hardware import HardwareReading
+from trainer.layer_stats import LayerReading
+from trainer.metrics.layout import hyper_parameters
+from trainer.metrics.points import Points, evaluation_points, hardware_points, layer_points, train_points
+from trainer.metrics.sink import Sink
+from trainer.metrics.values import RunFacts, SampleText, ScoreTable, StepMetrics, numbers_in
+
+__all__ = ["WandbSink", "remembered_id"]
+
+
+class WandbSink(Sink):
+    """Curves every few steps, samples and alerts. A run that goes on is the same run there.
+
+    `step` is a number beside the others and the axis of all curves, because a rollback repeats it.
+
+    Args:
+        run: the run's directory, which keeps the id of the run there, and its files where it is offline.
+        project: the project.
+        every_steps: steps between the points of a curve.
+
+    Raises:
+        ConfigError: the package is not installed, or does not start.
+    """
+
+    def __init__(self, run: Path, project: str, every_steps: int) -> None:
+        self._wandb = _wandb()
+        self._every_steps = every_steps
+        self._directory, self._project = run, project
+        self._run: Any = None
+
+    def begin(self, facts: RunFacts) -> None:
+        """Begins the run there, or goes on with it."""
+        try:
+            self._run = self._wandb.init(
+                project=self._project,
+                name=facts.name,
+                id=remembered_id(self._directory / ".wandb-id"),
+                resume="allow",
+                dir=str(self._directory),
+                config=hyper_parameters(facts.settings),
+            )
+        except Exception as error:
+            raise ConfigError(
+                f"Weights & Biases does not start ({error}); log in with `wandb login` or WANDB_API_KEY, set WANDB_MODE=offline, "
+                "or leave log.wandb_project out"
+            ) from error
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def train(self, metrics: StepMetrics) -> None:
+        """Adds a point to each training curve, if this step is due or was not finite."""
+        if metrics.step % self._every_steps == 0 or metrics.step in (1, metrics.last_step) or not metrics.is_finite:
+            self._add(metrics.step, train_points(metrics))
+
+    def evaluation(self, step: int, evaluation: Evaluation) -> None:
+        """Adds a point to each validation curve."""
+        self._add(step, evaluation_points(evaluation))
+
+    def samples(self, step: int, samples: Sequence[SampleText], scores: ScoreTable | None) -> None:
+        """Adds a table of the texts, and a point for each score."""
+        rows = [[step, sample.prompt, sample.text] for sample in samples]
+        table = {"samples": self._wandb.Table(columns=["step", "prompt", "text"], data=rows)} if rows else {}
+        self._add(step, {f"scores/{name}": value for name, value in numbers_in(scores).items()} | table)
+
+    def layers(self, reading: LayerReading) -> None:
+        """Adds points for each layer."""
+        self._add(reading.step, layer_points(reading))
+
+    def hardware(self, step: int, reading: HardwareReading, memory_trend: float | None) -> None:
+        """Adds a point to each curve of the machine."""
+        self._add(step, hardware_points(reading, memory_trend))
+
+    def alert(self, alert: Alert, count: int) -> None:
+        """Sends it as an alert, and adds a point to the count of its rule."""
+        self._run.alert(title=alert.rule, text=alert.message)
+        self._add(alert.step, {f"health/alerts_{alert.rule}": float(count)})
+
+    def finish(self, status: str) -> None:
+        """Notes how the run ended."""
+        self._run.summary["status"] = status
+
+    def close(self) -> None:
+        """Ends the run there."""
+        if self._run is not None:
+            self._run.finish()
+
+    def _add(self, step: int, points: Points | dict[str, Any]) -> None:
+        if points:
+            self._run.log({"step": step, **points})
+
+
+def remembered_id(path: Path) -> str:
+    """The id in a file; a new one is written there where there is none."""
+    if not path.exists():
+        write_atomic(path, uuid.uuid4().hex[:16].encode())
+    return path.read_text()
+
+
+def _wandb() -> Any:
+    try:
+        return importlib.import_module("wandb")
+    except ImportError:
+        raise ConfigError(
+            "log.wandb_project needs the package wandb, which is not installed; install it with `pip install wandb`, or leave "
+            "log.wandb_project out"
+        ) from None

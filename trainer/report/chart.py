@@ -1,0 +1,132 @@
+"""What a chart shows, apart from how it is drawn: its lines, its axes, and the numbers on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.report.curves import Curve, Thinned, thin
+
+__all__ = ["WIDE", "Axis", "Chart", "Line", "axis_through"]
+
+WIDE = 10.0
+"""Ratio of the highest to the lowest value from which on most charts are easier to read on a logarithmic axis."""
+_LARGEST = 1e280
+"""What is beyond is drawn at the edge of the picture, so that no difference of two values overflows."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve of a chart."""
+
+    name: str
+    curve: Curve
+    look: int = 0
+    """Number of its colour and dashes."""
+    faint: bool = False
+    """It is there to be compared with, not to be read."""
+    points: bool = False
+    """Its values are few, and each is marked."""
+
+    @cached_property
+    def thinned(self) -> Thinned:
+        """What is drawn of it."""
+        return thin(self.curve)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A range of values, and which of them are written down."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+    log: bool = False
+
+    def places(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Where values stand between the lowest (0) and the highest (1); nan for those that the axis cannot show, which are
+        infinite, or not above zero on a logarithmic axis.
+        """
+        with np.errstate(divide="ignore", invalid="ignore"):
+            low, high, found = (np.log(np.array(value)) if self.log else value for value in (self.low, self.high, values))
+            places: NDArray[np.float64] = (np.asarray(found) - low) / (np.asarray(high) - low)
+        return np.where(np.isfinite(places), np.clip(places, 0, 1), np.nan)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves over one axis."""
+
+    title: str
+    unit: str
+    """What the values are."""
+    lines: tuple[Line, ...]
+    along: str = "step"
+    """What they are shown over."""
+    log_from: float | None = None
+    """The axis is logarithmic where all values are above zero and the highest is more than so many times the lowest."""
+    from_zero: bool = False
+
+    @property
+    def shown(self) -> tuple[Line, ...]:
+        """The lines that have points."""
+        return tuple(line for line in self.lines if len(line.curve))
+
+    @cached_property
+    def x(self) -> Axis:
+        """The axis of the places, from zero on, so that charts below each other can be compared."""
+        return axis_through([np.zeros(1), *(line.curve.x_N for line in self.shown)], whole=True)
+
+    @cached_property
+    def y(self) -> Axis:
+        """The axis of the values."""
+        found = [bound for line in self.shown for bound in (line.thinned.low_C, line.thinned.high_C)]
+        return axis_through([*found, np.zeros(1)] if self.from_zero else found, log_from=self.log_from, margin=0.05)
+
+
+def axis_through(
+    values: Sequence[NDArray[np.float64]], *, log_from: float | None = None, margin: float = 0.0, whole: bool = False
+) -> Axis:
+    """The axis that shows all finite ones of these values.
+
+    Args:
+        values: may hold nan and infinities.
+        log_from: ratio of the highest to the lowest value from which on the axis is logarithmic, if all are above zero.
+        margin: share of the range that is left free above and below.
+        whole: the values are counts, so only whole numbers are written down.
+    """
+    finite = [np.clip(one[np.isfinite(one)], -_LARGEST, _LARGEST) for one in values]
+    low = min((float(one.min()) for one in finite if len(one)), default=0.0)
+    high = max((float(one.max()) for one in finite if len(one)), default=1.0)
+    if log_from is not None and low > 0 and high / log_from > low:
+        free = 10 ** (margin * (math.log10(high) - math.log10(low)))
+        return _log_axis(max(low / free, 1e-323), high * free)
+    if high - low <= 1e-9 * max(abs(high), abs(low), 1e-280):
+        pad = max(abs(high), abs(low)) / 2 or 0.5
+        return _linear_axis(low - pad, high + pad, whole=whole)
+    free = margin * (high - low)
+    return _linear_axis(low if low == 0 else low - free, high + free, whole=whole)
+
+
+def _linear_axis(low: float, high: float, *, whole: bool) -> Axis:
+    """An axis with three to six round numbers, or where those are to be whole perhaps fewer."""
+    size = max(10.0 ** math.floor(math.log10((high - low) / 5)), 1.0 if whole else 0.0)
+    factors = (1, 2, 5, 10, 20) if whole else (1, 2, 2.5, 5, 10, 20)
+    step = next(size * factor for factor in factors if high - low <= 5 * size * factor)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return Axis(low, high, tuple(number * step for number in range(first, last + 1)))
+
+
+def _log_axis(low: float, high: float) -> Axis:
+    """An axis with at most six powers of ten, or where there are less than two of these also twice and five times them."""
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    powers = [10.0**power for power in range(first, last + 1)]
+    if len(powers) < 3:
+        between = [10.0**power * factor for power in range(first - 1, last + 1) for factor in (1, 2, 5)]
+        powers = [value for value in between if low <= value <= high]
+    return Axis(low, high, tuple(powers[:: -(-len(powers) // 6)] if powers else ()), log=True)

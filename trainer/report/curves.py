@@ -1,0 +1,119 @@
+"""Curves as numbers: moving averages, and the few columns that stand for very many points.
+
+N points of a curve   C columns of a picture
+"""
+
+# ruff: noqa: N815 - names of arrays carry their shape
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["MAX_COLUMNS", "Curve", "Thinned", "average_window", "median", "moving_average", "thin"]
+
+MAX_COLUMNS = 500
+"""A picture shows at most so many points of a curve, which bounds the size of a page whatever the length of the run."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values over rising places, such as a loss over steps; a value may be nan or infinite, and that is shown."""
+
+    x_N: Floats
+    y_N: Floats
+
+    @staticmethod
+    def of(points: Iterable[tuple[float, float]]) -> Curve:
+        """The curve through these points."""
+        both = np.array(list(points), np.float64).reshape(-1, 2)
+        return Curve(both[:, 0], both[:, 1])
+
+    @property
+    def finite(self) -> Floats:
+        """The values that are numbers, in order."""
+        return self.y_N[np.isfinite(self.y_N)]
+
+    @property
+    def last(self) -> float | None:
+        """The newest value, whatever it is."""
+        return float(self.y_N[-1]) if len(self.y_N) else None
+
+    def __len__(self) -> int:
+        return len(self.x_N)
+
+
+@dataclass(frozen=True)
+class Thinned:
+    """A curve in columns; where it has no more points than columns, these are the points themselves."""
+
+    x_C: Floats
+    """Mean place of a column's points."""
+    mean_C: Floats
+    """Mean of its finite values; nan where it has none."""
+    low_C: Floats
+    high_C: Floats
+    bad_C: NDArray[np.int64]
+    """How many of its values are not finite."""
+    whole: bool
+    """Every column is one point."""
+
+
+def thin(curve: Curve, max_columns: int = MAX_COLUMNS) -> Thinned:
+    """Cuts a curve into columns of equally many neighbouring points, give or take one, and keeps mean, lowest and highest of each.
+
+    So no peak is lost, whatever the number of points, and no finite value is mixed with one that is not.
+    """
+    num_points = len(curve)
+    num_columns = min(num_points, max_columns)
+    if num_columns == 0:
+        none = np.empty(0)
+        return Thinned(none, none, none, none, np.empty(0, np.int64), whole=True)
+    starts_C = np.arange(num_columns) * num_points // num_columns
+    sizes_C = np.diff(starts_C, append=num_points)
+    finite_N = np.isfinite(curve.y_N)
+    good_C = np.add.reduceat(finite_N.astype(np.int64), starts_C)
+    divisors_N = np.repeat(np.maximum(good_C, 1), sizes_C)  # divided before they are added: a sum could overflow, a mean cannot
+    mean_C = np.add.reduceat(np.where(finite_N, curve.y_N, 0.0) / divisors_N, starts_C)
+    low_C = np.minimum.reduceat(np.where(finite_N, curve.y_N, np.inf), starts_C)
+    high_C = np.maximum.reduceat(np.where(finite_N, curve.y_N, -np.inf), starts_C)
+    some_C = good_C > 0
+    return Thinned(
+        x_C=np.add.reduceat(curve.x_N / np.repeat(sizes_C, sizes_C), starts_C),
+        mean_C=np.where(some_C, np.clip(mean_C, low_C, high_C), np.nan),  # rounding could leave the envelope by one bit
+        low_C=np.where(some_C, low_C, np.nan),
+        high_C=np.where(some_C, high_C, np.nan),
+        bad_C=sizes_C - good_C,
+        whole=num_columns == num_points,
+    )
+
+
+def average_window(num_points: int) -> int:
+    """How many steps a moving average takes in: a twentieth of the run, at most 100; 1 where that would show nothing new."""
+    return max(1, min(100, num_points // 20))
+
+
+def moving_average(curve: Curve, window: int) -> Curve:
+    """The mean of the last `window` values that are finite among the last `window` points; nan where there is none."""
+    if window <= 1 or not len(curve):
+        return curve
+    finite_N = np.isfinite(curve.y_N)
+    ones = np.ones(min(window, len(curve)))
+    # A convolution, not differences of one long sum: a single huge loss would take the digits of all that come after it.
+    with np.errstate(over="ignore"):
+        sums_N = np.convolve(np.where(finite_N, curve.y_N, 0.0), ones)[: len(curve)]
+    counts_N = np.convolve(finite_N.astype(np.float64), ones)[: len(curve)].round()
+    return Curve(curve.x_N, np.divide(sums_N, counts_N, out=np.full(len(curve), np.nan), where=counts_N > 0))
+
+
+def median(values: Floats) -> float | None:
+    """Of the finite ones, if there is any."""
+    finite = values[np.isfinite(values)]
+    found = float(np.median(finite)) if len(finite) else math.nan
+    return found if math.isfinite(found) else None

@@ -1,0 +1,148 @@
+"""How the next token is chosen from logits, for several rows at once.
+
+B rows   V vocabulary
+
+Logits pass through these filters, in this order; each that is at its neutral value does nothing:
+
+    1. repetition_penalty   logits of tokens that stand in the row already: divided where positive, multiplied where negative
+    2. temperature          all logits are divided by it; 0 ends here and takes the likeliest token, the lowest id of equals
+    3. top_k                all but the k likeliest tokens are removed; of equals at the border those with the lowest ids stay
+    4. top_p                of what is left, the fewest likeliest tokens stay that together have this share of the probability
+    5. min_p                of what is left, tokens stay whose probability is at least this share of the likeliest one's
+
+One uniform number for each row then picks the token by the cumulative distribution in the order of the ids. It comes from the
+row's own generator, so that a row neither sees nor moves the numbers of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data_pipeline.errors import CheckpointError, ConfigError
+
+__all__ = ["RandomStreams", "Sampling", "choose_tokens", "filtered_logits"]
+
+_LARGEST_SEED = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen, and when a text ends.
+
+    Raises:
+        ConfigError: a value is out of its bounds.
+    """
+
+    max_tokens: int = 128
+    """Tokens of the longest continuation."""
+    temperature: float = 1.0
+    """0 always takes the likeliest token."""
+    top_k: int | None = None
+    """Choose among the k likeliest tokens."""
+    top_p: float = 1.0
+    """Choose among the fewest likeliest tokens that together have this probability (nucleus; Holtzman et al., 2020)."""
+    min_p: float = 0.0
+    """Choose among the tokens that have at least this share of the likeliest one's probability (Nguyen et al., 2024)."""
+    repetition_penalty: float = 1.0
+    """Above 1 makes tokens of the prompt and the continuation less likely (Keskar et al., 2019: CTRL, section 4.1)."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a continuation before them."""
+    stop_tokens: tuple[int, ...] = ()
+    """Ids that end a continuation, beside the tokenizer's end of text."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, needed, holds in (
+            ("max_tokens", "at least 1", self.max_tokens >= 1),
+            ("temperature", "at least 0 and finite", 0 <= self.temperature < float("inf")),
+            ("top_k", "at least 1", self.top_k is None or self.top_k >= 1),
+            ("top_p", "above 0 and at most 1", 0 < self.top_p <= 1),
+            ("min_p", "at least 0 and at most 1", 0 <= self.min_p <= 1),
+            ("repetition_penalty", "above 0 and finite", 0 < self.repetition_penalty < float("inf")),
+            ("stop", "texts of one character or more", all(self.stop)),
+            ("seed", f"at least 0 and at most {_LARGEST_SEED}", 0 <= self.seed <= _LARGEST_SEED),
+        ):
+            if not holds:
+                raise ConfigError(f"{name} = {getattr(self, name)!r} cannot be sampled with: --{name} is {needed}")
+
+
+class RandomStreams:
+    """A generator of uniform numbers for each row, seeded by the seed and the row's number: the same in any batch."""
+
+    def __init__(self, seed: int, rows: Sequence[int]) -> None:
+        self._generators = [np.random.default_rng((seed, row)) for row in rows]
+
+    def next(self) -> Tensor:
+        """The next number of each row, (B,), fp64 in [0, 1)."""
+        return torch.tensor([generator.random() for generator in self._generators], dtype=torch.float64)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Goes on with these places of the batch alone."""
+        self._generators = [self._generators[row] for row in rows]
+
+
+def choose_tokens(logits_BV: Tensor, seen_BV: Tensor | None, uniform_B: Tensor, sampling: Sampling) -> Tensor:
+    """The next token of each row, (B,), int64.
+
+    Args:
+        logits_BV: of the next token, on the CPU.
+        seen_BV: true where a token stands in the row already; needed for a repetition penalty only.
+        uniform_B: a number in [0, 1) for each row; see `RandomStreams`.
+        sampling: the settings.
+
+    Raises:
+        CheckpointError: the logits are not numbers.
+    """
+    if logits_BV.isnan().any() or not logits_BV.amax(dim=1).isfinite().all():
+        raise CheckpointError(
+            "the model's output is not finite, so there is nothing to draw from; choose a checkpoint from before its weights broke"
+        )
+    filtered_BV = filtered_logits(logits_BV, seen_BV, sampling)
+    if sampling.temperature == 0:
+        return filtered_BV.argmax(dim=1)
+    cumulative_BV = filtered_BV.softmax(dim=1).cumsum(dim=1)
+    total_B = cumulative_BV[:, -1]
+    below_B = total_B.nextafter(torch.zeros_like(total_B))  # a product may round up to the total, which no token's sum exceeds
+    target_B = torch.minimum(uniform_B * total_B, below_B)
+    return torch.searchsorted(cumulative_BV, target_B[:, None], right=True)[:, 0]
+
+
+def filtered_logits(logits_BV: Tensor, seen_BV: Tensor | None, sampling: Sampling) -> Tensor:
+    """The logits whose softmax is drawn from, (B, V), fp64, minus infinity for what was removed; see the top of this file.
+
+    With a temperature of 0 they are the logits after the repetition penalty.
+    """
+    logits_BV = logits_BV.double()
+    if sampling.repetition_penalty != 1 and seen_BV is not None:
+        logits_BV = torch.where(seen_BV, _penalised(logits_BV, sampling.repetition_penalty), logits_BV)
+    if sampling.temperature == 0:
+        return logits_BV
+    logits_BV = (logits_BV - logits_BV.amax(dim=1, keepdim=True)) / sampling.temperature
+    if sampling.top_k is not None or sampling.top_p < 1:
+        logits_BV = _likeliest(logits_BV, sampling)
+    if sampling.min_p > 0:
+        smallest_B1 = logits_BV.amax(dim=1, keepdim=True) + np.log(sampling.min_p)
+        logits_BV = logits_BV.masked_fill(logits_BV < smallest_B1, -torch.inf)
+    return logits_BV
+
+
+def _penalised(logits_BV: Tensor, penalty: float) -> Tensor:
+    """CTRL divides every logit; dividing a negative one would make its token likelier."""
+    return torch.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)
+
+
+def _likeliest(logits_BV: Tensor, sampling: Sampling) -> Tensor:
+    """Top-k, then top-p over what it leaves."""
+    sorted_BV, order_BV = logits_BV.sort(dim=1, descending=True, stable=True)
+    if sampling.top_k is not None:
+        sorted_BV[:, sampling.top_k :] = -torch.inf
+    if sampling.top_p < 1:
+        probabilities_BV = sorted_BV.softmax(dim=1)
+        before_BV = probabilities_BV.cumsum(dim=1) - probabilities_BV  # so that the token that crosses top_p is kept
+        sorted_BV = sorted_BV.masked_fill(before_BV >= sampling.top_p, -torch.inf)
+    return torch.full_like(logits_BV, -torch.inf).scatter_(1, order_BV, sorted_BV)
