@@ -67,6 +67,7 @@ def _train(arguments: Sequence[str]) -> None:
     result = train(config)
     if os.environ.get("RANK", "0") == "0":
         print(result)
+        _leave_code(ExitCode.DONE)  # torchrun fails where it was asked to stop, also when the ranks had come to their end
 
 
 def _evaluate(arguments: Sequence[str]) -> None:
@@ -288,18 +289,25 @@ def _run_directory(options: argparse.Namespace) -> Path:
 
 
 def _announce(line: str, code: ExitCode) -> None:
-    """Prints an error once for all ranks of this node, and leaves its code where the launcher finds it.
+    """Prints an error once for all ranks of this node, and leaves its code where the launcher finds it."""
+    if _leave_code(code):
+        print(line, file=sys.stderr)
 
-    torchrun makes 1 of every exit code, so `entrypoints/train` names a file; the first rank that fails fills it and speaks.
+
+def _leave_code(code: ExitCode) -> bool:
+    """Writes how this command ends where `entrypoints/train` looks for it; false where another rank has done so already.
+
+    torchrun makes 1 of every exit code, so the entrypoint names a file; the first rank to end in any way but a crash fills it.
     """
-    if path := os.environ.get("TRAINER_EXIT_FILE"):
-        with Path(path).open("a+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            if file.read():
-                return
-            file.write(f"{int(code)}\n")
-    print(line, file=sys.stderr)
+    if not (path := os.environ.get("TRAINER_EXIT_FILE")):
+        return True
+    with Path(path).open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        if file.read():
+            return False
+        file.write(f"{int(code)}\n")
+        return True
 
 
 if __name__ == "__main__":

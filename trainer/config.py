@@ -328,6 +328,9 @@ class WatchdogConfig(Section):
     slow_s: float = Field(
         600.0, ge=1, le=86400, description="the same while loading, evaluating and saving, and in the first three steps"
     )
+    replicas_steps: int = Field(
+        100, ge=0, description="steps between comparisons of the ranks' weights, bit for bit; 0: none. Not with parallel = fsdp"
+    )
 
 
 class BadDataConfig(Section):

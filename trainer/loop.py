@@ -10,9 +10,10 @@ from data_pipeline.errors import StoppedBySignal
 from trainer.config import TrainConfig
 from trainer.loader import GlobalBatch
 from trainer.metrics import StepFacts
+from trainer.opening import opened_session
 from trainer.optim import set_learning_rate
 from trainer.schedule import learning_rate_factor
-from trainer.session import GoBack, Session, opened_session
+from trainer.session import GoBack, Session
 from trainer.state import Progress
 from trainer.step import OutOfMemoryAloneError, StepResults, train_step
 
@@ -112,6 +113,8 @@ def train_on(session: Session, batches: Iterator[GlobalBatch], progress: Progres
         )
         session.own_timer.begin()
         session.heartbeat.at("report")
+        if session.replicas.due(progress.step + 1):
+            session.replicas.begin(progress.step + 1)
         progress = progress.after_step(end=batch.start + len(batch.rows), targets=batch.num_targets)
         if session.average is not None:
             session.average.update(progress.step, pending.skip)
@@ -128,6 +131,7 @@ def settle(
         session.check_void(result, facts)
         progress = progress.at(result.seconds)
         metrics = session.report(result, facts, clock.lap())
+        session.replicas.read(result.step)
         session.judge(result, facts)
         session.extension.step_end(session.view(facts.progress), metrics)
         session.follow_saves(result)

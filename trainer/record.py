@@ -15,11 +15,12 @@ import platform
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -49,6 +50,7 @@ __all__ = [
 ]
 
 _LOCKS = Path(__file__).resolve().parents[1] / "env"
+_NAME_ATTEMPTS, _NAME_WAIT_S = 100, 0.01
 
 _SETTINGS_THAT_CHANGE_BITS = (
     "model",
@@ -68,6 +70,16 @@ _SETTINGS_THAT_CHANGE_BITS = (
 )
 
 
+def _holder(file: TextIO) -> str:
+    """Who has the lock, which writes its name as soon as it has it."""
+    for _ in range(_NAME_ATTEMPTS):
+        file.seek(0)
+        if name := file.read().strip():
+            return name
+        time.sleep(_NAME_WAIT_S)
+    return "another process"
+
+
 @contextmanager
 def locked_run(run: Path) -> Iterator[None]:
     """Keeps a second trainer out of a run directory; the kernel frees the lock when the process ends, however it ends.
@@ -80,10 +92,7 @@ def locked_run(run: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.seek(0)
-            raise ConfigError(
-                f"{run}: {file.read().strip() or 'another process'} is training here; wait for it or use another --run"
-            ) from None
+            raise ConfigError(f"{run}: {_holder(file)} is training here; wait for it or use another --run") from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()

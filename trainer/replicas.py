@@ -108,6 +108,16 @@ class ReplicaCheck:
                 raise GuardError(difference.describe(compared, self._agreed_step))
             self._agreed_step = compared
 
+    def check(self, step: int) -> None:
+        """Compares the weights as they are after `step`, and waits for it; nothing where comparisons are turned off.
+
+        Raises:
+            GuardError: see `read`.
+        """
+        if self._every_steps:
+            self.begin(step)
+            self.read(step)
+
     def forget(self, step: int) -> None:
         """Goes back to a step whose checkpoint all ranks have loaded."""
         self._pending.clear()

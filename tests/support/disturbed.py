@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,18 @@ from trainer.config import TrainConfig
 from trainer.extension import Extension
 from trainer.ledger import LEDGER
 
-__all__ = ["Killed", "after_steps", "kill", "multiplied", "outcome", "spoiled", "stop", "trained"]
+__all__ = [
+    "Killed",
+    "after_steps",
+    "differences",
+    "kill",
+    "multiplied",
+    "outcome",
+    "parameters_are_finite",
+    "spoiled",
+    "stop",
+    "trained",
+]
 
 LossFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -87,11 +97,6 @@ def spoiled(patch: pytest.MonkeyPatch, loss_at: Callable[[int], LossFunction | N
             training.loss.own_loss = own
 
     patch.setattr(loop, "train_step", stepping)
-
-
-def spoiled_by(patch: pytest.MonkeyPatch, factor: float, batches: range) -> None:
-    """Multiplies the loss of the batches at some positions."""
-    spoiled(patch, lambda number: partial(multiplied, factor) if number in batches else None)
 
 
 def trained(config: TrainConfig) -> str:

@@ -107,13 +107,14 @@ def train(group: Group, parallel: str, *, tied: bool = True, steps: range = rang
     if begin:
         restore(model, optimizer, begin.moments)
     losses, norms = [], []
+    scale = (group.world_size if accumulation.averages else 1) / TARGETS
     for step in steps:
         accumulation.begin()
         total = torch.zeros((), dtype=torch.float64)
         for micro in range(2):
             with accumulation.micro_batch(last=micro == 1):
                 micro_sum = module(*batch(step * 4 + group.rank * 2 + micro))
-                (micro_sum * group.world_size / TARGETS).backward()
+                (micro_sum * scale).backward()
             total += micro_sum.detach()
         norm = nn.utils.clip_grad_norm_(parameters_by_name(model).values(), 0.5)
         norms.append((norm.full_tensor() if isinstance(norm, DTensor) else norm).item())

@@ -1,0 +1,300 @@
+"""Opens a training run: checks it, builds its parts, restores them, and closes them in the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from data_pipeline.errors import ConfigError, PreparedDataError
+from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.shards import Rows
+from data_pipeline.tokenizer import load_tokenizer
+from trainer.attention import Backend, choose_backend, describe_backend
+from trainer.changes import Changes
+from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, check_space, required_bytes, steps_to_keep
+from trainer.config import CheckpointConfig, TrainConfig
+from trainer.convergence import LossMean
+from trainer.determinism import configure_determinism, device_name
+from trainer.distributed import Group, joined_group
+from trainer.ema import WeightAverage
+from trainer.evaluate import Grouping
+from trainer.extension import Extension, load_extension, seeded_model
+from trainer.fitting import wrapped
+from trainer.float8 import convert_to_float8
+from trainer.guard import Guard
+from trainer.layer_stats import LayerObserver
+from trainer.ledger import LEDGER, Ledger, LedgerHead
+from trainer.memory import PeakMeter, estimate
+from trainer.metrics import opened_monitor
+from trainer.mixture import build_order
+from trainer.model import parameters_by_name
+from trainer.optim import build_optimizers, check_optimizer
+from trainer.parallel import check_parallel, load_full
+from trainer.plan import plan_run
+from trainer.record import check_identity, identity_of, locked_run, open_record, recorded_changes, recorded_micro
+from trainer.replicas import ReplicaCheck
+from trainer.report import report_at_end
+from trainer.session import Session, restore
+from trainer.signals import stop_request
+from trainer.sizing import with_micro
+from trainer.state import Progress
+from trainer.step import LossModule, TrainingModule, make_scaler
+from trainer.straggler import DeviceMark, HostMark, OwnTimer, StragglerDetector
+from trainer.throughput import describe_mfu, flops_per_token, peak_flops, rate_kind
+from trainer.watchdog import Heartbeat, Patience, clear_heartbeats, watched
+
+__all__ = ["opened_session"]
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def opened_session(config: TrainConfig) -> Iterator[Session]:
+    """Checks the settings against data and machine, builds all parts, and restores the newest checkpoint if there is one.
+
+    Raises:
+        ConfigError: the settings do not fit the data, the machine or the run that is there.
+        PreparedDataError: the data is damaged or missing.
+        CheckpointError: checkpoints are there, and none is intact.
+    """
+    configure_determinism(config)
+    extension = load_extension(config.extension)
+    with ExitStack() as stack:
+        stop = stack.enter_context(stop_request())
+        group = stack.enter_context(joined_group(config.device))
+        logging.basicConfig(level=logging.INFO if group.is_main else logging.WARNING, format="%(message)s")
+        manifest = read_manifest(config.data)
+        train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
+        val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
+        backend = choose_backend(
+            config.attention,
+            group.device,
+            config.precision,
+            config.model.head_size,
+            compiled=config.compiles(group.device.type),
+        )
+        meter = PeakMeter.start(group.device)
+        config = with_micro(config, manifest, group, backend, extension, group.on_main(lambda: recorded_micro(config.run)))
+        _check_fit(config, manifest, len(train_rows), len(val_rows), group)
+        check_parallel(config, group)
+        check_optimizer(config)
+        plan = plan_run(config, manifest, len(train_rows))
+        order = build_order(config.seed, train_rows, manifest.sources, config.mixture.weights)
+        identity = identity_of(
+            config, manifest, group, decay_steps=plan.decay_steps, backend=backend, extension_digest=extension.digest
+        )
+        checkpoints = CheckpointStore(config.run / "checkpoints")
+
+        def prepare_run() -> tuple[int | None, list[dict[str, Any]]]:
+            stack.enter_context(locked_run(config.run))
+            newest = checkpoints.newest_verified()
+            if newest is not None:
+                check_identity(config.run, identity, config.resume.allow_changes)
+            check_space(config.run / "checkpoints", required_bytes(_tensor_bytes(config, manifest.vocab_size)))
+            clear_heartbeats(config.run)
+            changes = recorded_changes(config.run, identity, config.resume.allow_changes)
+            open_record(config.run, config, manifest, identity, extension.source, group.world_size, changes)
+            return newest, changes.to_json()
+
+        newest, recorded = group.on_main(prepare_run)
+        heartbeat = stack.enter_context(_watched(config, group))
+        saver = AsyncSaver(partial(_write, checkpoints, config.checkpoint))
+        stack.callback(_let_finish, saver, heartbeat)  # before the run's lock goes
+        checkpoint = None if newest is None else checkpoints.load(newest)
+        model = _model(config, manifest, group, extension, checkpoint)
+        training, changes = _training_module(
+            model, config, Changes.from_json(recorded), group, newest or 0, manifest, backend, extension
+        )
+        average = WeightAverage(model, config.ema) if config.ema.decay is not None else None
+        resumed = Progress() if checkpoint is None else restore(checkpoint, model, training, average)
+        ledger = stack.enter_context(_opened_ledger(config, manifest, len(train_rows), checkpoint, resumed.step, group))
+        if group.is_main and config.log.report:
+            stack.callback(report_at_end, config.run)  # once the monitor is closed, however the run ends
+        monitor = stack.enter_context(opened_monitor(config, group, last_step=plan.last_step, resume_step=newest))
+        tokenizer = load_tokenizer(config.data / "tokenizer")
+        session = Session(
+            config=config,
+            group=group,
+            manifest=manifest,
+            plan=plan,
+            train_rows=train_rows,
+            order=order,
+            val_rows=val_rows,
+            tokenizer=tokenizer,
+            model=model,
+            training=training,
+            average=average,
+            extension=extension,
+            checkpoints=checkpoints,
+            monitor=monitor,
+            observer=LayerObserver(model, group, config.log.layers_every_steps, config.log.histograms_every_steps),
+            ledger=ledger,
+            flops_each=flops_per_token(config.model, manifest.vocab_size, manifest.row_length),
+            peak=peak_flops(device_name(group.device), rate_kind(config.precision, tf32=config.tf32)),
+            guard=_guard(config, checkpoint),
+            stop=stop,
+            resumed=resumed,
+            changes=changes,
+            memory=estimate(
+                config,
+                manifest.vocab_size,
+                manifest.row_length,
+                group.world_size,
+                changes.batch(config.batch, resumed.step + 1).micro_rows,
+                backend,
+                group.device.type,
+            ),
+            meter=meter,
+            heartbeat=heartbeat,
+            own_timer=OwnTimer(DeviceMark if group.device.type == "cuda" else HostMark),
+            stragglers=StragglerDetector(),
+            replicas=ReplicaCheck(
+                parameters_by_name(model), group, 0 if config.parallel == "fsdp" else config.watchdog.replicas_steps, resumed.step
+            ),
+            saver=saver,
+            saved_step=newest,
+            grouping=Grouping.of(manifest, tokenizer),
+            train_losses=LossMean() if checkpoint is None else LossMean(**checkpoint.state["train_losses"]),
+        )
+        _introduce(session, manifest, continued=newest is not None)
+        yield session
+
+
+def _introduce(session: Session, manifest: Manifest, *, continued: bool) -> None:
+    config, device = session.config, session.group.device
+    _log.info("%s", _describe(session, manifest, continued=continued))
+    _log.info("%s; %s", session.order.description, describe_backend(session.training.backend))
+    if session.peak is None and device.type == "cuda":
+        gpu = torch.cuda.get_device_name(device)
+        _log.info("%s", describe_mfu(None, gpu, rate_kind(config.precision, tf32=config.tf32)))
+
+
+def _describe(session: Session, manifest: Manifest, *, continued: bool) -> str:
+    config, group = session.config, session.group
+    num_weights = sum(parameter.numel() for parameter in parameters_by_name(session.model).values())
+    return (
+        f"{f'resuming {config.run} at step {session.resumed.step}' if continued else f'training in {config.run}'}  "
+        f"{num_weights / 1e6:.2f}M weights, vocabulary {manifest.vocab_size}, {len(session.train_rows)} training and "
+        f"{len(session.val_rows)} validation rows of {manifest.row_length} tokens, "
+        f"{group.world_size} rank{'s' * (group.world_size > 1)} on {group.device.type}, {config.precision}"
+    )
+
+
+def _check_fit(config: TrainConfig, manifest: Manifest, train_rows: int, val_rows: int, group: Group) -> None:
+    if manifest.row_length > config.model.context:
+        raise ConfigError(
+            f"the rows in {config.data} have {manifest.row_length} tokens, but "
+            f"model.context = {config.model.context}; raise model.context, or prepare with --row_length {config.model.context}"
+        )
+    for split, num_rows in (("train", train_rows), ("val", val_rows)):
+        if num_rows == 0:
+            raise PreparedDataError(f"{config.data}: no {split} rows; prepare from more text")
+    if config.batch.micro_batches < group.world_size:
+        raise ConfigError(
+            f"batch.global_rows = {config.batch.global_rows} and batch.micro = {config.batch.micro} make "
+            f"{config.batch.micro_batches} micro-batches, too few for {group.world_size} ranks; use "
+            f"batch.micro = {max(1, config.batch.global_rows // group.world_size)} or less, or more rows"
+        )
+
+
+def _model(config: TrainConfig, manifest: Manifest, group: Group, extension: Extension, checkpoint: Checkpoint | None) -> nn.Module:
+    """The model on its device, with the checkpoint's weights or fresh ones."""
+    model = seeded_model(extension, config.model, manifest.vocab_size, config.seed)
+    if config.parallel == "ddp" or group.world_size == 1:
+        model.to(group.device)  # else each part goes there when it is cut
+    if config.precision == "float8":
+        convert_to_float8(model, group.device)
+    if checkpoint is not None:
+        load_full(model, checkpoint.model)
+    return model
+
+
+def _training_module(
+    model: nn.Module,
+    config: TrainConfig,
+    changes: Changes,
+    group: Group,
+    step: int,
+    manifest: Manifest,
+    backend: Backend,
+    extension: Extension,
+) -> tuple[TrainingModule, Changes]:
+    """What trains from after `step` on, and the changes with what it took to make it fit."""
+    loss = LossModule(model, config.loss, extension.own_loss)
+    module, accumulation, changes = wrapped(loss, config, changes, group, step + 1, manifest, backend)
+    training = TrainingModule(
+        loss=loss,
+        module=module,
+        accumulation=accumulation,
+        scaler=make_scaler(config, group.device),
+        backend=backend,
+        optimizers=build_optimizers(model, config.optim),
+    )
+    return training, changes
+
+
+def _guard(config: TrainConfig, checkpoint: Checkpoint | None) -> Guard:
+    guard = Guard(config.guard, scaled=config.precision == "fp16")
+    if checkpoint is not None:
+        guard.from_json(checkpoint.state["guard"])
+    return guard
+
+
+def _tensor_bytes(config: TrainConfig, vocab_size: int) -> list[int]:
+    """Of the weights, the optimizer's state and the average in a checkpoint; a model of one's own may differ."""
+    whole = estimate(config, vocab_size, config.model.context, 1, 1)
+    return [whole.weights, whole.optimizer, whole.average]
+
+
+@contextmanager
+def _opened_ledger(
+    config: TrainConfig, manifest: Manifest, num_rows: int, checkpoint: Checkpoint | None, step: int, group: Group
+) -> Iterator[Ledger | None]:
+    """The ledger up to the checkpoint, on rank 0; an error there is raised on every rank."""
+    head = None if checkpoint is None else LedgerHead(**checkpoint.state["ledger"])
+    with ExitStack() as stack:
+
+        def open_on_main() -> None:
+            ledger = stack.enter_context(closing(Ledger(config.run / LEDGER, head)))
+            weights = config.mixture.weights
+            ledger.order(step=step, seed=config.seed, data=manifest.root_digest, rows=num_rows, mixture=weights)
+            opened.append(ledger)
+
+        opened: list[Ledger] = []
+        group.on_main(open_on_main)
+        yield opened[0] if opened else None
+
+
+def _watched(config: TrainConfig, group: Group) -> AbstractContextManager[Heartbeat]:
+    settings = config.watchdog
+    return watched(
+        config.run,
+        Patience(settings.stall_s, settings.slow_s),
+        rank=group.rank,
+        local_rank=group.local_rank,
+        local_world_size=group.local_world_size,
+        enabled=settings.enabled == "on" or (settings.enabled == "auto" and "RANK" in os.environ),
+    )
+
+
+def _write(checkpoints: CheckpointStore, settings: CheckpointConfig, checkpoint: Checkpoint) -> None:
+    """Saves, and deletes what need not be kept; in the background."""
+    checkpoints.save(checkpoint)
+    best = checkpoint.state["progress"]["best_step"]
+    checkpoints.retain(steps_to_keep(checkpoints.steps(), last=settings.keep_last, every=settings.keep_every, best=best))
+
+
+def _let_finish(saver: AsyncSaver, heartbeat: Heartbeat) -> None:
+    """Waits for a save that is still running when the run ends, for whatever reason it does."""
+    heartbeat.at("save")
+    try:
+        saver.wait()
+    except Exception as error:
+        _log.error("%s", error)

@@ -1,0 +1,31 @@
+"""The weights of a model as a whole."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from data_pipeline.errors import GuardError
+from trainer.checkpoint import Checkpoint
+
+__all__ = ["check_finite", "weights_digest"]
+
+
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
+    """sha256 over all weights in the order of their names, as fp32 in little-endian order."""
+    digest = hashlib.sha256()
+    for _, weight in sorted(weights.items()):
+        digest.update(weight.detach().cpu().float().numpy().astype("<f4", copy=False).tobytes())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def check_finite(checkpoint: Checkpoint) -> None:
+    """Refuses to save weights from which no training can go on."""
+    for name, weight in checkpoint.model.items():
+        if not weight.isfinite().all():
+            raise GuardError(
+                f"step {checkpoint.step}: weight {name} is not finite, so nothing is saved; the last checkpoint is intact. Lower "
+                "optim.lr, or look for what changes weights beside the optimizer"
+            )
