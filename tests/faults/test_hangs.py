@@ -21,7 +21,7 @@ import pytest
 from tests.support.claims import noted, tried
 from tests.support.faults import count, seeds
 from tests.support.prepared import write_prepared
-from tests.support.runs import losses, tiny_config, wait_for_step
+from tests.support.runs import losses, metrics, tiny_config, wait_for_step
 from tests.support.two_ranks import all_ended, log, parent_of, pids_of, seconds_until, started
 from trainer.config import TrainConfig
 from trainer.straggler import OwnTime, StragglerDetector
@@ -229,10 +229,11 @@ def test_a_slow_rank_is_named_within_20_steps_and_training_goes_on(data: Path, t
             assert train.wait(120) == 0, log(runs[-1])
     tried(len(runs))
     for config in runs:
-        (line,) = [line for line in log(config).splitlines() if "is slow" in line]
-        assert int(line.removeprefix("step ").partition(":")[0]) <= 20
-        assert ": rank 1 is slow: " in line
-        assert "most of the difference in compute;" in line
+        (alert,) = [alert for alert in metrics(config.run, "alert") if alert["rule"] == "slow_rank"]
+        assert alert["step"] <= 20
+        assert ": rank 1 is slow: " in alert["message"]
+        assert "most of the difference in compute;" in alert["message"]
+        assert alert["message"] in log(config)
         assert "stood still" not in log(config)
         assert losses(config.run) == losses(uninterrupted.run)
         assert len(losses(config.run)) == STEPS
