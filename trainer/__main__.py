@@ -7,26 +7,15 @@ import fcntl
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.errors import ConfigError, ExitCode, ProjectError, run_command
+from data_pipeline.errors import ConfigError, ExitCode, ProjectError, StorageError, run_command
 from data_pipeline.settings import help_parser, load_settings, schema_text
 from trainer.config import TrainConfig
 from trainer.watchdog import end_with_parent
-
-_COMMANDS = {
-    "train": "train a model, or go on with a run that was stopped",
-    "evaluate": "validation loss and perplexity of a run's checkpoint",
-    "generate": "text from a run's checkpoint",
-    "verify": "whether a run's files are what was written, the environment is the same, and steps give the same bits again",
-    "audit": "what every step of a run was trained on: proof of no repeat and no omission, and the text behind a step",
-    "report": "report.html and training_metrics.png of a run: curves, evaluations, samples, settings, digests",
-    "compare": "one page that lays several runs over each other",
-    "schema": "JSON Schema of the settings of `train`, for editors; --env lists their environment variables",
-}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -34,23 +23,9 @@ def main(arguments: Sequence[str]) -> None:
     command, rest = (arguments[0], list(arguments[1:])) if arguments else ("--help", [])
     if command in ("-h", "--help"):
         print("usage: python -m trainer COMMAND [--help] [settings]\n\ncommands:")
-        print("\n".join(f"  {name:<10} {text}" for name, text in _COMMANDS.items()))
-    elif command == "train":
-        _train(rest)
-    elif command == "evaluate":
-        _evaluate(rest)
-    elif command == "generate":
-        _generate(rest)
-    elif command == "verify":
-        _verify(rest)
-    elif command == "audit":
-        _audit(rest)
-    elif command == "report":
-        _report(rest)
-    elif command == "compare":
-        _compare(rest)
-    elif command == "schema":
-        _schema(rest)
+        print("\n".join(f"  {name:<10} {text}" for name, (_, text) in _COMMANDS.items()))
+    elif command in _COMMANDS:
+        _COMMANDS[command][0](rest)
     else:
         raise ConfigError(f"{command!r} is no command; the commands are {', '.join(_COMMANDS)}")
 
@@ -64,10 +39,14 @@ def _train(arguments: Sequence[str]) -> None:
     config = load_settings(TrainConfig, arguments, parser)
     from trainer.loop import train  # torch, which `--help` need not load
 
-    result = train(config)
+    try:
+        result = train(config)
+    except BrokenPipeError as error:  # a training is not done because its reader has left
+        raise StorageError("whoever read the log has closed it; run the same command again to go on") from error
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        _leave_code(ExitCode.DONE)  # torchrun fails where it was asked to stop, also when the ranks had come to their end
     if os.environ.get("RANK", "0") == "0":
         print(result)
-        _leave_code(ExitCode.DONE)  # torchrun fails where it was asked to stop, also when the ranks had come to their end
 
 
 def _evaluate(arguments: Sequence[str]) -> None:
@@ -125,8 +104,10 @@ def _generate(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--repetition_penalty", type=float, default=1.0, help="above 1: tokens that were there before are less likely [default 1]"
     )
-    parser.add_argument("--stop", nargs="+", default=[], metavar="TEXT", help="end a text before any of these")
-    parser.add_argument("--stop_token", nargs="+", default=[], metavar="TOKEN", help="the same for ids, or names of special tokens")
+    parser.add_argument("--stop", nargs="+", action="extend", default=[], metavar="TEXT", help="end a text before any of these")
+    parser.add_argument(
+        "--stop_token", nargs="+", action="extend", default=[], metavar="TOKEN", help="the same for ids, or names of special tokens"
+    )
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same text [default 0]")
     parser.add_argument("--batch", type=int, default=16, help="prompts that are continued together [default 16]")
     parser.add_argument("--no_cache", action="store_true", help="compute every token anew, to compare: slower")
@@ -141,6 +122,10 @@ def _generate(arguments: Sequence[str]) -> None:
         raise ConfigError(f"--batch {options.batch}: at least 1 prompt at a time")
     if options.interactive and (options.prompt or options.prompts or options.json or options.score):
         raise ConfigError("--interactive reads prompts from the terminal; leave out --prompt, --prompts, --json and --score")
+    if options.reference is not None and not options.score:
+        raise ConfigError("--reference names the run that gives the perplexity of --score; add --score, or leave out --reference")
+    if not all(map(_is_utf8, options.prompt)):
+        raise ConfigError("--prompt is no UTF-8 text; write it into a file and use --prompts")
     from trainer.conversation import read_prompts
     from trainer.sampling import Sampling
     from trainer.writing import WritingRequest, converse_with_run, written_texts
@@ -173,6 +158,15 @@ def _generate(arguments: Sequence[str]) -> None:
         return
     for piece in written_texts(request):
         print(piece, end="", flush=True)
+
+
+def _is_utf8(word: str) -> bool:
+    """False for a word of the command line with other bytes, which Python keeps as lone surrogates."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _verify(arguments: Sequence[str]) -> None:
@@ -291,7 +285,8 @@ def _run_directory(options: argparse.Namespace) -> Path:
 def _announce(line: str, code: ExitCode) -> None:
     """Prints an error once for all ranks of this node, and leaves its code where the launcher finds it."""
     if _leave_code(code):
-        print(line, file=sys.stderr)
+        with suppress(BrokenPipeError):
+            print(line, file=sys.stderr)
 
 
 def _leave_code(code: ExitCode) -> bool:
@@ -308,6 +303,21 @@ def _leave_code(code: ExitCode) -> bool:
             return False
         file.write(f"{int(code)}\n")
         return True
+
+
+_COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
+    "train": (_train, "train a model, or go on with a run that was stopped"),
+    "evaluate": (_evaluate, "validation loss and perplexity of a run's checkpoint"),
+    "generate": (_generate, "text from a run's checkpoint"),
+    "verify": (
+        _verify,
+        "whether a run's files are what was written, the environment is the same, and steps give the same bits again",
+    ),
+    "audit": (_audit, "what every step of a run was trained on: proof of no repeat and no omission, and the text behind a step"),
+    "report": (_report, "report.html and training_metrics.png of a run: curves, evaluations, samples, settings, digests"),
+    "compare": (_compare, "one page that lays several runs over each other"),
+    "schema": (_schema, "JSON Schema of the settings of `train`, for editors; --env lists their environment variables"),
+}
 
 
 if __name__ == "__main__":

@@ -180,6 +180,9 @@ class MemoryTrend:
         self._seen += 1
         if self._seen <= _WARM_UP_READINGS:
             return None
+        if self._readings and step < self._readings[-1][0]:  # after a rollback, pairs across it would seem to fall
+            self._readings.clear()
+            self.mb_per_1000_steps = None
         self._readings.append((step, private_mib))
         if len(self._readings) < _LEAST_MEMORY_READINGS:
             return None

@@ -21,8 +21,8 @@ from trainer.config import TrainConfig
 from trainer.determinism import configure_determinism
 from trainer.distributed import joined_group
 from trainer.generate import TextModel
-from trainer.inspect_run import load_config, load_model
-from trainer.likelihood import Window, cut_windows, score_windows
+from trainer.inspect_run import load_config, load_model, settings_here
+from trainer.likelihood import Window, cut_windows, num_common, score_windows
 from trainer.sampling import Sampling
 
 __all__ = ["HarnessModel", "benchmark_run", "describe_benchmarks", "run_benchmarks"]
@@ -52,7 +52,7 @@ class HarnessModel(_HarnessLM):  # type: ignore[misc]
         """Of each (context, continuation): `log p` of the continuation, in nats, and whether it is the likeliest.
 
         A context that is too long is cut off from the left. Spaces that end it count to the continuation, because pieces begin
-        with spaces.
+        with spaces, and so does a piece that joins the two.
         """
         pairs = [self._encode_pair(*request.args) for request in requests]
         return self._scored([cut_windows(before, scored, self._text_model.context) for before, scored in pairs])
@@ -72,7 +72,7 @@ class HarnessModel(_HarnessLM):  # type: ignore[misc]
             numbers.sort(key=lambda number: -len(requests[number].args[0]))
             for start in range(0, len(numbers), self._batch_size):
                 some = numbers[start : start + self._batch_size]
-                continuations = self._text_model.complete([requests[number].args[0] for number in some], sampling)
+                continuations = self._text_model.complete([requests[number].args[0] for number in some], sampling, first_row=start)
                 answers |= {number: its.text for number, its in zip(some, continuations, strict=True)}
         return [answers[number] for number in range(len(requests))]
 
@@ -84,11 +84,12 @@ class HarnessModel(_HarnessLM):  # type: ignore[misc]
         return [next(known, tokenizer.pad_id)]
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """The ids before the continuation, and its own: those that the whole text has beyond the context's."""
+        """The ids before the continuation, and its own: those from where the whole text's differ from the context's alone."""
         tokenizer = self._text_model.tokenizer
         kept = context.rstrip()
         start, whole = tokenizer.encode_batch([kept, context + continuation])
-        return [*self._first, *whole[: len(start)]], whole[len(start) :]
+        given = num_common(whole, start)
+        return [*self._first, *whole[:given]], whole[given:]
 
     def _scored(self, windows: Sequence[Sequence[Window]]) -> list[tuple[float, bool]]:
         """For each list of windows: `log p` of all their targets, and whether each is the likeliest."""
@@ -112,7 +113,7 @@ def benchmark_run(run: Path, which: str, tasks: str, limit: int | None, *, as_js
         CheckpointError: there is no such run or checkpoint, or it is damaged.
         ConfigError: see `run_benchmarks`; or there are several ranks.
     """
-    config = load_config(run)
+    config = settings_here(load_config(run))
     configure_determinism(config)
     with joined_group(config.device) as group:
         if group.world_size > 1:

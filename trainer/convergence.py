@@ -23,6 +23,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from trainer.config import EvalConfig
@@ -97,7 +98,7 @@ def judge_convergence(evaluations: Sequence[Evaluated], settings: EvalConfig) ->
     full = len(window) == settings.plateau_window
     is_news = bool(evaluations) and evaluations[-1].val_loss is not None
     return Convergence(
-        trend=_Losses.of_validation(window).trend.slope if full else None,
+        trend=_Losses.of(window, "val_loss").trend.slope if full else None,
         signals=_beginning(numbers, settings) if is_news else (),
         without_improvement=_stale(evaluations, settings.min_delta)[0],
     )
@@ -132,7 +133,7 @@ def _beginning(numbers: Sequence[Evaluated], settings: EvalConfig) -> tuple[Sign
 
 
 def _plateau(window: Sequence[Evaluated], threshold: float) -> Signal | None:
-    change = _Losses.of_validation(window).relative_change
+    change = _Losses.of(window, "val_loss").relative_change
     if abs(change) >= threshold:
         return None
     message = (
@@ -143,7 +144,7 @@ def _plateau(window: Sequence[Evaluated], threshold: float) -> Signal | None:
 
 
 def _overfitting(window: Sequence[Evaluated], threshold: float) -> Signal | None:
-    validation, training = _Losses.of_validation(window), _Losses.of_training(window)
+    validation, training = _Losses.of(window, "val_loss"), _Losses.of(window, "train_loss")
     if len(training.steps) < len(window):
         return None
     rise, fall = validation.relative_change, -training.relative_change
@@ -176,16 +177,11 @@ class _Losses:
     losses: list[float]
 
     @staticmethod
-    def of_validation(window: Sequence[Evaluated]) -> _Losses:
-        known = [(evaluated.step, evaluated.val_loss) for evaluated in window if evaluated.val_loss is not None]
+    def of(window: Sequence[Evaluated], name: Literal["val_loss", "train_loss"]) -> _Losses:
+        known = [(evaluated.step, loss) for evaluated in window if (loss := getattr(evaluated, name)) is not None]
         return _Losses([step for step, _ in known], [loss for _, loss in known])
 
-    @staticmethod
-    def of_training(window: Sequence[Evaluated]) -> _Losses:
-        known = [(evaluated.step, evaluated.train_loss) for evaluated in window if evaluated.train_loss is not None]
-        return _Losses([step for step, _ in known], [loss for _, loss in known])
-
-    @property
+    @cached_property
     def trend(self) -> Trend:
         return trend(self.steps, self.losses)
 

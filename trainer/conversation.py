@@ -80,7 +80,7 @@ def read_prompts(path: Path) -> list[str]:
         ConfigError: it cannot be read, has no prompt, or a line is not what is needed.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # `splitlines` would cut at characters that texts hold
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"--prompts {path}: cannot be read as UTF-8 text ({error}); name a file with a prompt in each line"
@@ -113,11 +113,10 @@ def _token_id(tokenizer: Tokenizer, name: str) -> int:
 
 def _prompt_of(path: Path, number: int, line: str) -> str:
     try:
-        prompt = json.loads(line)["prompt"]
-    except (ValueError, KeyError, TypeError):
-        prompt = None
-    if not isinstance(prompt, str):
-        raise ConfigError(f'{path}, line {number}: no text under "prompt"; each line must be like {{"prompt": "Once"}}')
+        prompt: str = json.loads(line)["prompt"]
+        prompt.encode()  # half a surrogate pair, which JSON can escape, is no text
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ConfigError(f'{path}, line {number}: no text under "prompt"; each line must be like {{"prompt": "Once"}}') from None
     return prompt
 
 

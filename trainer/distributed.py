@@ -16,11 +16,12 @@ from torch import Tensor
 
 from data_pipeline.errors import ConfigError, ExitCode, ProjectError, exit_code_of
 
-__all__ = ["Group", "RemoteError", "joined_group"]
+__all__ = ["LET_GO_S", "Group", "RemoteError", "joined_group"]
 
 _ValueT = TypeVar("_ValueT")
 _TIMEOUT = timedelta(minutes=10)
-_LET_GO_S = 0.1
+LET_GO_S = 0.1
+"""Seconds after which a collective of gloo has let go of its tensors: see `joined_group`."""
 
 
 class RemoteError(ProjectError):
@@ -95,8 +96,12 @@ class Group:
 
 
 @contextmanager
-def joined_group(device: str) -> Iterator[Group]:
+def joined_group(device: str, slow_s: float = 0.0) -> Iterator[Group]:
     """Joins the group that torchrun's variables describe, and leaves it at the end.
+
+    Args:
+        device: `auto`, `cpu` or `cuda`.
+        slow_s: how long one rank may take for what the others wait for; ten minutes if that is more.
 
     Raises:
         ConfigError: CUDA is asked for and there is none, or fewer GPUs than local ranks.
@@ -108,7 +113,9 @@ def joined_group(device: str) -> Iterator[Group]:
         torch.cuda.set_device(chosen)
     if world_size > 1:
         backend = "nccl" if chosen.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=_TIMEOUT, device_id=chosen if chosen.type == "cuda" else None)
+        dist.init_process_group(
+            backend, timeout=max(_TIMEOUT, timedelta(seconds=slow_s)), device_id=chosen if chosen.type == "cuda" else None
+        )
     try:
         yield Group(rank, world_size, local_rank, chosen, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     finally:
@@ -116,7 +123,7 @@ def joined_group(device: str) -> Iterator[Group]:
             # Gloo's thread needs the interpreter's lock to let go of the last collective's tensors. DDP's reducer, when it
             # is destroyed, waits for that thread with the lock held: about one stop in three hung for ever (torch 2.13.0,
             # two ranks, November 2026).
-            time.sleep(_LET_GO_S)
+            time.sleep(LET_GO_S)
             dist.destroy_process_group()
 
 

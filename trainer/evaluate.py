@@ -272,4 +272,5 @@ def _scores(names: Iterable[str], sums: Iterable[NDArray[np.int64]]) -> dict[str
 
 def _score(sums_K: NDArray[np.int64]) -> Score:
     num_targets = int(sums_K[_TARGETS])
-    return Score(rounded_sum(sums_K[:NUM_PARTS]) / max(1, num_targets), num_targets, int(sums_K[_BYTES]))
+    loss = rounded_sum(sums_K[:NUM_PARTS]) / num_targets if num_targets else math.nan
+    return Score(loss, num_targets, int(sums_K[_BYTES]))

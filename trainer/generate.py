@@ -32,7 +32,6 @@ __all__ = [
     "TokenRows",
     "can_cache",
     "evaluating",
-    "generate",
     "uncompiled",
     "window_start",
 ]
@@ -51,7 +50,7 @@ class Continuation:
     text: str
     """Without the prompt, and without what ended it."""
     tokens: tuple[int, ...]
-    """All tokens that were drawn, but the one that ended it."""
+    """All tokens that were drawn, but an end-of-text or stop token; those of a stop text count."""
     finish_reason: FinishReason
 
     def to_json(self) -> dict[str, Any]:
@@ -97,11 +96,6 @@ class TextModel:
         """The tokens that the model is given: the prompt after the beginning of a text, and at least one token."""
         beginning = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
         return [*beginning, *self.tokenizer.encode(prompt)] or [self.tokenizer.pad_id]
-
-
-def generate(model: nn.Module, tokenizer: Tokenizer, prompt: str, sampling: Sampling, context: int) -> Iterator[str]:
-    """Yields the continuation of `prompt` in pieces of text, as soon as each is whole."""
-    return TextModel(model, tokenizer, context).stream(prompt, sampling)
 
 
 def window_start(num_tokens: int, context: int) -> int:

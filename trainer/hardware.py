@@ -93,8 +93,8 @@ class HostReading:
     """The part that is no file and not shared: it alone grows when memory leaks, the rest also when data is read."""
     available_mib: float
     """What the machine, or the container, has left."""
-    cpu: float
-    """Share of all processors' time that was used since the reading before, 0 to 1."""
+    cpu: float | None
+    """Share of all processors' time that was used since the reading before, 0 to 1; None at the first."""
     disk_free_gb: float
     """Of the disk that holds the run."""
     disk_read_mb_per_s: float | None = None
@@ -271,17 +271,19 @@ class Host:
         self._run = run
         self._process = process
         self._last: tuple[float, int, int] | None = None
-        psutil.cpu_percent(None)  # the next call tells the time since this one
+        self._is_first = True
 
     def read(self) -> HostReading:
         """Now."""
         resident, private = self._memory()
         read_rate, write_rate = self._disk_rates()
+        busy = psutil.cpu_percent(None) / 100  # since the call before in this thread
+        is_first, self._is_first = self._is_first, False
         return HostReading(
             rss_mib=resident / _MIB,
             private_mib=private / _MIB,
             available_mib=available_host_bytes() / _MIB,
-            cpu=psutil.cpu_percent(None) / 100,
+            cpu=None if is_first else busy,
             disk_free_gb=shutil.disk_usage(self._run).free / _GB,
             disk_read_mb_per_s=read_rate,
             disk_written_mb_per_s=write_rate,
@@ -346,16 +348,21 @@ class HardwareSampler:
 
     def read(self) -> HardwareReading:
         """One reading, in the thread that calls."""
-        xids = self._gpus.xids() or (self._kernel_log.xids() if self._kernel_log is not None else ())
-        return HardwareReading(self._gpus.read(), self._host.read(), xids)
+        gpus, host = self._gpus.read(), self._host.read()
+        # Both are emptied, and last: what is left there would be told twice, and what a reading that fails has taken not at all.
+        logged = () if self._kernel_log is None else self._kernel_log.xids()
+        return HardwareReading(gpus, host, self._gpus.xids() or logged)
 
     def _work(self) -> None:
+        fails = False
         while True:
             try:
                 self._readings.append(self.read())
+                fails = False
             except Exception as error:
-                _log.warning("the machine is not watched any more: %s: %s; training goes on", type(error).__name__, error)
-                return
+                if not fails:
+                    _log.warning("the machine is not watched for now: %s: %s; training goes on", type(error).__name__, error)
+                fails = True
             if self._stop.wait(self._every_s):
                 return
 

@@ -8,10 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+from pydantic import ValidationError
 from torch import nn
 
 from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError
 from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.settings import explain
 from data_pipeline.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.attention import choose_backend
@@ -26,21 +29,39 @@ from trainer.parallel import load_full
 from trainer.score_table import describe_evaluation
 from trainer.step import LossModule
 
-__all__ = ["evaluate_run", "opened_text_model", "load_checkpoint", "load_config"]
+__all__ = ["evaluate_run", "load_checkpoint", "load_config", "load_model", "opened_text_model", "settings_here"]
+
+_RESTORE = "put the file back as the run wrote it, or use another run"
 
 
 def load_config(run: Path) -> TrainConfig:
     """The settings that a run was last started with.
 
     Raises:
-        CheckpointError: the directory holds no run.
+        CheckpointError: the directory holds no run, or its settings are damaged.
     """
+    path = run / "config.toml"
     try:
-        return TrainConfig(**tomllib.loads((run / "config.toml").read_text())["train"])
+        return TrainConfig.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))["train"])
     except FileNotFoundError:
         raise CheckpointError(
             f"{run}: no config.toml, so this is no run; name a directory that `trainer train --run` wrote"
         ) from None
+    except ValidationError as error:
+        raise CheckpointError(f"{path}: {explain(TrainConfig, error)}; {_RESTORE}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError) as error:
+        raise CheckpointError(f"{path}: no settings of a training can be read ({error}); {_RESTORE}") from None
+
+
+def settings_here(config: TrainConfig) -> TrainConfig:
+    """The settings with which this machine can look at a run: without a GPU on the CPU, with an attention that a CPU has.
+
+    The precision stays, because CPUs compute in all of them: a float8 run is looked at in bf16 on any machine.
+    """
+    if torch.cuda.is_available():
+        return config
+    attention = "auto" if config.attention in ("varlen", "flex") else config.attention
+    return config.model_copy(update={"device": "cpu", "attention": attention})
 
 
 def load_checkpoint(run: Path, which: str) -> Checkpoint:
@@ -90,7 +111,7 @@ def evaluate_run(
         ConfigError: the data has another tokenizer, or rows that are too long for the model.
         PreparedDataError: the data is missing or damaged, or has no validation rows.
     """
-    config = load_config(run)
+    config = settings_here(load_config(run))
     configure_determinism(config)
     directory = data or config.data
     manifest, tokenizer = read_manifest(directory), load_tokenizer(run / "tokenizer")
@@ -141,12 +162,12 @@ def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, 
 
 @contextmanager
 def opened_text_model(run: Path, which: str, *, use_cache: bool = True) -> Iterator[TextModel]:
-    """The model of a checkpoint with its tokenizer, on the device of the run, to write text with.
+    """The model of a checkpoint with its tokenizer, on the device of the run if it is here, to write text with.
 
     Raises:
         CheckpointError: there is no such run or checkpoint, or it is damaged.
     """
-    config = load_config(run)
+    config = settings_here(load_config(run))
     configure_determinism(config)
     with joined_group(config.device) as group:
         model, _ = load_model(run, config, which)

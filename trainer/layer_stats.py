@@ -36,7 +36,7 @@ BIN_LIMITS: tuple[float, ...] = (*(-magnitude for magnitude in reversed(_MAGNITU
 so that histograms can be added and need no look at the values first. Zero lies in the middle bin."""
 _NUM_BINS = len(BIN_LIMITS) + 1
 _PIECE = 1 << 22
-"""Values that are sorted into bins at one time, so that the indices need little memory."""
+"""Values that are sorted at one time, so that the sorted copy needs little memory."""
 _NUM_NORMS = 3
 
 
@@ -151,7 +151,11 @@ class LayerObserver:
             self._arriving[step] = _Arriving(numbers, norms=begun.norms)
 
     def _attempt(self, begun: _Begun, measure: Callable[[_Begun], None]) -> None:
-        """Measures, unless memory does not suffice: training itself has what it needs at this point, and goes on."""
+        """Measures, unless memory does not suffice: training itself has what it needs at this point, and goes on.
+
+        AdamW needs nothing more either; Muon's temporaries come while the copy of the weights is held, so there the update can
+        run out of memory for want of it.
+        """
         if begun.failed:
             return
         try:
@@ -191,7 +195,8 @@ class LayerObserver:
         return None if np.isnan(numbers).all() else self._read(step, numbers, norms=arriving.norms)
 
     def forget(self) -> None:
-        """Drops what has not been read, because the run goes back to an earlier step."""
+        """Drops what was begun and what has not been read, because the step failed or the run goes back to an earlier one."""
+        self._begun = None
         self._arriving.clear()
 
     def _due(self, every: int, step: int) -> bool:
@@ -291,10 +296,12 @@ def _squares(tensors: list[Tensor]) -> Tensor:
 def _layer_histogram(tensors: Sequence[Tensor], limits_K: Tensor) -> Tensor:
     counts = torch.zeros(_NUM_BINS, dtype=torch.int64, device=limits_K.device)
     total = torch.zeros(2, dtype=torch.float64, device=limits_K.device)
-    one = torch.ones(1, dtype=torch.int64, device=limits_K.device)
     for tensor in tensors:
         for piece in torch.split(tensor.flatten().float(), _PIECE):
-            counts.index_add_(0, torch.bucketize(piece, limits_K, out_int32=True), one.expand(len(piece)))
+            # Sorted rather than added up by index: CUDA adds equal indices one after the other where it must be deterministic.
+            rising = piece.nan_to_num(float("inf"), float("inf"), float("-inf")).sort().values
+            ends_K = torch.searchsorted(rising, limits_K, right=True)
+            counts += torch.diff(ends_K, prepend=ends_K.new_zeros(1), append=ends_K.new_full((1,), len(piece)))
             total += torch.stack([piece.sum(dtype=torch.float64), piece.double().square().sum()])
     return torch.cat([counts.double(), total])
 

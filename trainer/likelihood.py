@@ -17,7 +17,7 @@ from trainer.config import TrainConfig
 from trainer.model import Decoder
 from trainer.step import autocast
 
-__all__ = ["Likelihood", "Window", "cut_windows", "score_windows"]
+__all__ = ["Likelihood", "Window", "cut_windows", "num_common", "score_windows"]
 
 _POSITIONS = 256
 """Positions whose fp32 logits exist at one time, where the model gives its last states."""
@@ -61,6 +61,12 @@ def cut_windows(before: Sequence[int], scored: Sequence[int], context: int) -> l
         last = len(before) + end - 1
         windows.append(Window(tokens[max(0, last - context) : last], tokens[len(before) + done : len(before) + end]))
     return windows
+
+
+def num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two rows have in common from their beginning on."""
+    shorter = min(len(one), len(other))
+    return next((place for place in range(shorter) if one[place] != other[place]), shorter)
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ def train(config: TrainConfig) -> str:
 
     Raises:
         StoppedBySignal: SIGTERM or SIGINT came; the state is saved.
-        ProjectError: see `opened_session` and `PendingStep.result`.
+        ProjectError: see `opened_session` and `train_on`.
     """
     with opened_session(config) as session:
         progress, stopped = train_until_done(session)

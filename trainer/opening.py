@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
@@ -65,10 +66,11 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
         CheckpointError: checkpoints are there, and none is intact.
     """
     configure_determinism(config)
+    _allow_open_shards()
     extension = load_extension(config.extension)
     with ExitStack() as stack:
         stop = stack.enter_context(stop_request())
-        group = stack.enter_context(joined_group(config.device))
+        group = stack.enter_context(joined_group(config.device, config.watchdog.slow_s))
         logging.basicConfig(level=logging.INFO if group.is_main else logging.WARNING, format="%(message)s")
         manifest = read_manifest(config.data)
         train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
@@ -114,10 +116,12 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
         )
         average = WeightAverage(model, config.ema) if config.ema.decay is not None else None
         resumed = Progress() if checkpoint is None else restore(checkpoint, model, training, average)
-        ledger = stack.enter_context(_opened_ledger(config, manifest, len(train_rows), checkpoint, resumed.step, group))
+        head = None if checkpoint is None else LedgerHead(**checkpoint.state["ledger"])
+        ledger = stack.enter_context(_opened_ledger(config, manifest, len(train_rows), head, resumed.step, group))
         if group.is_main and config.log.report:
             stack.callback(report_at_end, config.run)  # once the monitor is closed, however the run ends
         monitor = stack.enter_context(opened_monitor(config, group, last_step=plan.last_step, resume_step=newest))
+        stack.callback(heartbeat.at, "save")  # first of all, as closing the sinks and writing the report may take long
         tokenizer = load_tokenizer(config.data / "tokenizer")
         session = Session(
             config=config,
@@ -164,7 +168,14 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
             train_losses=LossMean() if checkpoint is None else LossMean(**checkpoint.state["train_losses"]),
         )
         _introduce(session, manifest, continued=newest is not None)
+        del training, checkpoint  # this frame lives as long as the run, and would keep them
         yield session
+
+
+def _allow_open_shards() -> None:
+    """Raises the number of files that may be open as far as the system lets it: an open shard takes two."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _introduce(session: Session, manifest: Manifest, *, continued: bool) -> None:
@@ -255,10 +266,9 @@ def _tensor_bytes(config: TrainConfig, vocab_size: int) -> list[int]:
 
 @contextmanager
 def _opened_ledger(
-    config: TrainConfig, manifest: Manifest, num_rows: int, checkpoint: Checkpoint | None, step: int, group: Group
+    config: TrainConfig, manifest: Manifest, num_rows: int, head: LedgerHead | None, step: int, group: Group
 ) -> Iterator[Ledger | None]:
-    """The ledger up to the checkpoint, on rank 0; an error there is raised on every rank."""
-    head = None if checkpoint is None else LedgerHead(**checkpoint.state["ledger"])
+    """The ledger up to what the checkpoint knows of it, on rank 0; an error there is raised on every rank."""
     with ExitStack() as stack:
 
         def open_on_main() -> None:

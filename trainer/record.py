@@ -203,13 +203,16 @@ def open_record(
 ) -> None:
     """Writes `config.toml`, the tokenizer, the extension's source and `record.json` of a run that begins or goes on."""
     write_atomic(run / "config.toml", to_toml("train", config.model_dump(mode="json")).encode())
-    if not (run / "tokenizer").exists():
+    if _contents(run / "tokenizer") != _contents(config.data / "tokenizer"):  # a start that left no checkpoint may have had another
         temporary = run / ".tokenizer.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.copytree(config.data / "tokenizer", temporary)
+        shutil.rmtree(run / "tokenizer", ignore_errors=True)
         temporary.rename(run / "tokenizer")
     if extension is not None:
         write_atomic(run / "extension.py", extension)
+    else:
+        (run / "extension.py").unlink(missing_ok=True)
     tokenizer = sorted(path.relative_to(run).as_posix() for path in (run / "tokenizer").iterdir())
     names = ["config.toml", *tokenizer, *(["extension.py"] if extension is not None else [])]
     record = {
@@ -224,6 +227,11 @@ def open_record(
     write_atomic(run / "record.json", sealed(record))
     for path in run.glob("change-*.json"):  # they stand in the record now
         path.unlink()
+
+
+def _contents(folder: Path) -> dict[str, str]:
+    """The digests of the files in a folder, by name; none where there is no folder."""
+    return {path.name: digest_file(path) for path in folder.iterdir()} if folder.exists() else {}
 
 
 def complete_record(

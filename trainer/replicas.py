@@ -22,6 +22,7 @@ from trainer.distributed import Group
 __all__ = ["Difference", "ReplicaCheck", "bit_sums", "find_difference"]
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_PIECE = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,15 @@ class Difference:
 def bit_sums(parameters: Mapping[str, Tensor]) -> Tensor:
     """The sum of the bit patterns of each tensor, read as integers and added modulo 2^64: (P,) int64 on their device.
 
-    It takes one pass over the weights, and the host waits for nothing.
+    The host waits for nothing.
     """
-    sums = [
-        parameter.detach().contiguous().view(_INTEGERS[parameter.element_size()]).sum(dtype=torch.int64)
-        for parameter in parameters.values()
-    ]
+    sums = [_sum(parameter.detach().contiguous().view(_INTEGERS[parameter.element_size()])) for parameter in parameters.values()]
     return torch.stack(sums)
+
+
+def _sum(bits: Tensor) -> Tensor:
+    """The sum of all elements as int64; in pieces, because torch widens what it adds before it does."""
+    return torch.stack([piece.sum(dtype=torch.int64) for piece in torch.split(bits.flatten(), _PIECE)]).sum()
 
 
 def find_difference(sums_RP: Tensor, names: tuple[str, ...]) -> Difference | None:
@@ -117,6 +120,10 @@ class ReplicaCheck:
         if self._every_steps:
             self.begin(step)
             self.read(step)
+
+    def drop_pending(self) -> None:
+        """Drops comparisons that have not been read: their steps are made again."""
+        self._pending.clear()
 
     def forget(self, step: int) -> None:
         """Goes back to a step whose checkpoint all ranks have loaded."""

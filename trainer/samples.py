@@ -11,7 +11,7 @@ from data_pipeline.shards import Rows
 from data_pipeline.tokenizer import Tokenizer
 from trainer.config import EvalConfig, TrainConfig
 from trainer.generate import Continuation, Sampling, TextModel, evaluating, uncompiled
-from trainer.likelihood import cut_windows, score_windows
+from trainer.likelihood import cut_windows, num_common, score_windows
 from trainer.scores import Scores, score_texts
 
 __all__ = ["perplexity", "prompts_of", "sample_and_score"]
@@ -62,7 +62,7 @@ def perplexity(reference: TextModel, config: TrainConfig, written: Sequence[Cont
     """`exp` of the mean loss of the written texts' tokens under a model, each given its prompt and what was written before it.
 
     Texts are cut into the reference's tokens together with their prompts; those that the prompt has by itself do not count. Numbers
-    of references with different tokenizers cannot be compared. None where nothing was written.
+    of references with different tokenizers cannot be compared. None where nothing was written, NaN where a loss is.
 
     Args:
         reference: the model that is asked.
@@ -72,7 +72,7 @@ def perplexity(reference: TextModel, config: TrainConfig, written: Sequence[Cont
     windows = []
     for one in written:
         tokens, given = (reference.prompt_tokens(text) for text in (one.prompt + one.text, one.prompt))
-        first = max(1, _num_common(tokens, given))
+        first = max(1, num_common(tokens, given))
         windows += cut_windows(tokens[:first], tokens[first:], reference.context)
     num_tokens = sum(len(window.targets) for window in windows)
     if not num_tokens:
@@ -80,12 +80,7 @@ def perplexity(reference: TextModel, config: TrainConfig, written: Sequence[Cont
     with evaluating(reference.model), uncompiled():
         scored = score_windows(reference.model, windows, reference.tokenizer.vocab_size, config, _WINDOWS_AT_ONCE)
     mean = math.fsum(likelihood.nats for likelihood in scored) / num_tokens
-    return math.exp(mean) if mean < 700 else math.inf
-
-
-def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
-    shorter = min(len(one), len(other))
-    return next((place for place in range(shorter) if one[place] != other[place]), shorter)
+    return math.inf if mean >= 700 else math.exp(mean)
 
 
 def _beginnings(rows: Rows, tokenizer: Tokenizer) -> list[str]:

@@ -213,7 +213,7 @@ def _precision(hypothesis: Sequence[Hashable], references: Sequence[Sequence[Has
     counts = Counter(_ngrams(hypothesis, order))
     allowed: Counter[tuple[Hashable, ...]] = Counter()
     for reference in references:
-        allowed |= Counter(_ngrams(reference, order))
+        allowed |= counts & Counter(_ngrams(reference, order))  # no more can count
     return ((counts & allowed).total() or _SMOOTHING) / counts.total()
 
 

@@ -22,7 +22,7 @@ from trainer.changes import Change, Changes
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore
 from trainer.config import TrainConfig
 from trainer.convergence import LossMean, judge_convergence
-from trainer.distributed import Group
+from trainer.distributed import LET_GO_S, Group
 from trainer.ema import WeightAverage
 from trainer.evaluate import Evaluation, Grouping, evaluate
 from trainer.extension import Extension, RunView
@@ -54,8 +54,6 @@ from trainer.weights import check_finite, weights_digest
 __all__ = ["GoBack", "RollBack", "Session", "StepAgain", "restore"]
 
 _log = logging.getLogger(__name__)
-
-_LET_GO_S = 0.1
 
 
 class GoBack(Exception):  # noqa: N818 - a request, no error
@@ -164,6 +162,7 @@ class Session:
         after = progress.after_evaluation(evaluation.loss, self.train_losses.take())
         self.monitor.signals(judge_convergence(after.evaluations, self.config.eval).signals)
         self.extension.evaluated(self.view(after), evaluation)
+        self.saved_step = None  # what is saved does not know of this evaluation
         return after
 
     def save(self, progress: Progress) -> Progress:
@@ -222,6 +221,7 @@ class Session:
             return self._roll_back(request)
         assert isinstance(request, StepAgain)
         self.observer.forget()
+        self.replicas.drop_pending()
         self._mend(request.result)
         facts = request.facts
         return facts.progress.before_step(start=facts.progress.rows - len(facts.rows), targets=facts.num_targets)
@@ -262,7 +262,7 @@ class Session:
         # DDP's hooks on the weights go with it, and it waits for its exchanges when it goes: see `trainer.distributed`.
         self.training = replace(training, module=training.loss, accumulation=PlainAccumulation(()), scaler=scaler)
         del training
-        time.sleep(_LET_GO_S)
+        time.sleep(LET_GO_S)
         release_memory()
         module, accumulation, self.changes = wrapped(
             self.training.loss, self.config, self.changes, self.group, step, self.manifest, self.training.backend
@@ -465,6 +465,7 @@ class Session:
         assert self.ledger is not None
         check_finite(checkpoint)
         self.ledger.sync()  # before a checkpoint names its head
+        self.monitor.sync()
         self.saver.submit(replace(checkpoint, state={**checkpoint.state, "ledger": self.ledger.head.to_json()}))
 
 

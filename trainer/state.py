@@ -30,7 +30,7 @@ class Progress:
     saved_seconds: float = 0.0
     """`seconds` at the last checkpoint."""
     best_step: int | None = None
-    """Step of the lowest validation loss so far."""
+    """Step of the lowest validation loss so far; none before one is a number."""
     best_val_loss: float | None = None
     """That loss, in nats per target."""
     evaluations: tuple[Evaluated, ...] = ()
@@ -56,7 +56,7 @@ class Progress:
 
     def after_evaluation(self, val_loss: float, train_loss: float | None = None) -> Progress:
         """The counters once this step has been evaluated; `train_loss` is the mean since the evaluation before."""
-        better = self.best_val_loss is None or val_loss < self.best_val_loss
+        better = self.step > 0 and math.isfinite(val_loss) and (self.best_val_loss is None or val_loss < self.best_val_loss)
         known = Evaluated(self.step, val_loss if math.isfinite(val_loss) else None, train_loss)
         evaluated = replace(self, evaluated_step=self.step, evaluations=(*self.evaluations, known))
         return replace(evaluated, best_step=self.step, best_val_loss=val_loss) if better else evaluated

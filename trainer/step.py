@@ -409,11 +409,11 @@ def train_step(
     """
     scaler_before = [value.clone() for value in _tensors_of(training.scaler)]
     losses = torch.zeros(batch.num_micro_batches, dtype=torch.float64, device=group.device)
-    gradient = None
-    if after is None or not after.ran_out:
+    gradient, begun = None, after is None or not after.ran_out
+    if begun:
         gradient = _attempt(training, batch, config, group, step, losses, before_exchange, observer)
     if gradient is None:  # not inside `_attempt`, where the error still holds the tensors of the pass that broke off
-        _join(training.accumulation, len(share_of_rank(batch.num_micro_batches, group)), step)
+        _join(training.accumulation, len(share_of_rank(batch.num_micro_batches, group)), step, begun=begun)
     report = group.sum(
         _report(
             group,
@@ -502,9 +502,11 @@ def _update(optimizers: Sequence[torch.optim.Optimizer], skip: Tensor, step: int
         raise OutOfMemoryAloneError(step) from error  # some weights are updated and some are not
 
 
-def _join(accumulation: Accumulation, num_passes: int, step: int) -> None:
+def _join(accumulation: Accumulation, num_passes: int, step: int, *, begun: bool) -> None:
     release_memory()
     try:
+        if not begun:
+            accumulation.begin()  # else the exchanges of the step before would count as this one's
         accumulation.join(num_passes)
     except Exception as error:
         if not is_out_of_memory(error):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -81,9 +82,14 @@ def _shown(one: Continuation, number: int, total: int) -> str:
 def _scores(request: WritingRequest, reference: TextModel, run: Path, written: Sequence[Continuation]) -> str:
     scores = score_texts([one.text for one in written], perplexity(reference, load_config(run), written)).to_json()
     if request.as_json:
-        return _line({"scores": scores})
+        return _line({"scores": {name: _plain(value) for name, value in scores.items()}})
     lines = [f"{name:<18}{'-' if value is None else f'{value:.4g}'}\n" for name, value in scores.items()]
     return "".join(["=== scores\n", *lines])
+
+
+def _plain(value: float | None) -> float | str | None:
+    """A number that is not finite as text, because JSON has no word for it."""
+    return value if value is None or math.isfinite(value) else str(value)
 
 
 def _line(value: dict[str, Any]) -> str:

@@ -84,7 +84,9 @@ def _byte_level_names(tokenizer: Tokenizer) -> dict[int, str]:
     decoder = content.get("decoder") or {}
     if "ByteLevel" not in {part["type"] for part in (decoder, *decoder.get("decoders", ())) if part}:
         return {}
-    vocabulary: Mapping[str, int] = content["model"]["vocab"]
+    vocabulary: Mapping[str, int] | list[tuple[str, float]] = content["model"]["vocab"]
+    if isinstance(vocabulary, list):  # of Unigram: pieces with their scores, in the order of their ids
+        vocabulary = {name: number for number, (name, _) in enumerate(vocabulary)}
     added: list[Mapping[str, Any]] = content.get("added_tokens", [])
     return {number: name for name, number in vocabulary.items()} | {token["id"]: token["content"] for token in added}
 

@@ -28,6 +28,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer.event_file_writer import AtomicCounter
 from torch import Tensor
 
 from data_pipeline.errors import CheckpointError, ConfigError, ExitCode, GuardError, StoppedBySignal, exit_code_of
@@ -548,7 +549,9 @@ def test_a_resume_that_is_never_refused_ends_with_other_bits(
 
 @pytest.mark.claim("47", "event file of TensorBoard cut short, resume at an older step", unit="files")
 @pytest.mark.filterwarnings("ignore")
-def test_a_damaged_event_file_leaves_the_training_alone_and_each_step_has_one_point(data: Path, tmp_path: Path) -> None:
+def test_a_damaged_event_file_leaves_the_training_alone_and_each_step_has_one_point(
+    data: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
     every = {"log": {"every_steps": 1}}
     whole = tiny_config(data, tmp_path / "whole", **every)
@@ -556,6 +559,8 @@ def test_a_damaged_event_file_leaves_the_training_alone_and_each_step_has_one_po
     for seed in seeds(2, 50):
         draw = random.Random(seed)
         config = tiny_config(data, tmp_path / f"run-{seed}", **every)
+        # TensorBoard reads files by name, which ends in their number within the process: 10 would come before 9.
+        monkeypatch.setattr("tensorboard.summary.writer.event_file_writer._global_uid", AtomicCounter(0))
         with pytest.MonkeyPatch.context() as patch:
             kill(patch, draw.randrange(6, 11))
             trained(config)

@@ -26,6 +26,7 @@ from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
 from trainer import loop
 from trainer.checkpoint import Checkpoint, CheckpointStore
+from trainer.convergence import LossMean
 from trainer.extension import Extension
 from trainer.ledger import LedgerHead
 from trainer.model import Decoder
@@ -108,6 +109,9 @@ SCENARIOS = {
         lambda patch: stop(patch, 12),  # step 11 is bad and not reported; back to 8; 9 and 10 again
         two_spikes,
     ),
+    "early": Scenario(
+        {"eval": {"every_steps": 2, "patience": 4, "min_delta": 3.0, "sample_tokens": 0}}, lambda patch: stop(patch, 5)
+    ),
     "muon": Scenario({"optim": {"kind": "muon"}}, lambda patch: stop(patch, 7)),
     "dropout": Scenario({}, lambda patch: stop(patch, 7), with_dropout),
     "fp16": Scenario(
@@ -189,6 +193,8 @@ MUTANTS: list[tuple[str, str, Mutation]] = [
     ("fp16", "scale of the loss", without_scaler),
     ("worse", "best step", forgotten("progress", best_step=None, best_val_loss=None)),
     ("worse", "step that was evaluated", forgotten("progress", evaluated_step=-1)),
+    ("early", "evaluations so far", forgotten("progress", evaluations=[])),
+    ("early", "training losses since the last evaluation", forgotten("train_losses", **LossMean().to_json())),
     ("skips", "skips in a row", forgotten("guard", skips_in_row=0)),
     ("level", "step since when a level is normal", forgotten("guard", level_since=0)),
     ("minutes", "training time", forgotten("progress", seconds=0.0)),
@@ -309,9 +315,9 @@ def test_every_item_of_the_saved_state_is_left_out_once(folder: Path, tmp_path: 
     changed: set[str] = set()
     for _, _, mutation in MUTANTS:
         changed |= items_changed_by(mutation, checkpoint)
-    everything = {f"{part}.{name}" for part in ("progress", "guard", "ledger") for name in checkpoint.state[part]}
+    everything = {f"{part}.{name}" for part in ("progress", "guard", "ledger", "train_losses") for name in checkpoint.state[part]}
     assert everything | {"average"} <= changed
-    assert checkpoint.state.keys() == {"progress", "guard", "ledger", "scaler"}
+    assert checkpoint.state.keys() == {"progress", "guard", "ledger", "scaler", "train_losses"}
 
 
 def items_changed_by(mutation: Mutation, checkpoint: Checkpoint) -> set[str]:

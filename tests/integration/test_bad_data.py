@@ -20,6 +20,7 @@ from data_pipeline.shards import Rows, ShardError
 from tests.support.prepared import write_prepared
 from tests.support.ranks import run_ranks
 from tests.support.runs import losses, metrics, tiny_config
+from trainer import opening as openings
 from trainer import session as sessions
 from trainer.audit import audit_run, show_step
 from trainer.config import TrainConfig
@@ -178,7 +179,7 @@ def test_a_token_beyond_the_vocabulary_never_reaches_the_model(data: Path, tmp_p
 
 def on_each(group: Group, failing_rank: int, kind: str, *configs: TrainConfig) -> list[str]:
     """Trains one run after another as the ranks of a group; one rank alone cannot read a shard from the fourth step on."""
-    sessions.joined_group = lambda _: nullcontext(group)
+    openings.joined_group = lambda *_: nullcontext(group)
     sessions.RETRY_WAITS_S = (0.01,)
     read, broken = Rows.num_targets, [False]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from trainer.benchmarks import HarnessModel, benchmark_run
 from trainer.generate import TextModel
 from trainer.inspect_run import evaluate_run, load_config, load_model
 from trainer.loop import train
+from trainer.sampling import Sampling
+from trainer.writing import WritingRequest, written_texts
 
 needs_harness = pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs lm-eval (env/requirements-eval.lock)")
 
@@ -60,6 +63,25 @@ def test_people_get_aligned_tables(run: Path) -> None:
 
 def test_a_limit_evaluates_some_rows(run: Path) -> None:
     assert json.loads(evaluate_run(run, "latest", limit=3, as_json=True))["rows"] == 3
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU computes as the run did")
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "float8"])
+def test_a_run_of_a_gpu_can_be_looked_at_without_one(run: Path, tmp_path: Path, precision: str) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    settings = (copy / "config.toml").read_text()
+    for name, here, there in (("device", "cpu", "cuda"), ("attention", "auto", "varlen"), ("precision", "fp32", precision)):
+        assert f'\n{name} = "{here}"\n' in settings
+        settings = settings.replace(f'\n{name} = "{here}"\n', f'\n{name} = "{there}"\n')
+    (copy / "config.toml").write_text(settings)
+    found, expected = (json.loads(evaluate_run(path, "latest", as_json=True))["val_loss"] for path in (copy, run))
+    assert found == pytest.approx(expected, rel=0.01)
+    request = WritingRequest(copy, "latest", Sampling(4), as_json=True, score=True)
+    assert [list(json.loads(line)) for line in written_texts(request)] == [
+        ["prompt", "text", "tokens", "finish_reason"],
+        ["scores"],
+    ]
 
 
 def test_other_data_is_evaluated_where_its_tokenizer_is_the_same(run: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pty
 import select
@@ -77,6 +78,16 @@ def test_scores_come_last_and_may_use_another_run_as_reference(run: Path, capsys
     assert own["scores"]["perplexity"] > 1
     assert "=== scores\n" in (table := printed(capsys, *words))
     assert f"{'distinct_2':<18}{own['scores']['distinct_2']:.4g}\n" in table
+
+
+@pytest.mark.parametrize("perplexity", [math.inf, math.nan])
+def test_a_score_that_is_not_finite_is_text_in_json(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, perplexity: float
+) -> None:
+    monkeypatch.setattr("trainer.writing.perplexity", lambda *_: perplexity)
+    words = (str(run), "--max_tokens", "2", "--score")
+    assert json.loads(printed(capsys, *words, "--json").splitlines()[-1])["scores"]["perplexity"] == str(perplexity)
+    assert f"{'perplexity':<18}{perplexity}\n" in printed(capsys, *words)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from data_pipeline.errors import ConfigError, ProjectError, exit_code_of
 from tests.support.prepared import write_prepared
 from tests.support.ranks import RankError, run_ranks
 from tests.support.runs import losses, metrics, tiny_config
+from trainer import opening as openings
 from trainer import session as sessions
 from trainer import step as steps
 from trainer.audit import audit_run
@@ -234,7 +235,7 @@ def test_an_evaluation_that_runs_out_of_memory_has_the_same_result(
 
 def on_each(group: Group, failures: dict[int, list[Failure]], *configs: TrainConfig) -> list[str]:
     """Trains one run after another as the ranks of a group; the failures of each rank come in the first one."""
-    sessions.joined_group = lambda _: nullcontext(group)
+    openings.joined_group = lambda *_: nullcontext(group)
     results = []
     for number, config in enumerate(configs):
         with failing(*(failures.get(group.rank, []) if number == 0 else [])):
@@ -261,6 +262,28 @@ def test_all_ranks_go_on_when_one_runs_out_of_memory(data: Path, tmp_path: Path)
     assert {found[0] for found in results} == {found[-1] for found in results}
     assert losses(tmp_path / "failed") == losses(tmp_path / "parts")
     audit_run(tmp_path / "failed")
+
+
+def late_on_each(group: Group, failures: dict[int, list[Failure]], *configs: TrainConfig) -> list[str]:
+    """As `on_each`, on a device that is a step behind."""
+    late = partial(steps.StepResults, lag=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainer.loop.StepResults", lambda lag: late())
+        return on_each(group, failures, *configs)
+
+
+@pytest.mark.parametrize("place", ["backward", "forward", "clip"])
+def test_all_ranks_go_on_when_the_step_after_a_failure_is_under_way(data: Path, tmp_path: Path, place: str) -> None:
+    parts = [
+        of_micro(data, tmp_path / "parts", micro, last, global_rows=32, resume={"allow_changes": ["batch.micro"]})
+        for last, micro in ((5, 16), (8, 8))
+    ]
+    failed = of_micro(data, tmp_path / "failed", 16, 8, global_rows=32)
+    failure = Failure(6, 1, place)
+    results = run_ranks(late_on_each, 2, {1: [failure]}, failed, *parts, timeout_s=200)
+    assert changes_of(tmp_path / "failed") == [(6, 8)]
+    assert {found[0] for found in results} == {found[-1] for found in results}
+    assert losses(tmp_path / "failed") == losses(tmp_path / "parts")
 
 
 def test_no_rank_waits_for_one_that_has_no_smaller_rows(data: Path, tmp_path: Path) -> None:

@@ -120,8 +120,15 @@ def outcome(run: Path, result: str) -> dict[str, Any]:
         "alerts": [(event["step"], event["message"]) for event in metrics(run, "alert")],
         "saves": [event["step"] for event in metrics(run, "save")],
         "checkpoints": CheckpointStore(run / "checkpoints").steps(),
+        "evaluations": evaluations(run),
         "ledger": (run / LEDGER).read_text().splitlines(),
     }
+
+
+def evaluations(run: Path) -> list[dict[str, Any]]:
+    """By which convergence is judged, as the newest checkpoint has them; none without a checkpoint."""
+    store = CheckpointStore(run / "checkpoints")
+    return list(store.load(max(store.steps())).state["progress"]["evaluations"]) if store.steps() else []
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:

@@ -20,14 +20,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from trainer.distributed import Group
+from trainer.distributed import LET_GO_S, Group
 
 __all__ = ["RankError", "run_ranks"]
 
 _ResultT = TypeVar("_ResultT")
 
 _GRACE_S = 2.0
-_LET_GO_S = 0.1
 
 
 class RankError(RuntimeError):
@@ -88,7 +87,7 @@ def _run_rank(
         sender.send_bytes(pickle.dumps((result, "")))
     except BaseException:
         sender.send_bytes(pickle.dumps((None, traceback.format_exc())))
-    time.sleep(_LET_GO_S)  # see trainer.distributed.joined_group
+    time.sleep(LET_GO_S)  # see trainer.distributed.joined_group
     with suppress(Exception):
         dist.destroy_process_group()
 

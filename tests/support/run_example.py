@@ -33,6 +33,7 @@ def train_event(step: int, loss: float, **others: Any) -> Event:
         "tokens": 1000 * step,
         "tokens_per_s": 2000.0,
         "mfu": 0.25,
+        "seconds": 0.5,
         "loader_wait_s": 0.05,
     }
     return event | others

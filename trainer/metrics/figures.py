@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from trainer.evaluate import Score
+from trainer.metrics.values import encodable
 
 __all__ = ["length_histogram", "perplexity_bars"]
 
@@ -21,9 +22,9 @@ _MOST_BARS = 40
 
 def length_histogram(report: Mapping[str, Any]) -> Picture | None:
     """How long the documents are in tokens, over the share of all tokens in them; None where the report does not say."""
-    lengths = report.get("lengths", {}).get("tokens", {})
-    bins = np.array(lengths.get("histogram", []), dtype=np.float64)
-    if not bins.size:
+    lengths = (report.get("lengths") or {}).get("tokens") or {}
+    bins = np.array(lengths.get("histogram") or [], dtype=np.float64)
+    if not bins.size or not bins[:, 2:].sum(axis=0).all():
         return None
     low, high, documents, tokens = bins.T
     figure = Figure(figsize=(8, 4), layout="constrained")
@@ -31,9 +32,10 @@ def length_histogram(report: Mapping[str, Any]) -> Picture | None:
     axes.set_xscale("log", base=2)
     axes.bar(low, documents / documents.sum(), high - low, align="edge", color=_BLUE, label="documents")
     axes.step(np.append(low, high[-1]), np.append(tokens, tokens[-1]) / tokens.sum(), where="post", color=_ORANGE, label="tokens")
-    for name in ("p50", "p99"):
-        axes.axvline(lengths[name], color="grey", linewidth=1, linestyle=":")
-        axes.annotate(f" {name.upper()} {lengths[name]:,}", (lengths[name], axes.get_ylim()[1]), va="top", fontsize=8)
+    marks = {name: lengths[name] for name in ("p50", "p99") if lengths.get(name) is not None}
+    for name, length in marks.items():
+        axes.axvline(length, color="grey", linewidth=1, linestyle=":")
+        axes.annotate(f" {name.upper()} {length:,}", (length, axes.get_ylim()[1]), va="top", fontsize=8)
     axes.set(xlabel="length of a document, tokens", ylabel="share", title="Length of the documents")
     axes.legend(frameon=False)
     return _drawn(figure)
@@ -51,11 +53,16 @@ def perplexity_bars(scores: Mapping[str, Score], title: str) -> Picture:
     bars = axes.barh(range(len(shown)), heights, color=_BLUE)
     labels = [f"{score.perplexity:.4g}  ({score.num_targets:,} targets)" for _, score in shown]
     axes.bar_label(bars, labels, padding=3, fontsize=8)
-    axes.set_yticks(range(len(shown)), [name for name, _ in shown])
+    axes.set_yticks(range(len(shown)), [_literal(name) for name, _ in shown])
     axes.invert_yaxis()
     axes.margins(x=0.25)
     axes.set(xlabel="perplexity", title=title)
     return _drawn(figure)
+
+
+def _literal(name: str) -> str:
+    """The name as matplotlib must be given it: dollars are no formula, and no font has a lone surrogate."""
+    return encodable(name).replace("$", r"\$")
 
 
 def _drawn(figure: Figure) -> Picture:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from data_pipeline.files import write_atomic
+from data_pipeline.errors import StorageError
+from data_pipeline.files import sync_directory, write_atomic
 from trainer.alerts import Alert
 from trainer.evaluate import Evaluation
 from trainer.hardware import HardwareReading
@@ -26,13 +29,18 @@ class JsonLinesSink(Sink):
     Args:
         path: the file; it is cut to the step that the run goes on from.
         resume_step: that step; None where the run begins.
+
+    Raises:
+        StorageError: from here and every method, where the file cannot be written.
     """
 
     def __init__(self, path: Path, resume_step: int | None) -> None:
         self._path = path
-        if path.exists():
-            write_atomic(path, b"" if resume_step is None else _lines_until(path, resume_step))
-        self._file = path.open("a", encoding="utf-8")
+        with self._stored():
+            if path.exists():
+                write_atomic(path, b"" if resume_step is None else _lines_until(path, resume_step))
+            self._file = self._opened()
+            sync_directory(path.parent)
 
     def train(self, metrics: StepMetrics) -> None:
         """Appends a line of event `train`."""
@@ -105,17 +113,39 @@ class JsonLinesSink(Sink):
 
     def rewind(self, step: int) -> None:
         """Cuts off the lines after a step."""
-        self._file.close()
-        write_atomic(self._path, _lines_until(self._path, step))
-        self._file = self._path.open("a", encoding="utf-8")
+        with self._stored():
+            self._file.close()
+            write_atomic(self._path, _lines_until(self._path, step))
+            self._file = self._opened()
+
+    def sync(self) -> None:
+        """Forces all lines to the device, because a run that goes on from a checkpoint needs those of all steps before it."""
+        with self._stored():
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Closes the file."""
-        self._file.close()
+        with self._stored():
+            self._file.close()
+
+    def _opened(self) -> IO[str]:
+        """A lone surrogate, which UTF-8 cannot hold, is written as JSON's own escape of it."""
+        return self._path.open("a", encoding="utf-8", errors="backslashreplace")
 
     def _write(self, event: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(_plain(event), ensure_ascii=False) + "\n")
-        self._file.flush()
+        line = json.dumps(_plain(event), ensure_ascii=False) + "\n"
+        with self._stored():
+            self._file.write(line)
+            self._file.flush()
+
+    @contextmanager
+    def _stored(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(
+                f"{self._path}: {error.strerror}; make room or give access, and run the same command again"
+            ) from error
 
 
 class NodeHardwareSink(JsonLinesSink):
@@ -153,7 +183,7 @@ def _lines_until(path: Path, step: int) -> bytes:
     for line in path.read_bytes().splitlines(keepends=True):
         try:
             if json.loads(line)["step"] <= step:
-                kept.append(line)
+                kept.append(line.rstrip(b"\r\n") + b"\n")  # a kill can leave a whole line without its end
         except ValueError:  # the line that was being written when the run was killed
             continue
     return b"".join(kept)

@@ -1,13 +1,15 @@
 """The run in MLflow. The package is optional; a folder as `log.mlflow_uri` needs no server.
 
-MLflow's client is used, and not its global functions, so that nothing outside this run is switched on. A thread of MLflow's sends
-the points; where the store cannot be reached, training goes on and the log says so once.
+MLflow's client is used, and not its global functions, so that nothing outside this run is switched on. Points and
+tags are sent by a thread of MLflow's, texts and the end by one of this sink's, because MLflow tries for minutes to reach a store
+that is down, and no step may wait for that. Training goes on, and the log says so once.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +23,9 @@ from trainer.evaluate import Evaluation
 from trainer.hardware import HardwareReading
 from trainer.layer_stats import LayerReading
 from trainer.metrics.layout import hyper_parameters
-from trainer.metrics.points import evaluation_points, hardware_points, layer_points, train_points
-from trainer.metrics.sink import Sink
-from trainer.metrics.values import RunFacts, SampleText, ScoreTable, StepMetrics, numbers_in
+from trainer.metrics.points import evaluation_points, hardware_points, layer_points, saving_points, train_points
+from trainer.metrics.service import ServiceSink
+from trainer.metrics.values import RunFacts, SampleText, ScoreTable, StepMetrics, encodable, numbers_in
 
 __all__ = ["MlflowSink"]
 
@@ -32,9 +34,11 @@ _LONGEST_VALUE = 500
 _PARAMETERS_AT_ONCE = 100
 _WAITED_FOR = 256
 """Newest calls whose success is looked at when the run ends; older ones are long done by then."""
+_END_S = 20.0
+"""The longest that the end of a run waits for the store."""
 
 
-class MlflowSink(Sink):
+class MlflowSink(ServiceSink):
     """Curves every few steps, and samples as files. A run that goes on is the same run there.
 
     Args:
@@ -48,14 +52,16 @@ class MlflowSink(Sink):
     """
 
     def __init__(self, run: Path, uri: str, experiment: str, every_steps: int) -> None:
+        super().__init__(f"log.mlflow_uri = {uri}")
         self._mlflow = _mlflow()
         self._id_file = run / ".mlflow-id"
         self._uri, self._experiment = uri, experiment
         self._every_steps = every_steps
         self._client: Any = None
         self._id = ""
-        self._sending: deque[Any] = deque(maxlen=_WAITED_FOR)
-        self._reachable = True
+        self._sending: deque[Callable[[], object]] = deque(maxlen=_WAITED_FOR)
+        """What waits for each of the newest calls."""
+        self._is_open = False
 
     def begin(self, facts: RunFacts) -> None:
         """Begins the run there, or goes on with it."""
@@ -64,22 +70,14 @@ class MlflowSink(Sink):
             if self._id_file.exists():
                 self._id = self._id_file.read_text()
                 self._client.update_run(self._id, status="RUNNING")
-                return
-            found = self._client.get_experiment_by_name(self._experiment)
-            experiment = found.experiment_id if found is not None else self._client.create_experiment(self._experiment)
-            self._id = self._client.create_run(experiment, run_name=facts.name).info.run_id
-            entities = [
-                self._mlflow.entities.Param(name, str(value)[:_LONGEST_VALUE])
-                for name, value in hyper_parameters(facts.settings).items()
-            ]
-            for first in range(0, len(entities), _PARAMETERS_AT_ONCE):
-                self._client.log_batch(self._id, params=entities[first : first + _PARAMETERS_AT_ONCE])
-            write_atomic(self._id_file, self._id.encode())
+            else:
+                self._create(facts)
         except Exception as error:
             raise ConfigError(
                 f"log.mlflow_uri = {self._uri}: the store does not take the run ({error}); start the server, name a folder, or "
                 "leave log.mlflow_uri out"
             ) from error
+        self._is_open = True
 
     def train(self, metrics: StepMetrics) -> None:
         """Adds a point to each training curve, if this step is due or was not finite."""
@@ -92,9 +90,10 @@ class MlflowSink(Sink):
 
     def samples(self, step: int, samples: Sequence[SampleText], scores: ScoreTable | None) -> None:
         """Adds the texts as one file, and a point for each score."""
-        text = "\n\n".join(sample.prompt + sample.text for sample in samples)
-        if text:
-            self._attempt(lambda: self._client.log_text(self._id, text, f"samples/step-{step:08d}.txt"))
+        text = "\n\n".join(encodable(sample.prompt + sample.text) for sample in samples)
+        if text and self._reachable:
+            path = f"samples/step-{step:08d}.txt"
+            self._sending.append(self._begun(lambda: self._attempt(lambda: self._client.log_text(self._id, text, path))).join)
         self._add(step, {f"scores/{name}": value for name, value in numbers_in(scores).items()})
 
     def layers(self, reading: LayerReading) -> None:
@@ -105,38 +104,68 @@ class MlflowSink(Sink):
         """Adds a point to each curve of the machine."""
         self._add(step, hardware_points(reading, memory_trend))
 
+    def saving(self, step: int, stall_s: float) -> None:
+        """Adds a point to the curve of the stalls."""
+        self._add(step, saving_points(stall_s))
+
     def alert(self, alert: Alert, count: int) -> None:
         """Adds a point to the count of its rule, and keeps its text as a tag."""
-        self._attempt(lambda: self._client.set_tag(self._id, f"alert.{alert.rule}", alert.message))
+        self._send(lambda: self._client.set_tag(self._id, f"alert.{alert.rule}", alert.message, synchronous=False))
         self._add(alert.step, {f"health/alerts_{alert.rule}": float(count)})
 
     def finish(self, status: str) -> None:
-        """Notes how the run ended."""
-        self._wait()
-        self._attempt(lambda: self._client.set_terminated(self._id, "FINISHED" if status == "finished" else "KILLED"))
+        """Waits for what is being sent, and notes how the run ended."""
+        self._end("FINISHED" if status == "finished" else "KILLED")
 
     def close(self) -> None:
-        """Waits for what is being sent."""
-        self._wait()
+        """The same for a run that failed."""
+        if self._is_open:
+            self._end("FAILED")
+
+    def _create(self, facts: RunFacts) -> None:
+        found = self._client.get_experiment_by_name(self._experiment)
+        experiment = found.experiment_id if found is not None else self._client.create_experiment(self._experiment)
+        self._id = self._client.create_run(experiment, run_name=facts.name).info.run_id
+        entities = [
+            self._mlflow.entities.Param(name, str(value)[:_LONGEST_VALUE])
+            for name, value in hyper_parameters(facts.settings).items()
+        ]
+        for first in range(0, len(entities), _PARAMETERS_AT_ONCE):
+            self._client.log_batch(self._id, params=entities[first : first + _PARAMETERS_AT_ONCE])
+        write_atomic(self._id_file, self._id.encode())
 
     def _add(self, step: int, points: Mapping[str, float]) -> None:
         if not points:
             return
         now = int(time.time() * 1000)
         metrics = [self._mlflow.entities.Metric(_name(name), value, now, step) for name, value in points.items()]
-        self._attempt(lambda: self._sending.append(self._client.log_batch(self._id, metrics=metrics, synchronous=False)))
+        self._send(lambda: self._client.log_batch(self._id, metrics=metrics, synchronous=False))
 
-    def _wait(self) -> None:
-        while self._sending:
-            self._attempt(self._sending.popleft().wait)
+    def _send(self, call: Callable[[], Any]) -> None:
+        """Makes a call that MLflow carries out later."""
+        self._attempt(lambda: self._sending.append(call().wait))
 
-    def _attempt(self, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except Exception as error:
-            if self._reachable:
-                _log.warning("log.mlflow_uri = %s: points are lost (%s); training goes on", self._uri, error)
-            self._reachable = False
+    def _end(self, status: str) -> None:
+        self._is_open = False
+        ending = self._begun(lambda: self._wait_and_end(status))
+        ending.join(_END_S)
+        if ending.is_alive():
+            _log.warning(
+                "%s: the store does not answer; the newest points and the end of the run may be missing there", self._place
+            )
+
+    def _wait_and_end(self, status: str) -> None:
+        while self._sending and self._reachable:
+            self._attempt(self._sending.popleft())
+        if self._reachable:
+            self._attempt(lambda: self._client.set_terminated(self._id, status))
+
+    @staticmethod
+    def _begun(action: Callable[[], None]) -> threading.Thread:
+        """The thread that does it, which never keeps the process from ending."""
+        thread = threading.Thread(target=action, name="mlflow", daemon=True)
+        thread.start()
+        return thread
 
 
 def _name(name: str) -> str:

@@ -16,7 +16,7 @@ from trainer.hardware import HardwareReading
 from trainer.layer_stats import LayerReading
 from trainer.metrics.running import RunningNumbers
 from trainer.metrics.sink import Sink
-from trainer.metrics.values import RunFacts, SampleText, ScoreTable, StepMetrics
+from trainer.metrics.values import SampleText, ScoreTable, StepMetrics
 from trainer.straggler import SlowRank
 
 __all__ = ["Monitor"]
@@ -58,11 +58,6 @@ class Monitor:
     def alert_counts(self) -> dict[str, int]:
         """How many alerts of each rule the run has had."""
         return self._running.alerts
-
-    def begin(self, facts: RunFacts) -> None:
-        """Passes on what is known of the run."""
-        for sink in self._sinks:
-            sink.begin(facts)
 
     def train(self, metrics: StepMetrics) -> StepMetrics:
         """Passes on the numbers of one step, and what the machine did meanwhile; returns them with what the monitor adds."""
@@ -138,6 +133,15 @@ class Monitor:
         for sink in self._sinks:
             sink.rewind(step)
         self._running.restore(self._history(step))
+
+    def sync(self) -> None:
+        """Has every sink force what it keeps to the device, so that no checkpoint is ahead of the numbers before it.
+
+        Raises:
+            StorageError: it failed.
+        """
+        for sink in self._sinks:
+            sink.sync()
 
     def finish(self, status: str) -> None:
         """Tells every sink how the run ended, where it did not fail."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from trainer.evaluate import Evaluation
 from trainer.hardware import GpuReading, HardwareReading
 from trainer.layer_stats import LayerReading
-from trainer.metrics.values import StepMetrics
+from trainer.metrics.values import StepMetrics, encodable
 
-__all__ = ["FINAL_METRICS", "Points", "evaluation_points", "hardware_points", "layer_points", "train_points"]
+__all__ = ["FINAL_METRICS", "Points", "evaluation_points", "hardware_points", "layer_points", "saving_points", "train_points"]
 
 Points = dict[str, float]
 
@@ -42,7 +42,7 @@ def evaluation_points(evaluation: Evaluation) -> Points:
         "validation/bits_per_byte": evaluation.bits_per_byte,
     }
     for by, scores in evaluation.groups.items():
-        points |= {f"validation_{by}/{name}": score.perplexity for name, score in scores.items()}
+        points |= {encodable(f"validation_{by}/{name}"): score.perplexity for name, score in scores.items()}
     return _known(points)
 
 
@@ -63,6 +63,11 @@ def hardware_points(reading: HardwareReading, memory_trend: float | None) -> Poi
     for gpu in reading.gpus:
         points |= {f"gpu_{gpu.index}/{name}": value for name, value in _gpu_values(gpu).items()}
     return _known(points)
+
+
+def saving_points(stall_s: float) -> Points:
+    """The point of a checkpoint: how long training waited for it to be handed over."""
+    return {"speed/save_stall_s": stall_s}
 
 
 def _gpu_values(gpu: GpuReading) -> dict[str, float | None]:

@@ -43,6 +43,9 @@ class Sink:
     def rewind(self, step: int) -> None:
         """Forgets what came after a step, because the run goes back to it."""
 
+    def sync(self) -> None:
+        """Forces what it has been given to the device; called before a checkpoint that counts on it."""
+
     def finish(self, status: str) -> None:
         """Takes how the run ended: `finished` or `stopped`; not called where it failed."""
 

@@ -16,9 +16,9 @@ from trainer.hardware import HardwareReading
 from trainer.layer_stats import BIN_LIMITS, Histogram, LayerReading
 from trainer.metrics.figures import length_histogram, perplexity_bars
 from trainer.metrics.layout import LAYOUT, hyper_parameters
-from trainer.metrics.points import FINAL_METRICS, evaluation_points, hardware_points, layer_points, train_points
+from trainer.metrics.points import FINAL_METRICS, evaluation_points, hardware_points, layer_points, saving_points, train_points
 from trainer.metrics.sink import Sink
-from trainer.metrics.values import RunFacts, SampleText, ScoreTable, StepMetrics, numbers_in
+from trainer.metrics.values import RunFacts, SampleText, ScoreTable, StepMetrics, encodable, numbers_in
 
 __all__ = ["TensorBoardSink"]
 
@@ -76,7 +76,7 @@ class TensorBoardSink(Sink):
     def samples(self, step: int, samples: Sequence[SampleText], scores: ScoreTable | None) -> None:
         """Adds the texts, as blocks that keep their line breaks, and a point for each score."""
         for number, sample in enumerate(samples):
-            indented = "\n".join(f"    {line}" for line in (sample.prompt + sample.text).splitlines())
+            indented = "\n".join(f"    {line}" for line in encodable(sample.prompt + sample.text).splitlines())
             self._writer.add_text("sample" if len(samples) == 1 else f"sample/{number}", indented, step)
         self._add({f"scores/{name}": value for name, value in numbers_in(scores).items()}, step)
 
@@ -92,11 +92,12 @@ class TensorBoardSink(Sink):
 
     def saving(self, step: int, stall_s: float) -> None:
         """Adds a point to its curve."""
-        self._writer.add_scalar("speed/save_stall_s", stall_s, step)
+        self._add(saving_points(stall_s), step)
 
     def alert(self, alert: Alert, count: int) -> None:
         """Adds the text, and a point to the count of its rule."""
-        self._writer.add_text("alert", f"**{alert.rule}** ({alert.severity}, {alert.action}): {alert.message}", alert.step)
+        text = f"**{alert.rule}** ({alert.severity}, {alert.action}): {alert.message}"
+        self._writer.add_text("alert", encodable(text), alert.step)
         self._writer.add_scalar(f"health/alerts_{alert.rule}", count, alert.step)
 
     def rewind(self, step: int) -> None:

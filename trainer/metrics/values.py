@@ -19,6 +19,7 @@ __all__ = [
     "ScoreTable",
     "StepFacts",
     "StepMetrics",
+    "encodable",
     "numbers_in",
     "perplexity",
 ]
@@ -47,7 +48,7 @@ class StepMetrics:
     loss_average: float | None = None
     """Mean of the finite losses of the last `log.average_steps` steps; None where there is none. The monitor fills it in."""
     monitor_s: float | None = None
-    """Time that the monitor took since the step before, all sinks together. The monitor fills it in."""
+    """Time that all sinks took for the numbers, readings, alerts and layers of the step before. The monitor fills it in."""
     non_finite_steps: int = 0
     """Steps of the run so far whose loss or gradient was not finite. The monitor fills it in."""
 
@@ -129,6 +130,11 @@ class RunFacts:
 def perplexity(loss: float) -> float:
     """`exp(loss)`, infinite where that overflows."""
     return math.exp(loss) if not loss >= 700 else math.inf
+
+
+def encodable(text: str) -> str:
+    """The text with a backslash and a number in place of each lone surrogate, which no UTF-8 can hold."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def numbers_in(scores: ScoreTable | None) -> dict[str, float]:

@@ -15,17 +15,18 @@ from trainer.evaluate import Evaluation
 from trainer.hardware import HardwareReading
 from trainer.layer_stats import LayerReading
 from trainer.metrics.layout import hyper_parameters
-from trainer.metrics.points import Points, evaluation_points, hardware_points, layer_points, train_points
-from trainer.metrics.sink import Sink
-from trainer.metrics.values import RunFacts, SampleText, ScoreTable, StepMetrics, numbers_in
+from trainer.metrics.points import Points, evaluation_points, hardware_points, layer_points, saving_points, train_points
+from trainer.metrics.service import ServiceSink
+from trainer.metrics.values import RunFacts, SampleText, ScoreTable, StepMetrics, encodable, numbers_in
 
 __all__ = ["WandbSink", "remembered_id"]
 
 
-class WandbSink(Sink):
+class WandbSink(ServiceSink):
     """Curves every few steps, samples and alerts. A run that goes on is the same run there.
 
-    `step` is a number beside the others and the axis of all curves, because a rollback repeats it.
+    `step` is a number beside the others and the axis of all curves, because a rollback repeats it. A service that fails later
+    loses points, and not the run.
 
     Args:
         run: the run's directory, which keeps the id of the run there, and its files where it is offline.
@@ -37,10 +38,12 @@ class WandbSink(Sink):
     """
 
     def __init__(self, run: Path, project: str, every_steps: int) -> None:
+        super().__init__(f"log.wandb_project = {project}")
         self._wandb = _wandb()
         self._every_steps = every_steps
         self._directory, self._project = run, project
         self._run: Any = None
+        self._ended = False
 
     def begin(self, facts: RunFacts) -> None:
         """Begins the run there, or goes on with it."""
@@ -72,7 +75,7 @@ class WandbSink(Sink):
 
     def samples(self, step: int, samples: Sequence[SampleText], scores: ScoreTable | None) -> None:
         """Adds a table of the texts, and a point for each score."""
-        rows = [[step, sample.prompt, sample.text] for sample in samples]
+        rows = [[step, encodable(sample.prompt), encodable(sample.text)] for sample in samples]
         table = {"samples": self._wandb.Table(columns=["step", "prompt", "text"], data=rows)} if rows else {}
         self._add(step, {f"scores/{name}": value for name, value in numbers_in(scores).items()} | table)
 
@@ -84,23 +87,28 @@ class WandbSink(Sink):
         """Adds a point to each curve of the machine."""
         self._add(step, hardware_points(reading, memory_trend))
 
+    def saving(self, step: int, stall_s: float) -> None:
+        """Adds a point to the curve of the stalls."""
+        self._add(step, saving_points(stall_s))
+
     def alert(self, alert: Alert, count: int) -> None:
         """Sends it as an alert, and adds a point to the count of its rule."""
-        self._run.alert(title=alert.rule, text=alert.message)
+        self._attempt(lambda: self._run.alert(title=alert.rule, text=alert.message))
         self._add(alert.step, {f"health/alerts_{alert.rule}": float(count)})
 
     def finish(self, status: str) -> None:
         """Notes how the run ended."""
-        self._run.summary["status"] = status
+        self._ended = True
+        self._attempt(lambda: self._run.summary.update({"status": status}))
 
     def close(self) -> None:
-        """Ends the run there."""
+        """Ends the run there; one that failed is shown as failed."""
         if self._run is not None:
-            self._run.finish()
+            self._attempt(lambda: self._run.finish(exit_code=0 if self._ended else 1))
 
     def _add(self, step: int, points: Points | dict[str, Any]) -> None:
         if points:
-            self._run.log({"step": step, **points})
+            self._attempt(lambda: self._run.log({"step": step, **points}))
 
 
 def remembered_id(path: Path) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from data_pipeline.errors import ConfigError
 from trainer.report.chart import WIDE, Chart, Line
-from trainer.report.curves import Curve, average_window, moving_average
+from trainer.report.curves import Curve, average_window, median, moving_average
 from trainer.report.differences import PLACES, differing, flat
 from trainer.report.page import render_page
 from trainer.report.parts import NOTHING, UNKNOWN, Html, code, element, join, note, table
@@ -80,7 +80,6 @@ def _results(named: Mapping[str, RecordedRun]) -> Html:
 
 def _result(name: str, run: RecordedRun, *, bits: bool) -> tuple[object, ...]:
     best, last = run.best, run.of("eval")[-1] if run.of("eval") else {}
-    mfu = run.curve("mfu").finite
     return (
         name,
         STATUS.get(run.status, run.status),
@@ -93,7 +92,7 @@ def _result(name: str, run: RecordedRun, *, bits: bool) -> tuple[object, ...]:
         _shown(decimal, number(last.get("perplexity"))),
         *((_shown(decimal, number(last.get("bits_per_byte"))),) if bits else ()),
         _shown(rate, run.tokens_per_s),
-        share(float(sorted(mfu)[len(mfu) // 2])) if len(mfu) else UNKNOWN,
+        _shown(share, median(run.curve("mfu").y_N)),
         duration(run.seconds),
         count(len(run.of("alert"))),
     )

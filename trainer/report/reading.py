@@ -6,7 +6,6 @@ import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +72,10 @@ class RecordedRun:
         """Of the model, where a checkpoint tells."""
         return next((saved.num_weights for saved in reversed(self.checkpoints) if saved.num_weights is not None), None)
 
-    @cached_property
+    @property
     def step_seconds(self) -> Curve:
-        """How long each step took, without evaluations and saves: its targets over its rate."""
-        tokens, speed = self.curve("tokens"), self.curve("tokens_per_s")
-        if len(tokens) != len(speed):
-            return Curve.of(())
-        targets_N = np.diff(tokens.y_N, prepend=0.0)
-        fast_N = speed.y_N > 0
-        return Curve(tokens.x_N, np.divide(targets_N, speed.y_N, out=np.full(len(tokens), np.nan), where=fast_N))
+        """How long each step took, without evaluations and saves."""
+        return self.curve("seconds")
 
     @property
     def seconds(self) -> float:

@@ -14,6 +14,7 @@ from trainer.report.curves import average_window
 from trainer.report.parts import NOTHING, UNKNOWN, Html, element, folded, join, note, table
 from trainer.report.reading import Event, RecordedRun, groups_of, number, part, tables
 from trainer.report.run_charts import (
+    GROUPS,
     average_loss,
     group_charts,
     hardware_charts,
@@ -36,7 +37,6 @@ _MAX_ALERTS = 200
 _MAX_EVALUATIONS = 40
 _MAX_SAMPLES = 8
 _MAX_SHOWN_CHARS = 4000
-_GROUPS = {"by_source": "source", "by_kind": "kind of text", "by_length": "length of the document"}
 
 
 def introduction(run: RecordedRun) -> str:
@@ -131,9 +131,7 @@ def evaluation(run: RecordedRun) -> Html:
     marked = frozenset(place for place, event in enumerate(chosen) if event is run.best)
     left_out = len(found) - len(chosen)
     cut = note(f"{left_out:,} evaluations between these are in metrics.jsonl.") if left_out else NOTHING
-    return join(
-        (table(columns, rows, marked=marked), cut, *(_group_table(found[-1], key, words) for key, words in _GROUPS.items()))
-    )
+    return join((table(columns, rows, marked=marked), cut, *(_group_table(found[-1], key, words) for key, words in GROUPS.items())))
 
 
 def samples(run: RecordedRun) -> Html:

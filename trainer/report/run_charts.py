@@ -10,9 +10,19 @@ from trainer.report.chart import WIDE, Chart, Line
 from trainer.report.curves import Curve, average_window, moving_average
 from trainer.report.reading import Event, RecordedRun, groups_of, number, part, tables
 
-__all__ = ["average_loss", "group_charts", "hardware_charts", "hardware_curves", "layer_charts", "main_charts", "speed_charts"]
+__all__ = [
+    "GROUPS",
+    "average_loss",
+    "group_charts",
+    "hardware_charts",
+    "hardware_curves",
+    "layer_charts",
+    "main_charts",
+    "speed_charts",
+]
 
-_GROUPS = {"by_source": "source", "by_kind": "kind of text", "by_length": "length of document"}
+GROUPS = {"by_source": "source", "by_kind": "kind of text", "by_length": "length of the document"}
+"""How an evaluation is broken down, in words."""
 _MAX_GROUPS = 7
 
 _UNITS = {
@@ -26,7 +36,8 @@ _UNITS = {
     "": "share, or count",
 }
 """By the ending of the name."""
-_MAX_GPUS = 7
+_MAX_GPUS = 8
+"""A machine of the usual size; beyond that the lines of a chart are too many to tell apart."""
 
 
 def main_charts(run: RecordedRun) -> list[Chart]:
@@ -86,7 +97,7 @@ def group_charts(run: RecordedRun) -> list[Chart]:
     bits = run.curve_of("eval", "bits_per_byte")
     if len(bits):
         charts.append(Chart("Bits per byte", "bits", (Line("validation", bits, look=1, points=True),), log_from=WIDE))
-    for key, words in _GROUPS.items():
+    for key, words in GROUPS.items():
         curves = _by_name((event, groups_of(event, key)) for event in run.of("eval"))
         if 1 < len(curves) <= _MAX_GROUPS:
             lines = tuple(Line(name, curve, look=look, points=True) for look, (name, curve) in enumerate(curves.items()))
@@ -108,7 +119,11 @@ def layer_charts(run: RecordedRun) -> list[Chart]:
             for event in run.of("layers")
         ]
         lines = tuple(
-            Line(name, Curve.of((step, float(np.quantile(values, share))) for step, values in layers if values), look=look)
+            Line(
+                name,
+                Curve.of((step, float(np.quantile(values, share, method="nearest"))) for step, values in layers if values),
+                look=look,
+            )
             for look, (name, share) in enumerate({"highest": 1.0, "median": 0.5, "lowest": 0.0}.items())
         )
         charts.append(Chart(title, unit, lines, log_from=WIDE))

@@ -48,8 +48,8 @@ def with_host(**changes: object) -> HardwareReading:
     return HardwareReading((GPU,), replace(HOST, **changes))  # type: ignore[arg-type]
 
 
-def readings(watch: AlertRules, series: Iterable[HardwareReading], every: int = 10) -> list[tuple[str, int]]:
-    return told(watch.after_reading(every * number, reading) for number, reading in enumerate(series, 1))
+def readings(watch: AlertRules, series: Iterable[HardwareReading], every: int = 10, first: int = 1) -> list[tuple[str, int]]:
+    return told(watch.after_reading(every * number, reading) for number, reading in enumerate(series, first))
 
 
 def test_a_trouble_that_lasts_is_told_once_and_again_after_it_was_over() -> None:
@@ -151,12 +151,22 @@ def test_a_small_growth_is_no_leak_however_steady() -> None:
     assert all(watch.observe(number, 1000 + 0.5 * number) is None for number in range(100))
 
 
+def test_readings_before_a_rollback_do_not_hide_a_leak_after_it() -> None:
+    watch = MemoryTrend(100.0)
+    found = [watch.observe(100 * number, 1000 + 30.0 * number) for number in range(30)]
+    assert found == [None] * 30
+    after = [watch.observe(100 * number, 1900 + 30.0 * number) for number in range(36)]
+    assert after[:29] == [None] * 29
+    assert watch.mb_per_1000_steps == pytest.approx(300 * 2**20 / 1e6)
+    assert [growth for growth in after if growth is not None] == [pytest.approx(300 * 2**20 / 1e6)]
+
+
 def test_the_trend_of_the_memory_is_known_once_there_are_enough_readings() -> None:
     watch = rules()
     leaking = [with_host(private_mib=1000.0 + 2 * number) for number in range(36)]
     readings(watch, leaking[:35])
     assert watch.memory_trend is None
-    readings(watch, leaking[35:])
+    readings(watch, leaking[35:], first=36)
     assert watch.memory_trend is not None
 
 

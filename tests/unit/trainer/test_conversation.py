@@ -93,6 +93,21 @@ def test_prompts_are_the_lines_of_a_text_file_or_the_texts_of_json_lines(tmp_pat
     assert read_prompts(tmp_path / "b.jsonl") == ["x\ny", ""]
 
 
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c"])
+def test_lines_end_at_the_ends_of_lines_only(tmp_path: Path, character: str) -> None:
+    text = f"one{character}line"
+    (tmp_path / "a.txt").write_text(f"{text}\r\ntwo\n", newline="")
+    (tmp_path / "b.jsonl").write_text(f'{{"prompt": "{text}"}}\n' if character >= " " else '{"prompt": "x"}\n')
+    assert read_prompts(tmp_path / "a.txt") == [text, "two"]
+    assert read_prompts(tmp_path / "b.jsonl") == [text if character >= " " else "x"]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_prompt(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\ufeffOnce\n")
+    (tmp_path / "b.jsonl").write_text('\ufeff{"prompt": "Once"}\n')
+    assert read_prompts(tmp_path / "a.txt") == read_prompts(tmp_path / "b.jsonl") == ["Once"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -102,6 +117,7 @@ def test_prompts_are_the_lines_of_a_text_file_or_the_texts_of_json_lines(tmp_pat
         ("a.jsonl", b"once\n", "line 1: no text"),
         ("a.jsonl", b"[1]\n", "line 1: no text"),
         ("a.jsonl", b'{"prompt": 3}\n', "line 1: no text"),
+        ("a.jsonl", b'{"prompt": "\\ud83d"}\n', "line 1: no text"),
         (None, b"", "cannot be read"),
     ],
 )

@@ -215,6 +215,13 @@ def test_a_loss_that_is_no_number_shows_in_its_groups_and_the_total_only(data: P
     assert evaluation.by_source["a"].to_json()["loss"] == "nan"
 
 
+def test_without_targets_there_is_no_loss() -> None:
+    evaluation = Tally(Grouping(), LENGTH).evaluation(0)
+    assert evaluation.num_targets == 0
+    assert math.isnan(evaluation.loss)
+    assert evaluation.total.to_json()["loss"] == "nan"
+
+
 def test_a_failed_evaluation_leaves_the_model_in_training() -> None:
     class Broken(RandomRows):
         def read(self, indices: NDArray[np.int64]) -> RowBatch:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from data_pipeline.tokenizer import ByteTokenizer, CharacterTokenizer
 from trainer.attention import Layout, make_layout
 from trainer.config import ModelConfig
-from trainer.generate import Sampling, TextModel, TokenRows, can_cache, generate, window_start
+from trainer.generate import Sampling, TextModel, TokenRows, can_cache, window_start
 from trainer.model import Decoder, build_model
 
 CONTEXT, VOCAB = 16, 60
@@ -215,7 +215,7 @@ class Reciting(nn.Module):
 def recited(text: str | bytes, sampling: Sampling, end: bool = True) -> tuple[list[str], str, str, int]:
     """The pieces that were streamed; text, reason and tokens of the same as a whole."""
     tokenizer, data = ByteTokenizer(), text.encode() if isinstance(text, str) else text
-    pieces = [*generate(Reciting(data, tokenizer, end), tokenizer, "go", sampling, 512)]
+    pieces = [*TextModel(Reciting(data, tokenizer, end), tokenizer, 512).stream("go", sampling)]
     [whole] = TextModel(Reciting(data, tokenizer, end), tokenizer, 512).complete(["go"], sampling)
     assert "".join(pieces) == whole.text
     assert whole.prompt == "go"
@@ -291,7 +291,7 @@ def test_generating_leaves_the_model_in_the_mode_it_was_in_also_when_it_is_broke
     model = decoder()
     for training in (True, False):
         model.train(training)
-        pieces = generate(model, CharacterTokenizer("".join(map(chr, range(60, 100)))), "<", Sampling(40), CONTEXT)
+        pieces = TextModel(model, CharacterTokenizer("".join(map(chr, range(60, 100)))), CONTEXT).stream("<", Sampling(40))
         next(pieces)
         pieces.close()  # type: ignore[attr-defined]
         assert model.training is training

@@ -104,7 +104,8 @@ class Fixed:
     """A host whose reading never changes, or fails."""
 
     def __init__(self, reading: HostReading | Exception) -> None:
-        self.reading, self.calls = reading, 0
+        self.reading: HostReading | Exception = reading
+        self.calls = 0
 
     def read(self) -> HostReading:
         self.calls += 1
@@ -232,6 +233,7 @@ def test_the_host_is_read_and_memory_counts_where_it_is_taken(tmp_path: Path) ->
     after = host.read()
     assert after.private_mib - before.private_mib == pytest.approx(64, abs=8)
     assert after.rss_mib >= after.private_mib > 0
+    assert after.cpu is not None
     assert 0 <= after.cpu <= 1
     assert after.available_mib > 0
     assert after.disk_free_gb > 0
@@ -278,15 +280,45 @@ def test_readings_are_taken_without_waiting_and_each_once() -> None:
     assert host.calls == calls, "the thread has ended"
 
 
-def test_a_machine_that_cannot_be_read_is_told_once_and_nothing_else_happens(caplog: pytest.LogCaptureFixture) -> None:
-    host = Fixed(RuntimeError("no /proc"))
+def test_a_machine_that_cannot_be_read_is_told_once_and_watched_again_when_it_can(caplog: pytest.LogCaptureFixture) -> None:
+    host = Fixed(OSError("stale file handle"))
     with HardwareSampler(hardware.NoGpus(), host, 0.001).running() as sampler:  # type: ignore[arg-type]
         until = time.monotonic() + 30
-        while "not watched any more" not in caplog.text and time.monotonic() < until:
+        while host.calls < 3 and time.monotonic() < until:
             time.sleep(0.005)
         assert sampler.take() == []
-    assert host.calls == 1
-    assert "RuntimeError: no /proc" in caplog.text
+        host.reading = HOST
+        while not (taken := sampler.take()) and time.monotonic() < until:
+            time.sleep(0.005)
+    assert taken[0].host == HOST
+    assert caplog.text.count("the machine is not watched for now: OSError: stale file handle; training goes on") == 1
+
+
+def test_an_xid_that_the_driver_tells_is_not_told_again_out_of_the_kernel_s_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(monkeypatch, H100, events=(79,))
+    path = tmp_path / "kmsg"
+    path.touch()
+    sampler = HardwareSampler(NvmlGpus(), Fixed(HOST), 1, KernelLog(path))  # type: ignore[arg-type]
+    path.write_text("NVRM: Xid (PCI:0000:3b:00): 79, pid=7\n")
+    assert [sampler.read().xids, sampler.read().xids] == [(79,), ()]
+
+
+def test_an_xid_waits_for_a_reading_that_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(monkeypatch, H100, events=(79,))
+    host = Fixed(OSError("stale file handle"))
+    sampler = HardwareSampler(NvmlGpus(), host, 1)  # type: ignore[arg-type]
+    with pytest.raises(OSError, match="stale"):
+        sampler.read()
+    host.reading = HOST
+    assert sampler.read().xids == (79,)
+
+
+def test_the_use_of_the_processors_is_unknown_at_the_first_reading(tmp_path: Path) -> None:
+    host = Host(tmp_path, os.getpid())
+    assert host.read().cpu is None
+    assert host.read().cpu is not None
 
 
 def test_xids_of_the_kernel_s_log_stand_in_where_the_driver_tells_none(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 import math
+import weakref
+from bisect import bisect_left
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.ranks import run_ranks
 from trainer import layer_stats
@@ -162,6 +166,40 @@ def test_no_value_is_lost_by_a_histogram(values: list[float]) -> None:
     assert int(reading.weights["weight"].counts.sum()) == len(values)
 
 
+class Operations(TorchDispatchMode):
+    """The names of what is computed inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_histograms_add_nothing_by_index_which_deterministic_algorithms_do_one_value_after_the_other() -> None:
+    model = model_with_gradients()
+    observer = LayerObserver(model, ALONE, 0, 1)
+    with Operations() as operations:
+        observer.before_update(1)
+    assert "searchsorted" in operations.names
+    assert not {name for name in operations.names if name.startswith(("index_", "scatter", "bincount"))}
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 0.0, 1.0, -1.0, BIN_LIMITS[0], BIN_LIMITS[-1], 3e38, -3e38])
+def test_a_value_on_a_limit_is_below_it_and_one_that_is_no_number_is_in_the_last_bin(value: float) -> None:
+    layer = nn.Linear(3, 1, bias=False)
+    nn.init.constant_(layer.weight, value)
+    observer = LayerObserver(layer, ALONE, 0, 1)
+    observer.before_update(1)
+    observer.after_update(1)
+    reading = observer.reading(1)
+    assert reading is not None
+    bin_of_value = len(BIN_LIMITS) if math.isnan(value) else bisect_left(BIN_LIMITS, value)
+    assert np.flatnonzero(reading.weights["weight"].counts).tolist() == [bin_of_value]
+
+
 def test_the_limits_rise_and_leave_zero_in_the_middle() -> None:
     assert list(BIN_LIMITS) == sorted(set(BIN_LIMITS))
     assert len(BIN_LIMITS) % 2 == 0
@@ -190,6 +228,26 @@ def test_a_step_that_broke_off_leaves_nothing_behind() -> None:
     observer.before_update(11)
     observer.after_update(11)
     assert observer.reading(11) is None
+
+
+def test_a_step_that_broke_off_holds_no_copy_of_the_weights_while_it_is_made_again() -> None:
+    layer = nn.Linear(30, 10, bias=False)
+    layer.weight.grad = torch.zeros_like(layer.weight)
+    observer = LayerObserver(layer, ALONE, 1, 0)
+    copies: list[weakref.ref[Tensor]] = []
+
+    class Copies(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = func(*args, **(kwargs or {}))
+            if func.overloadpacket.__name__ == "clone":
+                copies.append(weakref.ref(made))
+            return made
+
+    with Copies():
+        observer.before_update(1)
+    assert [copy() is not None for copy in copies] == [True]
+    observer.forget()
+    assert [copy() for copy in copies] == [None]
 
 
 def measure_sharded(group: Group) -> LayerReading | None:

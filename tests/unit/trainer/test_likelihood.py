@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.support.runs import tiny_config
 from trainer.attention import Layout, make_layout
-from trainer.likelihood import Likelihood, Window, cut_windows, score_windows
+from trainer.likelihood import Likelihood, Window, cut_windows, num_common, score_windows
 from trainer.model import Decoder, build_model
 
 VOCAB, CONTEXT = 50, 8
@@ -42,6 +42,14 @@ def random_windows(count: int) -> list[Window]:
         scored = 1 + number % length
         windows.append(Window(tuple(drawn[:-1]), tuple(drawn[-scored:])))
     return windows
+
+
+@given(st.lists(tokens), st.lists(tokens), st.lists(tokens))
+def test_what_two_rows_have_in_common_ends_where_they_differ(start: list[int], one: list[int], other: list[int]) -> None:
+    size = num_common([*start, *one], [*start, *other])
+    assert size >= len(start)
+    assert [*start, *one][:size] == [*start, *other][:size]
+    assert size in (len(start) + len(one), len(start) + len(other)) or one[size - len(start)] != other[size - len(start)]
 
 
 def test_one_window_at_a_time_has_the_bits_of_a_plain_computation() -> None:

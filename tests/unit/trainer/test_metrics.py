@@ -1,6 +1,7 @@
 import io
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.errors import ConfigError
+from data_pipeline.errors import ConfigError, StorageError
 from tests.support.runs import tiny_config
 from trainer.alerts import Alert
 from trainer.config import AlertsConfig, LogConfig
@@ -21,7 +22,7 @@ from trainer.evaluate import Evaluation, Score
 from trainer.hardware import GpuReading, HardwareReading, HostReading
 from trainer.history import read_events
 from trainer.layer_stats import LayerNorms, LayerReading
-from trainer.metrics import JsonLinesSink, Monitor, RunFacts, Sample, Sink, StepMetrics, TerminalSink, opened_monitor
+from trainer.metrics import JsonLinesSink, Monitor, RunFacts, Sample, Sink, StepMetrics, TerminalSink, jsonlines, opened_monitor
 from trainer.metrics.running import RunningNumbers, events_until
 from trainer.metrics.values import numbers_in, perplexity
 from trainer.straggler import SlowRank
@@ -120,6 +121,65 @@ def test_a_rollback_cuts_the_file_at_its_step(tmp_path: Path) -> None:
     sink.train(step(4, 1.5))
     sink.close()
     assert [(event["step"], event["loss"]) for event in events(path)] == [(1, 2.5), (2, 2.5), (3, 2.5), (4, 1.5)]
+
+
+def test_a_last_line_that_lost_only_its_end_is_kept_as_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first = JsonLinesSink(path, None)
+    first.train(step(1))
+    first.close()
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    resumed = JsonLinesSink(path, 1)
+    resumed.train(step(2))
+    resumed.close()
+    assert [event["step"] for event in read_events(path)] == [1, 2]
+
+
+def test_a_text_that_is_no_unicode_is_kept_as_valid_json(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonLinesSink(path, None)
+    sink.samples(1, (Sample("a\udcff", "é"),), None)
+    sink.rewind(1)
+    sink.samples(1, (Sample("b\ud800", "c"),), None)
+    sink.close()
+    assert [event["text"] for event in events(path)] == ["a\udcffé", "b\ud800c"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_full_disk_is_an_error_of_the_storage_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonLinesSink(path, None)
+    sink.close()
+    monkeypatch.setattr(sink, "_file", Path("/dev/full").open("a"))  # noqa: SIM115 - the sink closes it
+    for action in (lambda: sink.train(step(1)), sink.close):
+        with pytest.raises(StorageError, match=r"metrics\.jsonl: No space left on device; make room"):
+            action()
+
+
+def test_the_numbers_of_a_run_can_be_forced_to_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonLinesSink(path, None)
+    synced: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_ino, os.fstat(file).st_size)))
+    monitor = Monitor([Sink(), sink])
+    monitor.train(step(1))
+    monitor.sync()
+    assert synced == [(path.stat().st_ino, path.stat().st_size)]
+
+    def fails(_file: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(StorageError, match="Input/output error"):
+        monitor.sync()
+    sink.close()
+
+
+def test_the_name_of_a_new_file_is_on_the_device_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(jsonlines, "sync_directory", synced.append)
+    JsonLinesSink(tmp_path / "metrics.jsonl", None).close()
+    assert synced == [tmp_path]
 
 
 def test_a_number_that_is_not_finite_stays_visible_in_valid_json_however_deep_it_lies(tmp_path: Path) -> None:
@@ -342,6 +402,7 @@ def test_a_sink_that_cares_for_nothing_takes_everything() -> None:
     sink.saving(1, 0.1)
     sink.alert(ALERT, 1)
     sink.rewind(0)
+    sink.sync()
     sink.finish("finished")
     sink.close()
 

@@ -19,8 +19,10 @@ from data_pipeline.settings import help_parser, load_settings
 from tests.support.run_example import HOSTILE, example_events, train_event, write_run
 from trainer.config import TrainConfig
 from trainer.report import report_at_end, write_report
+from trainer.report.curves import Curve
 from trainer.report.parts import element, join, table, text
 from trainer.report.reading import number, read_run
+from trainer.report.run_charts import hardware_charts, layer_charts
 from trainer.report.writing import render_report
 
 VOID = {"meta"}
@@ -171,6 +173,28 @@ def test_losses_that_are_no_numbers_are_said_and_marked(tmp_path: Path) -> None:
     shown = render_report(read_run(write_run(tmp_path / "run", events)))
     assert "<b>inf</b>" in shown, "the last loss"
     assert shown.count("not finite at step 2") == 3, "in loss, perplexity and gradient norm"
+
+
+def test_every_gpu_of_a_machine_with_eight_has_its_line() -> None:
+    each = {f"GPU {index}": Curve.of([(1, 60 + index), (2, 70)]) for index in range(8)}
+    [chart] = hardware_charts({"temperature_c": each})
+    assert [line.name for line in chart.lines] == list(each)
+
+
+def test_layers_whose_ratio_is_infinite_are_no_reason_to_compute_with_infinity(tmp_path: Path) -> None:
+    ratios = {"a": "inf", "b": "inf", "c": 0.5, "d": 0.25}
+    run = write_run(tmp_path / "run", [train_event(1, 2.0), {"event": "layers", "step": 1, "update_ratio": ratios}])
+    [chart] = [chart for chart in layer_charts(read_run(run)) if chart.title.startswith("Update")]
+    assert {line.name: line.curve.y_N.tolist() for line in chart.lines} == {
+        "highest": [math.inf],
+        "median": [math.inf],
+        "lowest": [0.25],
+    }
+
+
+def test_the_time_of_a_run_is_that_of_its_steps_as_they_were_measured(tmp_path: Path) -> None:
+    events = [train_event(1, 2.0, seconds=2.5, tokens_per_s=0.1), train_event(2, 2.0, seconds=0.123456)]
+    assert read_run(write_run(tmp_path / "run", events)).seconds == pytest.approx(2.623456)
 
 
 def test_a_step_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:

@@ -83,6 +83,15 @@ def test_perplexity_is_the_exponential_of_the_mean_loss_of_what_was_written() ->
     assert perplexity(reference, CONFIG, [continuation("y", "")]) is None
 
 
+def test_the_perplexity_of_a_broken_model_is_no_number() -> None:
+    broken = source()
+    with torch.no_grad():
+        next(broken.model.parameters()).fill_(math.nan)
+    value = perplexity(broken, CONFIG, [continuation("ab", "cd")])
+    assert value is not None
+    assert math.isnan(value)
+
+
 def test_texts_longer_than_the_context_have_a_perplexity() -> None:
     value = perplexity(source(), CONFIG, [continuation("a" * 40, "b" * 100)])
     assert value is not None

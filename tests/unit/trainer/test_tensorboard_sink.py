@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import RendererAgg
 from PIL import Image
 from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
@@ -216,6 +217,17 @@ def test_texts_keep_their_line_breaks_and_alerts_their_rule(sink: TensorBoardSin
     assert [event.value for event in events.Scalars("health/alerts_disk")] == [1.0]
 
 
+def test_a_text_that_is_no_unicode_is_shown_with_the_numbers_of_what_it_holds(sink: TensorBoardSink, tmp_path: Path) -> None:
+    sink.samples(1, (Sample("a\udcff", "b"),), None)
+    sink.alert(Alert("disk", 1, "critical", "a\udcff", "log"), 1)
+    sink.evaluation(1, Evaluation(2.0, 4, 60, by_source={"a\udcff": Score(1.0, 9)}))
+    sink.close()
+    events = read(tmp_path)
+    assert texts(events, "sample") == [r"    a\udcffb"]
+    assert texts(events, "alert") == [r"**disk** (critical, log): a\udcff"]
+    assert r"validation_source/a\udcff" in events.Tags()["scalars"]
+
+
 def test_a_histogram_is_shown_with_the_counts_that_were_measured(sink: TensorBoardSink, tmp_path: Path) -> None:
     layer = nn.Linear(30, 10, bias=False)
     with torch.no_grad():
@@ -262,7 +274,25 @@ def test_the_data_is_shown_as_a_picture_if_its_report_is_there(sink: TensorBoard
     [event] = read(tmp_path).Images("data/document_lengths")
     assert Image.open(io.BytesIO(event.encoded_image_string)).size == (800, 400)
     assert length_histogram({}) is None
-    assert length_histogram({"lengths": {"tokens": {"histogram": []}}}) is None
+    for tokens in (None, {}, {"histogram": None}, {"histogram": []}, {"histogram": [[1, 2, 0, 0]]}):
+        assert length_histogram({"lengths": {"tokens": tokens}}) is None
+    assert length_histogram({"lengths": None}) is None
+    assert length_histogram({"lengths": {"tokens": {"p50": None, "histogram": [[1, 2, 3, 4], [2, 4, 1, 3]]}}}) is not None
+
+
+@pytest.mark.parametrize("name", ["a$_$", "$", "$$", "\\$x$", "$\\frac$", "a\udcffb"])
+def test_bars_have_the_names_of_the_groups_whatever_they_are(name: str) -> None:
+    shown = perplexity_bars({name: Score(1.0, 9)}, "t")
+    assert shown.shape == perplexity_bars({"plain": Score(1.0, 9)}, "t").shape
+
+
+def test_the_text_of_a_name_is_drawn_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[str] = []
+    monkeypatch.setattr(
+        RendererAgg, "draw_text", lambda _self, _context, _x, _y, text, *_others, **_more: drawn.append(text.replace(r"\$", "$"))
+    )
+    perplexity_bars({"a$_$b": Score(1.0, 9)}, "t")
+    assert "a$_$b" in drawn
 
 
 def test_bars_stand_for_the_perplexities_and_a_longer_one_is_a_higher_one() -> None:

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from trainer.alerts import Alert
 from trainer.evaluate import Evaluation
 from trainer.hardware import HardwareReading, HostReading
 from trainer.layer_stats import LayerNorms, LayerReading
-from trainer.metrics import RunFacts, Sample, Sink, StepMetrics
+from trainer.metrics import RunFacts, Sample, Sink, StepMetrics, mlflow_sink
 from trainer.metrics.mlflow_sink import MlflowSink
 from trainer.metrics.points import train_points
 from trainer.metrics.wandb_sink import WandbSink
@@ -54,7 +55,7 @@ class FakeWandb:
     alerts: list[tuple[str, str]] = field(default_factory=list)
     axes: list[tuple[str, str | None]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
-    finished: bool = False
+    exit_code: int | None = None
     error: Exception | None = None
 
     def init(self, **settings: Any) -> Any:
@@ -67,13 +68,19 @@ class FakeWandb:
         self.axes.append((name, step_metric))
 
     def log(self, points: dict[str, Any]) -> None:
+        if self.error is not None:
+            raise self.error
         self.logged.append(points)
 
     def alert(self, title: str, text: str) -> None:
+        if self.error is not None:
+            raise self.error
         self.alerts.append((title, text))
 
-    def finish(self) -> None:
-        self.finished = True
+    def finish(self, exit_code: int | None = None) -> None:
+        self.exit_code = exit_code
+        if self.error is not None:
+            raise self.error
 
     @staticmethod
     def Table(columns: list[str], data: list[list[Any]]) -> Any:  # noqa: N802
@@ -88,6 +95,8 @@ class FakeMlflow:
     experiments: dict[str, str] = field(default_factory=dict)
     waited: int = 0
     error: Exception | None = None
+    answers: threading.Event | None = None
+    """Where there is one, every call that is waited for takes until it is set."""
     entities: Any = field(default_factory=lambda: SimpleNamespace(Metric=Point, Param=lambda key, value: (key, value)))
 
     def MlflowClient(self, tracking_uri: str) -> Any:  # noqa: N802
@@ -118,15 +127,24 @@ class FakeMlflow:
         return None if synchronous else self
 
     def log_text(self, run: str, text: str, path: str) -> None:
+        self.wait()
         self.runs[run][path] = text
 
-    def set_tag(self, run: str, name: str, value: str) -> None:
+    def set_tag(self, run: str, name: str, value: str, synchronous: bool = True) -> Any:
+        if synchronous:
+            self.wait()
         self.runs[run][name] = value
+        return self
 
     def set_terminated(self, run: str, status: str) -> None:
+        self.wait()
         self.runs[run]["status"] = status
 
     def wait(self) -> None:
+        if self.answers is not None:
+            assert self.answers.wait(60)
+        if self.error is not None:
+            raise self.error
         self.waited += 1
 
 
@@ -165,7 +183,8 @@ def test_wandb_is_shown_every_few_steps_and_every_step_that_is_not_finite(wandb:
     }
     [[_, rows]] = [points["samples"] for points in wandb.logged if "samples" in points]
     assert rows == [[35, "Once ", "upon"]]
-    assert (wandb.summary, wandb.finished) == ({"status": "finished"}, True)
+    assert {"step": 30, "speed/save_stall_s": 0.1} in wandb.logged
+    assert (wandb.summary, wandb.exit_code) == ({"status": "finished"}, 0)
     [begun] = wandb.begun
     assert (begun["project"], begun["name"], begun["config"]) == ("project", "a", {"optim.lr": 0.001})
 
@@ -194,12 +213,14 @@ def test_mlflow_is_shown_every_few_steps_and_every_step_that_is_not_finite(mlflo
     everything(sink)
     [run] = mlflow.runs.values()
     assert [point.step for point in run["points"] if point.key == "train/loss"] == [1, 7, 10, 20, 30, 35]
-    assert {"validation/loss", "update_ratio/norm", "host/cpu", "health/alerts_spike"} <= {point.key for point in run["points"]}
+    assert {"validation/loss", "update_ratio/norm", "host/cpu", "health/alerts_spike", "speed/save_stall_s"} <= {
+        point.key for point in run["points"]
+    }
     assert run["params"] == {"optim.lr": "0.001"}
     assert run["samples/step-00000035.txt"] == "Once upon"
     assert run["alert.spike"] == "step 7: loss 9 is above 3"
     assert run["status"] == "FINISHED"
-    assert mlflow.waited == 10, "nothing is left on its way"
+    assert mlflow.waited == 11 + 1 + 1 + 1, "points, tag, text and end: nothing is left on its way"
 
 
 def test_a_run_that_goes_on_is_the_same_run_in_mlflow(mlflow: FakeMlflow, tmp_path: Path) -> None:
@@ -229,6 +250,63 @@ def test_a_store_that_goes_away_loses_points_and_not_the_run(
     mlflow.error = ConnectionError("refused")
     everything(sink)
     assert caplog.text.count("points are lost (refused); training goes on") == 1
+
+
+def test_a_wandb_that_goes_away_loses_points_and_not_the_run(
+    wandb: FakeWandb, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = WandbSink(tmp_path, "project", 10)
+    sink.begin(FACTS)
+    wandb.error = ConnectionError("the service is gone")
+    everything(sink)
+    assert caplog.text.count("log.wandb_project = project: points are lost (the service is gone); training goes on") == 1
+
+
+def test_a_run_that_failed_is_shown_as_failed(wandb: FakeWandb, mlflow: FakeMlflow, tmp_path: Path) -> None:
+    for sink in (WandbSink(tmp_path, "project", 10), MlflowSink(tmp_path, "store", "experiment", 10)):
+        sink.begin(FACTS)
+        sink.train(step(1))
+        sink.close()
+    assert wandb.exit_code == 1
+    assert mlflow.runs["run 0"]["status"] == "FAILED"
+
+
+def test_no_step_waits_for_a_store_that_does_not_answer_and_the_end_not_for_long(
+    mlflow: FakeMlflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mlflow_sink, "_END_S", 0.01)
+    mlflow.answers = threading.Event()
+    sink = MlflowSink(tmp_path, "store", "experiment", 10)
+    sink.begin(FACTS)
+    everything(sink)
+    assert mlflow.waited == 0
+    assert caplog.text.count("the store does not answer") == 1
+    mlflow.answers.set()
+    for thread in threading.enumerate():
+        if thread.name == "mlflow":
+            thread.join()
+
+
+def test_a_store_that_failed_is_asked_for_nothing_that_would_have_to_be_waited_for(mlflow: FakeMlflow, tmp_path: Path) -> None:
+    sink = MlflowSink(tmp_path, "store", "experiment", 10)
+    sink.begin(FACTS)
+    sink.train(step(1))
+    mlflow.error = ConnectionError("refused")
+    sink.train(step(10))
+    mlflow.error = None
+    sink.samples(1, (Sample("Once ", "upon"),), None)
+    sink.finish("finished")
+    assert mlflow.waited == 0
+    assert "samples/step-00000001.txt" not in mlflow.runs["run 0"]
+
+
+def test_a_store_that_does_not_take_the_run_is_not_told_of_its_end(mlflow: FakeMlflow, tmp_path: Path) -> None:
+    (tmp_path / ".mlflow-id").write_text("run that is gone")
+    sink = MlflowSink(tmp_path, "store", "experiment", 10)
+    with pytest.raises(ConfigError, match="does not take the run"):
+        sink.begin(FACTS)
+    sink.close()
+    assert mlflow.waited == 0
 
 
 def test_names_that_mlflow_does_not_take_are_changed(mlflow: FakeMlflow, tmp_path: Path) -> None:

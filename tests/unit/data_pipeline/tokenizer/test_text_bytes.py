@@ -36,6 +36,18 @@ def byte_level() -> Tokenizer:
     return HuggingFaceTokenizer(library.to_str().encode())
 
 
+def byte_level_unigram() -> Tokenizer:
+    """The same alphabet, and pieces with scores in a list instead of numbers in a table."""
+    library = tokenizers.Tokenizer(models.Unigram())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    trainer = tokenizers.trainers.UnigramTrainer(
+        vocab_size=400, special_tokens=["<|endoftext|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    library.train_from_iterator([*SAMPLE, "\u2018\u2019\u201c\u20ac" * 50], trainer)
+    return HuggingFaceTokenizer(library.to_str().encode())
+
+
 TOKENIZERS = {
     "byte": ByteTokenizer,
     "char": lambda: CharacterTokenizer("".join(sorted(set("".join(SAMPLE)) | {"\ufffd", "\u20ac"}))),
@@ -43,6 +55,7 @@ TOKENIZERS = {
     "unigram": lambda: trained(TokenizerSettings(kind="unigram", vocab_size=315)),
     "dummy prefix": lambda: SentencePieceTokenizer(model_with_dummy_prefix(SAMPLE, 400), "sentencepiece"),
     "byte-level": byte_level,
+    "byte-level unigram": byte_level_unigram,
 }
 
 
