@@ -566,11 +566,12 @@ def test_a_damaged_event_file_leaves_the_training_alone_and_each_step_has_one_po
             trained(config)
         [events] = (config.run / "tensorboard").glob("events*")
         os.truncate(events, draw.randrange(events.stat().st_size))
+        saved = max(CheckpointStore(config.run / "checkpoints").steps())
         assert train(config) == result
         assert losses(config.run) == losses(whole.run)
         steps = Counter(point.step for point in points(config.run, "train/loss"))
         assert set(steps.values()) == {1}
-        assert steps.keys() >= set(range(6, 13)), "what came after the resumed step"
+        assert steps.keys() >= set(range(saved + 1, 13)), "what came after the resumed step"
         assert all(point.value == pytest.approx(dict(values(whole.run))[point.step]) for point in points(config.run, "train/loss"))
 
 
