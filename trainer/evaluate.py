@@ -28,14 +28,13 @@ from trainer.distributed import Group
 from trainer.exact import NUM_PARTS, add_exactly, rounded_sum
 from trainer.loader import MicroBatch, micro_batch, share_of_rank
 from trainer.loss import IGNORE
+from trainer.quantities import perplexity, plain
 from trainer.step import LossModule, empty_micro_batch, forward_pass
 
 __all__ = ["Evaluation", "Grouping", "Score", "Tally", "evaluate", "length_ranges"]
 
 _TARGETS, _BYTES = NUM_PARTS, NUM_PARTS + 1
 """Columns of a tally behind those of the sum."""
-_MAX_EXPONENT = 709
-"""exp of more is beyond fp64."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Score:
     @property
     def perplexity(self) -> float:
         """`exp(loss)`, infinite where that overflows."""
-        return math.exp(self.loss) if self.loss < _MAX_EXPONENT else math.nan if math.isnan(self.loss) else math.inf
+        return perplexity(self.loss)
 
     @property
     def bits_per_byte(self) -> float | None:
@@ -61,8 +60,7 @@ class Score:
     def to_json(self) -> dict[str, Any]:
         """The numbers by name; one that is not finite is text, because JSON has no word for it."""
         numbers = {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
-        plain = {name: value if value is None or math.isfinite(value) else str(value) for name, value in numbers.items()}
-        return {**plain, "targets": self.num_targets, "bytes": self.num_bytes}
+        return {**plain(numbers), "targets": self.num_targets, "bytes": self.num_bytes}
 
 
 @dataclass(frozen=True)

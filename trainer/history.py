@@ -1,4 +1,4 @@
-"""Reads `metrics.jsonl` back, with a look at whether it can be what a run has written."""
+"""Reads `metrics.jsonl` back: all of it, with a look at whether it can be what a run has written, or up to where a run goes on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from data_pipeline.errors import CheckpointError
 
-__all__ = ["METRICS", "read_events"]
+__all__ = ["METRICS", "events_until", "lines_until", "read_events"]
 
 METRICS = "metrics.jsonl"
 """Where a run's numbers are in its directory."""
@@ -40,6 +40,26 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
             reason = error.args[0] if type(error) is ValueError else f"not an event ({error})"
             raise CheckpointError(f"{path}, line {number}: {reason}; the file was changed, restore it from a copy") from None
         yield event
+
+
+def lines_until(path: Path, step: int) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The lines of a metrics file up to a step, without their ends, each with its event; what a kill cut off is passed over."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:  # the line that was being written when the run was killed
+            continue
+        if event["step"] <= step:
+            yield line, event
+
+
+def events_until(path: Path, step: int) -> Iterator[dict[str, Any]]:
+    """The events of `lines_until`."""
+    return (event for _, event in lines_until(path, step))
 
 
 def _check(event: dict[str, Any], last_step: int) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from data_pipeline.shards import Rows
 from data_pipeline.tokenizer import Tokenizer
+from trainer import quantities
 from trainer.config import EvalConfig, TrainConfig
 from trainer.generate import Continuation, Sampling, TextModel, evaluating, uncompiled
 from trainer.likelihood import cut_windows, num_common, score_windows
@@ -79,8 +80,7 @@ def perplexity(reference: TextModel, config: TrainConfig, written: Sequence[Cont
         return None
     with evaluating(reference.model), uncompiled():
         scored = score_windows(reference.model, windows, reference.tokenizer.vocab_size, config, _WINDOWS_AT_ONCE)
-    mean = math.fsum(likelihood.nats for likelihood in scored) / num_tokens
-    return math.inf if mean >= 700 else math.exp(mean)
+    return quantities.perplexity(math.fsum(likelihood.nats for likelihood in scored) / num_tokens)
 
 
 def _beginnings(rows: Rows, tokenizer: Tokenizer) -> list[str]:

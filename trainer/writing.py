@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import IO, Any
 from trainer.conversation import converse, stop_token_ids
 from trainer.generate import Continuation, TextModel
 from trainer.inspect_run import load_config, opened_text_model
+from trainer.quantities import plain
 from trainer.samples import perplexity
 from trainer.sampling import Sampling
 from trainer.scores import score_texts
@@ -82,14 +82,9 @@ def _shown(one: Continuation, number: int, total: int) -> str:
 def _scores(request: WritingRequest, reference: TextModel, run: Path, written: Sequence[Continuation]) -> str:
     scores = score_texts([one.text for one in written], perplexity(reference, load_config(run), written)).to_json()
     if request.as_json:
-        return _line({"scores": {name: _plain(value) for name, value in scores.items()}})
+        return _line({"scores": plain(scores)})
     lines = [f"{name:<18}{'-' if value is None else f'{value:.4g}'}\n" for name, value in scores.items()]
     return "".join(["=== scores\n", *lines])
-
-
-def _plain(value: float | None) -> float | str | None:
-    """A number that is not finite as text, because JSON has no word for it."""
-    return value if value is None or math.isfinite(value) else str(value)
 
 
 def _line(value: dict[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,9 +15,11 @@ from data_pipeline.files import sync_directory, write_atomic
 from trainer.alerts import Alert
 from trainer.evaluate import Evaluation
 from trainer.hardware import HardwareReading
+from trainer.history import lines_until
 from trainer.layer_stats import LayerReading
 from trainer.metrics.sink import Sink
 from trainer.metrics.values import SampleText, ScoreTable, StepMetrics
+from trainer.quantities import plain
 
 __all__ = ["JsonLinesSink", "NodeHardwareSink"]
 
@@ -133,7 +134,7 @@ class JsonLinesSink(Sink):
         return self._path.open("a", encoding="utf-8", errors="backslashreplace")
 
     def _write(self, event: Mapping[str, Any]) -> None:
-        line = json.dumps(_plain(event), ensure_ascii=False) + "\n"
+        line = json.dumps(plain(event), ensure_ascii=False) + "\n"
         with self._stored():
             self._file.write(line)
             self._file.flush()
@@ -164,26 +165,10 @@ class NodeHardwareSink(JsonLinesSink):
         """Nothing."""
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no word for a number that is not finite; a string keeps it visible and the line readable for every parser."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {name: _plain(part) for name, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value
-
-
 def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 
 def _lines_until(path: Path, step: int) -> bytes:
     """The whole lines of a metrics file up to a step; what a killed run wrote beyond its last checkpoint will be written again."""
-    kept = []
-    for line in path.read_bytes().splitlines(keepends=True):
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line.rstrip(b"\r\n") + b"\n")  # a kill can leave a whole line without its end
-        except ValueError:  # the line that was being written when the run was killed
-            continue
-    return b"".join(kept)
+    return b"".join(line + b"\n" for line, _ in lines_until(path, step))  # a kill can leave a whole line without its end

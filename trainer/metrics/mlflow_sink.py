@@ -19,13 +19,9 @@ from typing import Any
 from data_pipeline.errors import ConfigError
 from data_pipeline.files import write_atomic
 from trainer.alerts import Alert
-from trainer.evaluate import Evaluation
-from trainer.hardware import HardwareReading
-from trainer.layer_stats import LayerReading
 from trainer.metrics.layout import hyper_parameters
-from trainer.metrics.points import evaluation_points, hardware_points, layer_points, saving_points, train_points
 from trainer.metrics.service import ServiceSink
-from trainer.metrics.values import RunFacts, SampleText, ScoreTable, StepMetrics, encodable, numbers_in
+from trainer.metrics.values import RunFacts, SampleText, ScoreTable, encodable, numbers_in
 
 __all__ = ["MlflowSink"]
 
@@ -52,11 +48,10 @@ class MlflowSink(ServiceSink):
     """
 
     def __init__(self, run: Path, uri: str, experiment: str, every_steps: int) -> None:
-        super().__init__(f"log.mlflow_uri = {uri}")
+        super().__init__(f"log.mlflow_uri = {uri}", every_steps)
         self._mlflow = _mlflow()
         self._id_file = run / ".mlflow-id"
         self._uri, self._experiment = uri, experiment
-        self._every_steps = every_steps
         self._client: Any = None
         self._id = ""
         self._sending: deque[Callable[[], object]] = deque(maxlen=_WAITED_FOR)
@@ -79,15 +74,6 @@ class MlflowSink(ServiceSink):
             ) from error
         self._is_open = True
 
-    def train(self, metrics: StepMetrics) -> None:
-        """Adds a point to each training curve, if this step is due or was not finite."""
-        if metrics.step % self._every_steps == 0 or metrics.step in (1, metrics.last_step) or not metrics.is_finite:
-            self._add(metrics.step, train_points(metrics))
-
-    def evaluation(self, step: int, evaluation: Evaluation) -> None:
-        """Adds a point to each validation curve."""
-        self._add(step, evaluation_points(evaluation))
-
     def samples(self, step: int, samples: Sequence[SampleText], scores: ScoreTable | None) -> None:
         """Adds the texts as one file, and a point for each score."""
         text = "\n\n".join(encodable(sample.prompt + sample.text) for sample in samples)
@@ -95,18 +81,6 @@ class MlflowSink(ServiceSink):
             path = f"samples/step-{step:08d}.txt"
             self._sending.append(self._begun(lambda: self._attempt(lambda: self._client.log_text(self._id, text, path))).join)
         self._add(step, {f"scores/{name}": value for name, value in numbers_in(scores).items()})
-
-    def layers(self, reading: LayerReading) -> None:
-        """Adds points for each layer."""
-        self._add(reading.step, layer_points(reading))
-
-    def hardware(self, step: int, reading: HardwareReading, memory_trend: float | None) -> None:
-        """Adds a point to each curve of the machine."""
-        self._add(step, hardware_points(reading, memory_trend))
-
-    def saving(self, step: int, stall_s: float) -> None:
-        """Adds a point to the curve of the stalls."""
-        self._add(step, saving_points(stall_s))
 
     def alert(self, alert: Alert, count: int) -> None:
         """Adds a point to the count of its rule, and keeps its text as a tag."""

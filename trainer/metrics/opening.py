@@ -15,11 +15,11 @@ import torch
 from trainer.config import TrainConfig
 from trainer.distributed import Group
 from trainer.hardware import HardwareReading, HardwareSampler, Host, KernelLog, opened_gpus
-from trainer.history import METRICS
+from trainer.history import METRICS, events_until
 from trainer.metrics.jsonlines import JsonLinesSink, NodeHardwareSink
 from trainer.metrics.mlflow_sink import MlflowSink
 from trainer.metrics.monitor import Monitor
-from trainer.metrics.running import RunningNumbers, events_until
+from trainer.metrics.running import RunningNumbers
 from trainer.metrics.sink import Sink
 from trainer.metrics.tensorboard import TensorBoardSink
 from trainer.metrics.terminal import TerminalSink

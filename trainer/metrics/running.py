@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["RunningNumbers", "events_until"]
+__all__ = ["RunningNumbers"]
 
 
 class RunningNumbers:
@@ -60,18 +58,3 @@ class RunningNumbers:
                 self.after_step(float(event["loss"]), float(event["grad_norm"]))
             elif event["event"] == "alert" and "rule" in event:
                 self.after_alert(event["rule"])
-
-
-def events_until(path: Path, step: int) -> Iterator[dict[str, Any]]:
-    """The events of a metrics file up to a step; what a killed run left unfinished is passed over."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:  # the line that was being written when the run was killed
-            continue
-        if event["step"] <= step:
-            yield event

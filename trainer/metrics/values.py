@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.quantities import perplexity
 from trainer.state import Progress
 
 __all__ = [
@@ -21,7 +22,6 @@ __all__ = [
     "StepMetrics",
     "encodable",
     "numbers_in",
-    "perplexity",
 ]
 
 
@@ -125,11 +125,6 @@ class RunFacts:
     """All of them, nested by section."""
     report: Mapping[str, Any] = field(default_factory=dict)
     """The report of the prepared data; empty where it cannot be read."""
-
-
-def perplexity(loss: float) -> float:
-    """`exp(loss)`, infinite where that overflows."""
-    return math.exp(loss) if not loss >= 700 else math.inf
 
 
 def encodable(text: str) -> str:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import importlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import ConfigError
 from data_pipeline.files import write_atomic
 from trainer.alerts import Alert
-from trainer.evaluate import Evaluation
-from trainer.hardware import HardwareReading
-from trainer.layer_stats import LayerReading
 from trainer.metrics.layout import hyper_parameters
-from trainer.metrics.points import Points, evaluation_points, hardware_points, layer_points, saving_points, train_points
 from trainer.metrics.service import ServiceSink
-from trainer.metrics.values import RunFacts, SampleText, ScoreTable, StepMetrics, encodable, numbers_in
+from trainer.metrics.values import RunFacts, SampleText, ScoreTable, encodable, numbers_in
 
 __all__ = ["WandbSink", "remembered_id"]
 
@@ -38,9 +34,8 @@ class WandbSink(ServiceSink):
     """
 
     def __init__(self, run: Path, project: str, every_steps: int) -> None:
-        super().__init__(f"log.wandb_project = {project}")
+        super().__init__(f"log.wandb_project = {project}", every_steps)
         self._wandb = _wandb()
-        self._every_steps = every_steps
         self._directory, self._project = run, project
         self._run: Any = None
         self._ended = False
@@ -64,32 +59,11 @@ class WandbSink(ServiceSink):
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
-    def train(self, metrics: StepMetrics) -> None:
-        """Adds a point to each training curve, if this step is due or was not finite."""
-        if metrics.step % self._every_steps == 0 or metrics.step in (1, metrics.last_step) or not metrics.is_finite:
-            self._add(metrics.step, train_points(metrics))
-
-    def evaluation(self, step: int, evaluation: Evaluation) -> None:
-        """Adds a point to each validation curve."""
-        self._add(step, evaluation_points(evaluation))
-
     def samples(self, step: int, samples: Sequence[SampleText], scores: ScoreTable | None) -> None:
         """Adds a table of the texts, and a point for each score."""
         rows = [[step, encodable(sample.prompt), encodable(sample.text)] for sample in samples]
         table = {"samples": self._wandb.Table(columns=["step", "prompt", "text"], data=rows)} if rows else {}
         self._add(step, {f"scores/{name}": value for name, value in numbers_in(scores).items()} | table)
-
-    def layers(self, reading: LayerReading) -> None:
-        """Adds points for each layer."""
-        self._add(reading.step, layer_points(reading))
-
-    def hardware(self, step: int, reading: HardwareReading, memory_trend: float | None) -> None:
-        """Adds a point to each curve of the machine."""
-        self._add(step, hardware_points(reading, memory_trend))
-
-    def saving(self, step: int, stall_s: float) -> None:
-        """Adds a point to the curve of the stalls."""
-        self._add(step, saving_points(stall_s))
 
     def alert(self, alert: Alert, count: int) -> None:
         """Sends it as an alert, and adds a point to the count of its rule."""
@@ -106,7 +80,7 @@ class WandbSink(ServiceSink):
         if self._run is not None:
             self._attempt(lambda: self._run.finish(exit_code=0 if self._ended else 1))
 
-    def _add(self, step: int, points: Points | dict[str, Any]) -> None:
+    def _add(self, step: int, points: Mapping[str, Any]) -> None:
         if points:
             self._attempt(lambda: self._run.log({"step": step, **points}))
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
+from trainer.quantities import perplexity
 from trainer.report.chart import Chart
 from trainer.report.curves import average_window
 from trainer.report.parts import NOTHING, UNKNOWN, Html, element, folded, join, note, table
@@ -277,4 +277,4 @@ def _short(value: float | None) -> str:
 
 
 def _exp(loss: float | None) -> float | None:
-    return None if loss is None else math.exp(loss) if loss < 700 else math.inf
+    return None if loss is None else perplexity(loss)

@@ -20,11 +20,12 @@ from trainer.config import AlertsConfig, LogConfig
 from trainer.distributed import Group
 from trainer.evaluate import Evaluation, Score
 from trainer.hardware import GpuReading, HardwareReading, HostReading
-from trainer.history import read_events
+from trainer.history import events_until, read_events
 from trainer.layer_stats import LayerNorms, LayerReading
 from trainer.metrics import JsonLinesSink, Monitor, RunFacts, Sample, Sink, StepMetrics, TerminalSink, jsonlines, opened_monitor
-from trainer.metrics.running import RunningNumbers, events_until
-from trainer.metrics.values import numbers_in, perplexity
+from trainer.metrics.running import RunningNumbers
+from trainer.metrics.values import numbers_in
+from trainer.quantities import perplexity
 from trainer.straggler import SlowRank
 
 HOST = HostReading(1500.0, 1000.0, 16000.0, 0.5, 100.0)
