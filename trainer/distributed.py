@@ -69,7 +69,7 @@ class Group:
 
     def gather(self, share_C: Tensor, out: Tensor) -> Tensor:
         """`out`: the shares of all ranks, one after the other."""
-        dist.all_gather_into_tensor(out, share_C)
+        dist.all_gather_single(out, share_C)
         return out
 
     def on_main(self, action: Callable[[], _ValueT]) -> _ValueT:
