@@ -11,7 +11,7 @@ from typing import Any
 from data_pipeline.config import PrepareConfig
 from data_pipeline.data_card import render_card
 from data_pipeline.errors import ConfigError
-from data_pipeline.files import canonical_json, digest_bytes, digest_file
+from data_pipeline.files import canonical_json, digest_bytes, digest_file, is_unfinished
 from data_pipeline.manifest import Manifest, ShardEntry
 from data_pipeline.publish import CARD, REPORT, REPORT_PAGE, TIMINGS, TOKENIZER, publish
 from data_pipeline.published import CHOSEN, TOKENS
@@ -91,7 +91,8 @@ def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, by
     report = canonical_json(prepared.report)
     shards = dict(_name_shards(prepared.packed))
     tokenizer = prepared.tokenizer
-    tokenizer_files = {f"{TOKENIZER}/{path.name}": path for path in sorted(prepared.tokenizer_folder.iterdir())}
+    finished = sorted(path for path in prepared.tokenizer_folder.iterdir() if not is_unfinished(path))
+    tokenizer_files = {f"{TOKENIZER}/{path.name}": path for path in finished}
     documents = dict(_documents(prepared.documents)) if prepared.settings["packing"]["keep_tokens"] else {}
     digests = {name: digest_file(path) for name, path in tokenizer_files.items()} | {REPORT: digest_bytes(report)}
     manifest, _ = Manifest(

@@ -5,22 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "sealed",
-    "unsealed",
     "canonical_json",
     "commit_directory",
     "digest_bytes",
     "digest_file",
+    "is_unfinished",
+    "sealed",
     "sync_directory",
     "sync_file",
+    "unfinished_path",
+    "unsealed",
     "write_atomic",
 ]
 
 _READ_BYTES = 1 << 20
+_UNFINISHED = re.compile(r"\..+\.\d+\.tmp")
 
 
 def canonical_json(value: Any) -> bytes:
@@ -80,9 +84,19 @@ def sync_directory(path: Path) -> None:
     sync_file(path)
 
 
+def unfinished_path(path: Path) -> Path:
+    """What `path` is called until this process has finished it."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether this is the name of something that a process still writes, or wrote when it was killed."""
+    return _UNFINISHED.fullmatch(path.name) is not None
+
+
 def write_atomic(path: Path, data: bytes) -> None:
     """Replaces `path` by `data`, durably: temporary file, fsync, rename, fsync of the directory."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = unfinished_path(path)
     try:
         with temporary.open("wb") as file:
             file.write(data)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import PreparedDataError, StorageError
-from data_pipeline.files import commit_directory, sync_directory, write_atomic
+from data_pipeline.files import commit_directory, is_unfinished, sync_directory, write_atomic
 from data_pipeline.manifest import MANIFEST, Manifest, read_manifest
 from data_pipeline.published import CHOSEN, TOKENS
 
@@ -76,8 +76,17 @@ def find_finished(directory: Path, fingerprint: str, *, with_rejects: bool) -> M
 
 
 def work_directory(directory: Path, fingerprint: str) -> Path:
-    """Where the stages leave their results for these settings and inputs; work on others is not in the way."""
-    return directory / _WORK / fingerprint.removeprefix("sha256:")[:16]
+    """Where the stages leave their results for these settings and inputs; work on others is not in the way.
+
+    What a killed preparation left half written here or there is removed.
+    """
+    work = directory / _WORK / fingerprint.removeprefix("sha256:")[:16]
+    for path in [path for path in (*directory.glob(".*"), *work.rglob(".*")) if is_unfinished(path)]:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    return work
 
 
 def clear_work(directory: Path) -> None:

@@ -7,7 +7,6 @@ and is not run again, however often the preparation was killed since.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from data_pipeline.engine import Engine
-from data_pipeline.files import canonical_json, sync_file, write_atomic
+from data_pipeline.files import canonical_json, sync_file, unfinished_path, write_atomic
 
 __all__ = [
     "Counts",
@@ -69,7 +68,7 @@ class TableWriter:
     def __init__(self, output: Path, schema: pa.Schema) -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
         self._path = data_path(output)
-        self._temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
+        self._temporary = unfinished_path(self._path)
         self._schema = schema
         self._rows: list[tuple[Any, ...]] = []
         self._bytes = 0

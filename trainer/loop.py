@@ -73,18 +73,18 @@ def train_on(session: Session, batches: Iterator[GlobalBatch], progress: Progres
     """
     config, plan, stopped = session.config, session.plan, False
     results: StepResults[StepFacts] = StepResults(lag=1 if session.group.device.type == "cuda" else 0)
+    session.own_timer.begin()
     while True:
         if stopped or evaluation_due(session, progress) or save_due(session, progress):
             progress, asked_to_stop = settle(session, results, progress, clock, everything=True)
             stopped = stopped or asked_to_stop
-            with clock.paused():
+            with clock.paused(), session.own_timer.paused():
                 if evaluation_due(session, progress) and not stopped:
                     with session.heartbeat.phase("evaluate"):
                         progress = session.evaluate(progress)
                 if save_due(session, progress) or (stopped and session.saved_step != progress.step):
                     with session.heartbeat.phase("save"):
                         progress = session.save(progress)
-            session.own_timer.begin()
         if stopped or plan.finished(progress):
             return progress, stopped
 

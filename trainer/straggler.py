@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -186,14 +187,23 @@ class OwnTimer:
 
     def __init__(self, mark: Callable[[], Mark]) -> None:
         self._mark = mark
+        self._spans: list[tuple[Mark, Mark]] = []
+        """Of the step under way, those that are over."""
         self._begun = mark()
         self._data_s = 0.0
-        self._pending: deque[tuple[Mark, Mark, float]] = deque()
+        self._pending: deque[tuple[list[tuple[Mark, Mark]], float]] = deque()
         self._latest = OwnTime(0.0, 0.0)
 
     def begin(self) -> None:
-        """To be called after the last exchange of a step, and again after anything that is no part of a step."""
-        self._begun, self._data_s = self._mark(), 0.0
+        """To be called after the last exchange of a step."""
+        self._spans, self._begun, self._data_s = [], self._mark(), 0.0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Around anything that is no part of a step and may wait for the other ranks."""
+        self._spans.append((self._begun, self._mark()))
+        yield
+        self._begun = self._mark()
 
     def waited_for_data(self, seconds: float) -> None:
         """Notes for how long the batch of this step was waited for."""
@@ -201,12 +211,12 @@ class OwnTimer:
 
     def end(self) -> None:
         """To be called before the first exchange of a step."""
-        self._pending.append((self._begun, self._mark(), self._data_s))
+        self._pending.append(([*self._spans, (self._begun, self._mark())], self._data_s))
 
     def latest(self) -> OwnTime:
         """The newest step that is known: on the host this one, on a device one that it has finished."""
-        while self._pending and self._pending[0][1].reached():
-            begun, ended, data_s = self._pending.popleft()
-            seconds = ended.seconds_since(begun)
+        while self._pending and self._pending[0][0][-1][1].reached():
+            spans, data_s = self._pending.popleft()
+            seconds = sum(ended.seconds_since(begun) for begun, ended in spans)
             self._latest = OwnTime(seconds, min(data_s, seconds))
         return self._latest

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_pipeline.config import PackingSettings
-from data_pipeline.files import commit_directory, digest_file
+from data_pipeline.files import commit_directory, digest_file, unfinished_path
 from data_pipeline.packing import METHODS, count_packing, pack
 from data_pipeline.rows import Window, cut_into_shards, cut_into_windows, fill_rows
 from data_pipeline.shards import ShardContent, write_shard
@@ -59,7 +58,7 @@ class PackResult:
 def pack_group(task: PackTask) -> PackResult:
     """Writes the shards of a group of partitions into the folder `output`."""
     result = PackResult()
-    temporary = task.output.with_name(f".{task.output.name}.{os.getpid()}.tmp")
+    temporary = unfinished_path(task.output)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     rows_per_shard = max(1, task.settings.shard_bytes // (task.row_length * task.token_bytes))

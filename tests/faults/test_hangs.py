@@ -41,7 +41,7 @@ def on_step_end(run, metrics):
 SLOW = """
 import time
 def on_step_end(run, metrics):
-    time.sleep(0.12 if run.rank == 1 else 0.04)
+    time.sleep(0.3 if run.rank == 1 else 0.1)
 """
 
 HOLDS_THE_LOCK = """

@@ -30,6 +30,7 @@ from data_pipeline.prepare import prepare
 from data_pipeline.publish import exclusive
 from data_pipeline.shards import Rows
 from data_pipeline.stages import plan
+from data_pipeline.stages.packing_rows import PackResult, PackTask
 from data_pipeline.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -241,6 +242,31 @@ def test_a_crash_while_publishing_leaves_old_data_or_none_and_the_next_run_compl
     prepare(config_of(corpus, tmp_path))
     assert content_of(tmp_path) == content_of(prepared)
     assert not (tmp_path / ".work").exists()
+
+
+def test_what_a_killed_process_left_half_written_is_no_part_of_the_data(
+    corpus: Path, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(plan, "pack_group", forbidden)
+        with pytest.raises(AssertionError):
+            prepare(config_of(corpus, tmp_path))
+    work = next((tmp_path / ".work").iterdir())
+    left = [work / "tokenizer/.bpe.model.7.tmp", work / "text/.000000.arrow.7.tmp", tmp_path / ".inputs.json.7.tmp"]
+    for path in left:
+        path.write_bytes(b"half")
+    pack_group = plan.pack_group
+
+    def beside_an_orphan(task: PackTask) -> PackResult:
+        """A worker of the killed run is not gone yet and writes once more."""
+        assert not any(path.exists() for path in left[1:])
+        left[0].write_bytes(b"half")
+        return pack_group(task)
+
+    monkeypatch.setattr(plan, "pack_group", beside_an_orphan)
+    prepare(config_of(corpus, tmp_path))
+    assert content_of(tmp_path) == content_of(prepared)
+    assert {path.name for path in tmp_path.glob(".*")} == {".prepare.lock"}
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -166,3 +166,20 @@ def test_on_the_host_own_time_is_known_at_once() -> None:
     first = timer.latest()
     assert 0 < first.seconds < 60
     assert first.data_s == 0
+
+
+def test_what_lies_between_two_steps_is_left_out_but_not_the_work_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeMark.now_s = 0.0
+    monkeypatch.setattr(FakeMark, "reached", lambda _: True)
+    timer = OwnTimer(FakeMark)
+    timer.begin()
+    for work_s, evaluation_s in ((1, 100), (2, 200)):
+        FakeMark.now_s += work_s
+        with timer.paused():
+            FakeMark.now_s += evaluation_s
+    FakeMark.now_s += 4
+    timer.end()
+    assert timer.latest() == OwnTime(7, 0)
+    timer.begin()
+    timer.end()
+    assert timer.latest() == OwnTime(0, 0), "nothing of the step before"
