@@ -34,8 +34,9 @@ from trainer.layer_stats import LayerObserver
 from trainer.ledger import LEDGER, Ledger, LedgerHead
 from trainer.memory import PeakMeter, estimate
 from trainer.metrics import opened_monitor
+from trainer.metrics.model_graph import model_graph
 from trainer.mixture import build_order
-from trainer.model import parameters_by_name
+from trainer.model import Decoder, parameters_by_name
 from trainer.optim import build_optimizers, check_optimizer
 from trainer.parallel import check_parallel, load_full
 from trainer.plan import plan_run
@@ -185,6 +186,8 @@ def _introduce(session: Session, manifest: Manifest, *, continued: bool) -> None
     if session.peak is None and device.type == "cuda":
         gpu = torch.cuda.get_device_name(device)
         _log.info("%s", describe_mfu(None, gpu, rate_kind(config.precision, tf32=config.tf32)))
+    if not continued and session.group.is_main and session.extension.build_model is None:  # one's own may need values
+        session.monitor.model(model_graph(partial(Decoder, config.model, manifest.vocab_size), manifest.row_length))
 
 
 def _describe(session: Session, manifest: Manifest, *, continued: bool) -> str:

@@ -59,6 +59,11 @@ class Monitor:
         """How many alerts of each rule the run has had."""
         return self._running.alerts
 
+    def model(self, graph: bytes) -> None:
+        """Passes on the graph of the model."""
+        for sink in self._sinks:
+            sink.model(graph)
+
     def train(self, metrics: StepMetrics) -> StepMetrics:
         """Passes on the numbers of one step, and what the machine did meanwhile; returns them with what the monitor adds."""
         with self._measured():

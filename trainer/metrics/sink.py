@@ -19,6 +19,9 @@ class Sink:
     def begin(self, facts: RunFacts) -> None:
         """Takes what is known of the run, before all else."""
 
+    def model(self, graph: bytes) -> None:
+        """Takes the graph of the model, a serialised `GraphDef`."""
+
     def train(self, metrics: StepMetrics) -> None:
         """Takes the numbers of one step."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tensorboard.compat.proto.event_pb2 import Event
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
@@ -53,6 +54,11 @@ class TensorBoardSink(Sink):
         picture = length_histogram(facts.report)
         if picture is not None:
             self._writer.add_image("data/document_lengths", picture, 0, dataformats="HWC")
+
+    def model(self, graph: bytes) -> None:
+        """Adds the graph."""
+        files: Any = self._writer.file_writer
+        files.add_event(Event(graph_def=graph))
 
     def train(self, metrics: StepMetrics) -> None:
         """Adds a point to each training curve, if this step is due."""
