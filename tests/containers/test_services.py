@@ -123,6 +123,7 @@ def test_a_stopped_run_goes_on_to_the_same_losses(whole: Services) -> None:
     assert losses(stopped, "stopped") == expected
 
 
+@pytest.mark.claim("18", "`docker compose stop` at a random time", unit="stops")
 def test_stops_at_random_times_lose_no_step_and_change_no_bit(whole: Services) -> None:
     expected, number = losses(whole, "whole"), 0
     for seed in seeds(2, 20):

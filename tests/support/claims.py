@@ -1,6 +1,6 @@
 """What the fault campaigns have shown: each test writes down what it tried, and a table is made of that.
 
-A test of `tests/faults` is marked with the row that it is evidence for, `@pytest.mark.claim(row, fault)` or
+A test of `tests/faults` or `tests/containers` is marked with the row that it is evidence for, `@pytest.mark.claim(row, fault)` or
 `@pytest.mark.broken(row, variant)`. While it runs, `tried` and `noted` add to its tally; its end is written as a `Record`.
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "broken(row, variant): shows that the row's test catches a broken variant")
 
 
-@pytest.fixture(autouse=True)
-def _tally(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     with opened_tally() as tally:
-        request.node.stash[_TALLY] = tally
-        yield
+        item.stash[_TALLY] = tally
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
