@@ -20,7 +20,7 @@ import pytest
 from tests.support.claims import noted, tried
 from tests.support.faults import count, is_full
 from tests.support.journal import EXTENSION, FLAWS
-from tests.support.nemesis import STRIKES, Nemesis, lost_steps
+from tests.support.nemesis import STRIKES, Nemesis, lost_steps, saved_twice
 from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
 from tests.support.two_ranks import log, started
@@ -141,6 +141,12 @@ def test_a_stop_on_request_saves_once_ends_with_its_code_and_the_run_goes_on_to_
 @pytest.mark.claim("20", "SIGTERM reaches one rank only", unit="stops")
 def test_a_signal_that_reaches_one_rank_stops_all_at_one_step(folder: Path, uninterrupted: TrainConfig) -> None:
     survived(folder, uninterrupted, "one-rank", [("stop one rank", "in the steps")] * count(1, 100))
+
+
+@pytest.mark.parametrize(("events", "steps"), [("s5 e10 s10 s15", []), ("s10 e10 s10", []), ("s5 s5 e10", [5]), ("e5 s5 s5", [5])])
+def test_a_step_is_saved_again_only_with_an_evaluation_that_its_first_save_lacked(events: str, steps: list[int]) -> None:
+    found = saved_twice([{"event": {"s": "save", "e": "eval"}[one[0]], "step": int(one[1:])} for one in events.split()])
+    assert found == [f"step {step} was saved twice" for step in steps]
 
 
 # Row 50

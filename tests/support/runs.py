@@ -70,10 +70,10 @@ def run_command(*words: str, **environment: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300, env=os.environ | environment)
 
 
-def metrics(run: Path, event: str) -> list[dict[str, Any]]:
-    """The events of one kind in a run's metrics, in the order in which they stand in the file."""
+def metrics(run: Path, *events: str) -> list[dict[str, Any]]:
+    """The events of these kinds in a run's metrics, in the order in which they stand in the file."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [parsed for line in lines if (parsed := json.loads(line))["event"] == event]
+    return [parsed for line in lines if (parsed := json.loads(line))["event"] in events]
 
 
 def losses(run: Path) -> list[tuple[int, str]]:
