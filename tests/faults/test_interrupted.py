@@ -28,7 +28,7 @@ from trainer.config import TrainConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
 
-STEPS = 160
+STEPS = count(80, 160)
 SAVE_EVERY = 5
 STRIKES_PER_RUN = 8
 PACED = {"JOURNAL_PACE_S": "0.02", "JOURNAL_SAVE_S": "0.05", "JOURNAL_EVALUATION_S": "0.1"}
@@ -155,7 +155,7 @@ def test_a_step_is_saved_again_only_with_an_evaluation_that_its_first_save_lacke
 @pytest.mark.claim("50", "soak: kills, stops and freezes of any kind at any time, drawn by a seed", unit="faults")
 def test_a_soak_of_random_faults_breaks_no_claim(folder: Path, uninterrupted: TrainConfig) -> None:
     """FAULTS_SOAK_MINUTES says for how long; a fault begins only while there is time left."""
-    seconds = 60 * float(os.environ.get("FAULTS_SOAK_MINUTES", "120" if is_full() else "0.4"))
+    seconds = 60 * float(os.environ.get("FAULTS_SOAK_MINUTES", "120" if is_full() else "0.25"))
     seed = int(os.environ.get("FAULTS_SEED", "0"))
     begun, num_steps, num_runs = time.monotonic(), 0, 0
     while time.monotonic() < begun + seconds:
