@@ -55,8 +55,9 @@ _SLOWER = 3.0
 
 _POLL_S = 0.5
 _ASLEEP_S = 10 * _POLL_S
-_STACKS_S = 3.0
-_STACKS_SETTLED_S = 0.25
+_STACKS_S = 5.0
+_STACKS_SETTLED_S = 1.0
+"""Without a new line in any of the files. A quarter of that once cut the stacks of a rank short on a machine with much to do."""
 _GRACE_S = 3.0
 
 _STATES = {"T": "stopped by a signal", "D": "waiting for a device or a file system", "R": "running", "S": "asleep"}
