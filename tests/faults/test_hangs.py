@@ -30,6 +30,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux 
 
 STEPS = 20
 STALL_S = 2
+SLOW_S = 30
+"""What a rank is allowed while it loads or saves; it may be struck there too."""
 STEP_S = 0.05
 
 PACE = f"""
@@ -94,7 +96,7 @@ def configuration(data: Path, folder: Path, extension: str, **changes: object) -
         limits={"steps": STEPS},
         checkpoint={"every_steps": 3},
         eval={"every_steps": 100, "sample_tokens": 0},
-        **{"watchdog": {"stall_s": STALL_S}} | changes,
+        **{"watchdog": {"stall_s": STALL_S, "slow_s": SLOW_S}} | changes,
     )
 
 
