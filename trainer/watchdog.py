@@ -57,7 +57,7 @@ _POLL_S = 0.5
 _ASLEEP_S = 10 * _POLL_S
 _STACKS_S = 5.0
 _STACKS_SETTLED_S = 1.0
-"""Without a new line in any of the files. A quarter of that once cut the stacks of a rank short on a machine with much to do."""
+"""Without a new line in any of the files: on a machine with much to do a rank may not be at its turn for long."""
 _GRACE_S = 3.0
 
 _STATES = {"T": "stopped by a signal", "D": "waiting for a device or a file system", "R": "running", "S": "asleep"}
@@ -375,7 +375,7 @@ def _collect_stacks(run: Path, beats: Mapping[int, Beat], states: Mapping[int, s
         with path.open("a") as file:
             file.write(f"# {now} rank {rank}, process {beat.pid}, step {beat.step}, phase {beat.phase}\n")
         sizes[path] = path.stat().st_size
-        _signal(beat, signal.SIGUSR1)
+        _ask_for_stacks(beat)
         if states[rank] == "T":  # else it could not answer; it is killed before it has gone far
             _signal(beat, signal.SIGCONT)
     empty = dict(sizes)
@@ -457,6 +457,15 @@ def _signal(beat: Beat, number: signal.Signals) -> None:
     if _state(beat):
         with suppress(ProcessLookupError):
             os.kill(beat.pid, number)
+
+
+def _ask_for_stacks(beat: Beat) -> None:
+    """Sends SIGUSR1 to the main thread of a rank, which then stands still while its stack is written.
+
+    Sent to the process, it may come to any thread of one that was stopped, and what the main thread does meanwhile tears its stack.
+    """
+    if _state(beat) and ctypes.CDLL(None).tgkill(beat.pid, beat.pid, signal.SIGUSR1):
+        _signal(beat, signal.SIGUSR1)
 
 
 def _set_death_signal(number: int) -> None:
