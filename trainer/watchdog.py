@@ -464,7 +464,8 @@ def _ask_for_stacks(beat: Beat) -> None:
 
     Sent to the process, it may come to any thread of one that was stopped, and what the main thread does meanwhile tears its stack.
     """
-    if _state(beat) and ctypes.CDLL(None).tgkill(beat.pid, beat.pid, signal.SIGUSR1):
+    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)  # glibc has it since 2.30
+    if _state(beat) and (tgkill is None or tgkill(beat.pid, beat.pid, signal.SIGUSR1)):
         _signal(beat, signal.SIGUSR1)
 
 
