@@ -197,7 +197,7 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on_to_the_same_bits(
             assert f"rank {rank}, process {pid}, step" in stacks
             assert "in train_until_done\n" in stacks
         assert losses(config.run) == losses(uninterrupted.run)
-    noted(f"all ranks gone after {slowest_s:.1f} s at most, of which {STALL_S} s are allowed; resumes exact")
+    noted(f"all ranks gone after {slowest_s:.1f} s at most, of which {STALL_S} s are allowed, {SLOW_S} s in a save; resumes exact")
 
 
 STUCK = [
