@@ -41,7 +41,7 @@ _LOCK = ".prepare.lock"
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Holds a folder against a second preparation at the same time.
+    """Holds a folder against a second preparation at the same time, and removes what a killed one left half written.
 
     Raises:
         StorageError: another one is at work in it, or it cannot be written to.
@@ -60,6 +60,11 @@ def exclusive(directory: Path) -> Iterator[None]:
             raise StorageError(
                 f"{directory}: another `prepare` is writing to it; wait for its end, or choose another --output"
             ) from None
+        for path in [path for path in (*directory.glob(".*"), *(directory / _WORK).rglob(".*")) if is_unfinished(path)]:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
         yield
 
 
@@ -76,17 +81,8 @@ def find_finished(directory: Path, fingerprint: str, *, with_rejects: bool) -> M
 
 
 def work_directory(directory: Path, fingerprint: str) -> Path:
-    """Where the stages leave their results for these settings and inputs; work on others is not in the way.
-
-    What a killed preparation left half written here or there is removed.
-    """
-    work = directory / _WORK / fingerprint.removeprefix("sha256:")[:16]
-    for path in [path for path in (*directory.glob(".*"), *work.rglob(".*")) if is_unfinished(path)]:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-    return work
+    """Where the stages leave their results for these settings and inputs; work on others is not in the way."""
+    return directory / _WORK / fingerprint.removeprefix("sha256:")[:16]
 
 
 def clear_work(directory: Path) -> None:

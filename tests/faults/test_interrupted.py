@@ -143,7 +143,9 @@ def test_a_signal_that_reaches_one_rank_stops_all_at_one_step(folder: Path, unin
     survived(folder, uninterrupted, "one-rank", [("stop one rank", "in the steps")] * count(1, 100))
 
 
-@pytest.mark.parametrize(("events", "steps"), [("s5 e10 s10 s15", []), ("s10 e10 s10", []), ("s5 s5 e10", [5]), ("e5 s5 s5", [5])])
+@pytest.mark.parametrize(
+    ("events", "steps"), [("s5 e10 s10 s15", []), ("s10 e10 s10", []), ("s5 s5 e10", [5]), ("e5 s5 s5", [5]), ("s5 e10 s5", [5])]
+)
 def test_a_step_is_saved_again_only_with_an_evaluation_that_its_first_save_lacked(events: str, steps: list[int]) -> None:
     found = saved_twice([{"event": {"s": "save", "e": "eval"}[one[0]], "step": int(one[1:])} for one in events.split()])
     assert found == [f"step {step} was saved twice" for step in steps]

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from data_pipeline.errors import CheckpointError, ExitCode
@@ -131,8 +130,15 @@ def saved_twice(events: Iterable[Mapping[str, Any]]) -> list[str]:
 
     A run that is stopped where an evaluation is due saves without it, evaluates when it goes on, and saves what that has found.
     """
-    kept = [(event["event"], event["step"]) for event in events]
-    return [f"step {one[1]} was saved twice" for one, other in pairwise(kept) if one == other and one[0] == "save"]
+    found, saved = [], set[int]()
+    for event in events:
+        if event["event"] == "eval":
+            saved.discard(event["step"])
+        elif event["step"] in saved:
+            found.append(f"step {event['step']} was saved twice")
+        else:
+            saved.add(event["step"])
+    return found
 
 
 def broken_claims(journal: Iterable[Entry], every_steps: int) -> list[str]:
