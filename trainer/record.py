@@ -18,6 +18,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, TextIO
@@ -279,7 +280,7 @@ def environment_facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "packages": {found.metadata["Name"].lower(): found.version for found in distributions()},
+        "packages": _packages(),
         "locks": {path.name: digest_file(path) for path in sorted(_LOCKS.glob("requirements*.lock"))},
         "processor": _processor(),
         "platform": platform.platform(),
@@ -287,6 +288,11 @@ def environment_facts() -> dict[str, Any]:
         "image": os.environ.get("IMAGE_REVISION"),
         "code": os.environ.get("CODE_REVISION") or _git_revision(),
     }
+
+
+@cache
+def _packages() -> dict[str, str]:
+    return {found.metadata["Name"].lower(): found.version for found in distributions()}
 
 
 def _digests(run: Path, names: Iterable[str]) -> dict[str, str]:

@@ -18,6 +18,9 @@ __all__ = ["length_histogram", "perplexity_bars"]
 Picture = NDArray[np.uint8]
 _BLUE, _ORANGE = "#3465a4", "#ce5c00"
 _MOST_BARS = 40
+_LONGEST_NAME = 40
+_CHARACTER = 0.09
+"""Inches for a character of ten points."""
 
 
 def length_histogram(report: Mapping[str, Any]) -> Picture | None:
@@ -48,14 +51,19 @@ def perplexity_bars(scores: Mapping[str, Score], title: str) -> Picture:
         shown = sorted(shown, key=lambda item: -item[1].loss)[:_MOST_BARS]
     values = [score.perplexity for _, score in shown]
     heights = [value if np.isfinite(value) else 0.0 for value in values]
-    figure = Figure(figsize=(8, 1 + 0.35 * len(shown)), layout="constrained")
-    axes = figure.add_subplot()
-    bars = axes.barh(range(len(shown)), heights, color=_BLUE)
+    names = [_literal(name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…") for name, _ in shown]
     labels = [f"{score.perplexity:.4g}  ({score.num_targets:,} targets)" for _, score in shown]
+    width, height = 8.0, 1 + 0.35 * len(shown)
+    left = 0.3 + _CHARACTER * max(map(len, names))
+    bars_width = width - 0.2 - left
+    label_width = 0.1 + 0.8 * _CHARACTER * max(map(len, labels))
+    figure = Figure(figsize=(width, height))  # without a layout engine, which would draw every text twice
+    axes = figure.add_axes((left / width, 0.55 / height, bars_width / width, 1 - 0.9 / height))
+    bars = axes.barh(range(len(shown)), heights, color=_BLUE)
     axes.bar_label(bars, labels, padding=3, fontsize=8)
-    axes.set_yticks(range(len(shown)), [_literal(name) for name, _ in shown])
+    axes.set_yticks(range(len(shown)), names)
     axes.invert_yaxis()
-    axes.margins(x=0.25)
+    axes.set_xlim(0, max(*heights, 1.0) / (1 - label_width / bars_width))
     axes.set(xlabel="perplexity", title=title)
     return _drawn(figure)
 
