@@ -71,7 +71,7 @@ def configuration(folder: Path, name: str) -> TrainConfig:
         schedule={"decay_steps": STEPS},
         checkpoint={"every_steps": SAVE_EVERY},
         eval={"every_steps": 20, "sample_tokens": 0},
-        watchdog={"stall_s": 3},
+        watchdog={"stall_s": 3, "slow_s": 40},
     )
 
 
