@@ -89,6 +89,7 @@ def trainer_steps(work: Workload, name: str, ranks: int = 1, *extra: str) -> lis
         flags = {
             "device": "cpu",
             "threads": max(1, s.threads // ranks),
+            "precision": "bf16" if s.bf16 else "fp32",
             "model.layers": s.layers,
             "model.width": s.width,
             "model.heads": s.heads,
@@ -150,6 +151,7 @@ def on_cpu(options: argparse.Namespace, folder: Path) -> None:
         micro_batches=options.micro_batches,
         steps=options.steps,
         threads=options.threads,
+        bf16=options.precision == "bf16",
     )
     work = Workload(folder, folder / "data", settings)
     print(f"torch {torch.__version__}, {options.threads} threads, {options.rounds} rounds of {options.steps} steps; {settings}")
@@ -210,6 +212,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--micro", type=int, default=4)
     parser.add_argument("--micro-batches", type=int, default=4)
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="the same for all contestants")
     parser.add_argument("--only", choices=("peers", "levels"))
     parser.add_argument("--gpu", action="store_true")
     options = parser.parse_args()

@@ -74,7 +74,8 @@ def main() -> None:
         started = time.perf_counter()
         for _ in range(s.micro_batches):
             rows = torch.from_numpy(np.stack([crop(tokens, s.length + 1) for _ in range(s.micro)]))
-            loss = model(rows[:, :-1], rows[:, 1:]) / s.micro_batches
+            with torch.autocast("cpu", torch.bfloat16, enabled=s.bf16):
+                loss = model(rows[:, :-1], rows[:, 1:]) / s.micro_batches
             loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -30,6 +30,8 @@ class Settings:
     micro_batches: int
     steps: int
     threads: int
+    bf16: bool
+    """Whether matrix products are in bf16, by autocast; else all is in fp32."""
 
 
 def read_settings() -> Settings:

@@ -66,6 +66,7 @@ def main() -> None:
             max_grad_norm=1.0,
             optim="adamw_torch_fused",
             use_cpu=True,
+            bf16=s.bf16,
             save_strategy="no",
             logging_strategy="no",
             report_to=[],
