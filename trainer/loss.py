@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trainer.config import LossConfig
+from trainer.linear import product
 
 __all__ = [
     "IGNORE",
@@ -211,16 +212,21 @@ def _losses_and_slopes(
     The derivative is by the logits after their division by the temperature, and multiplied by `_slope_scale`.
     """
     wide, smoothing = _wide(plan.product_type), plan.label_smoothing
-    logits_CV = hidden_CD @ weight_VD.T
+    logits_CV = product(hidden_CD, weight_VD)
     if plan.temperature != 1:
         logits_CV = logits_CV.to(wide) / plan.temperature
     own_C1 = logits_CV.gather(1, chosen_C1).to(wide)
-    probabilities_CV = logits_CV.softmax(dim=1, dtype=wide)
+    highest_C1 = logits_CV.amax(dim=1, keepdim=True).to(wide)
+    mean_C1 = logits_CV.mean(dim=1, keepdim=True, dtype=wide) if smoothing else None
+    # In place where the type allows it: fresh memory of this size costs as much as the exponentials.
+    probabilities_CV = (
+        torch.softmax(logits_CV, dim=1, out=logits_CV) if logits_CV.dtype == wide else logits_CV.softmax(dim=1, dtype=wide)
+    )
     # The likeliest piece has a probability of 1/V at least, so its logarithm is exact where another's would be log(0).
-    lse_C1 = logits_CV.amax(dim=1, keepdim=True).to(wide) - probabilities_CV.amax(dim=1, keepdim=True).log()
+    lse_C1 = highest_C1 - probabilities_CV.amax(dim=1, keepdim=True).log()
     loss_C1 = lse_C1 - own_C1
-    if smoothing:
-        loss_C1 = loss_C1 + smoothing * (own_C1 - logits_CV.mean(dim=1, keepdim=True, dtype=wide))
+    if mean_C1 is not None:
+        loss_C1 = loss_C1 + smoothing * (own_C1 - mean_C1)
     if plan.z_loss:
         loss_C1 = loss_C1 + plan.z_loss * lse_C1.square()
     if not want_slopes:
@@ -255,7 +261,7 @@ def _slope_scale(kind: torch.dtype) -> float:
 def _wide_product(a: Tensor, b: Tensor) -> Tensor:
     """`a @ b` in fp32 at least; a CPU has no such product for bf16 and rounds on the way, as `nn.Linear` does."""
     if a.dtype not in (torch.float16, torch.bfloat16):
-        return a @ b
+        return product(a, b.T)
     if a.device.type == "cuda":
         return torch.mm(a, b, out_dtype=torch.float32)
     if a.dtype == torch.float16:  # the sum over positions may be beyond fp16's largest number

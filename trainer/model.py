@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from trainer.attention import Layout, attend, attention_operators, cached_layout
 from trainer.cache import KeyValueCache, LayerCache
 from trainer.config import ModelConfig
+from trainer.linear import Linear, product_operators
 
 __all__ = ["Attention", "Decoder", "DecoderLayer", "RMSNorm", "build_model", "parameters_by_name"]
 
@@ -80,10 +81,10 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = config.head_size
         width_q, width_kv = config.heads * config.head_size, config.num_kv_heads * config.head_size
-        self.q_proj = nn.Linear(config.width, width_q, bias=False)
-        self.k_proj = nn.Linear(config.width, width_kv, bias=False)
-        self.v_proj = nn.Linear(config.width, width_kv, bias=False)
-        self.o_proj = nn.Linear(width_q, config.width, bias=False)
+        self.q_proj = Linear(config.width, width_q)
+        self.k_proj = Linear(config.width, width_kv)
+        self.v_proj = Linear(config.width, width_kv)
+        self.o_proj = Linear(width_q, config.width)
         self.q_norm = RMSNorm(config.head_size, config.norm_eps)
         self.k_norm = RMSNorm(config.head_size, config.norm_eps)
 
@@ -108,9 +109,9 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.width, config.mlp_size, bias=False)
-        self.up_proj = nn.Linear(config.width, config.mlp_size, bias=False)
-        self.down_proj = nn.Linear(config.mlp_size, config.width, bias=False)
+        self.gate_proj = Linear(config.width, config.mlp_size)
+        self.up_proj = Linear(config.width, config.mlp_size)
+        self.down_proj = Linear(config.mlp_size, config.width)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         """The layer's contribution to the residual stream, (B, L, D)."""
@@ -151,7 +152,7 @@ class Decoder(nn.Module):
         self.config = config
         padded = config.padded_vocab(vocab_size)
         self.model = Backbone(config, padded)
-        self.lm_head = nn.Linear(config.width, padded, bias=False)
+        self.lm_head = Linear(config.width, padded)
         if config.tie_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
@@ -198,7 +199,7 @@ class Decoder(nn.Module):
             return cast(Tensor, layer(x_BLD, rotation, layout))
         if how == "full":
             return cast(Tensor, checkpoint(layer, x_BLD, rotation, layout, use_reentrant=False))
-        keep = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default, *attention_operators()]
+        keep = [*product_operators(), *attention_operators()]
         context = partial(create_selective_checkpoint_contexts, keep)
         return cast(Tensor, checkpoint(layer, x_BLD, rotation, layout, use_reentrant=False, context_fn=context))
 

@@ -1,7 +1,8 @@
 """Trains three recipes for 50 steps on the CPU and notes every loss: `python -m tests.golden.training` rewrites training.json.
 
-The losses of a change that is not meant to alter numbers are the same to the last bit. They depend on the processor's vendor and
-instruction set, which choose other kernels: those of each are kept side by side, and only those of this machine are replaced.
+The losses of a change that is not meant to alter numbers are the same to the last bit. They depend on the processor's vendor,
+instruction set and caches, which choose other kernels: those of each are kept side by side, and only those of this machine are
+replaced.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ OVERRIDES = {"demo": ("--batch.global_rows", "4", "--batch.micro", "2")}
 
 
 def processor() -> str:
-    """What chooses the kernels: vendor, instruction set and version of torch."""
+    """What chooses the kernels and their blocks: vendor, instruction set, caches and version of torch."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     vendor = next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "unknown vendor")
-    return f"{vendor} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__.partition('+')[0]}"
+    caches = "+".join(path.read_text().strip() for path in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")))
+    return f"{vendor} {torch.backends.cpu.get_cpu_capability()} {caches} torch {torch.__version__.partition('+')[0]}"
 
 
 def train_recipe(recipe: str, folder: Path) -> dict[str, list[str]]:

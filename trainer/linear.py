@@ -1,0 +1,83 @@
+"""Linear layers, whose matrix products on a CPU are oneDNN's.
+
+PyTorch leaves the fp32 products of `nn.Linear` on x86 to MKL, and those of 16 bits to oneDNN. On AMD's processors oneDNN is the
+faster one for fp32 too, unless both factors are transposed, as for the gradient of a weight.
+
+M rows of the first factor   K inner width   N rows of the second factor
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+__all__ = ["Linear", "product", "product_operators"]
+
+_HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+_FEWEST_ROWS = 32
+"""Below, as where tokens are generated one by one, a product is over before oneDNN is set up."""
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` without bias; the same up to rounding."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x @ weight^T` over the last axis."""
+        if _suits(x, self.weight) and torch.is_grad_enabled():
+            return cast(Tensor, _Linear.apply(x, self.weight))  # type: ignore[no-untyped-call]
+        return product(x, self.weight)
+
+
+def product(a: Tensor, b_NK: Tensor) -> Tensor:
+    """`a @ b^T`, of shape (..., N), in the type of both; not to be differentiated.
+
+    Args:
+        a: of shape (..., K).
+        b_NK: may be a transposed view.
+    """
+    if _suits(a, b_NK):
+        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(a, b_NK, None, "none", [], ""))
+    return functional.linear(a, b_NK)
+
+
+def product_operators() -> list[Any]:
+    """The operators that a product may come down to, whose outputs selective activation checkpointing keeps."""
+    aten = torch.ops.aten
+    operators = [aten.mm.default, aten.addmm.default, aten.bmm.default]
+    return [*operators, torch.ops.mkldnn._linear_pointwise.default] if _HAS_ONEDNN else operators
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_NK: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight_NK)
+        return product(x, weight_NK)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight_NK = ctx.saved_tensors
+        for_x, for_weight = ctx.needs_input_grad
+        grad_x = product(grad, weight_NK.T) if for_x else None
+        grad_weight = grad.flatten(0, -2).T @ x.flatten(0, -2) if for_weight else None
+        return grad_x, grad_weight
+
+
+def _suits(a: Tensor, b_NK: Tensor) -> bool:
+    """Whether oneDNN can multiply these; it says little about factors that do not fit each other, and PyTorch does."""
+    return (
+        a.is_cpu
+        and a.dtype == b_NK.dtype == torch.float32
+        and a.shape[-1] == b_NK.shape[-1] > 0
+        and a.numel() >= _FEWEST_ROWS * a.shape[-1]
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+        and _HAS_ONEDNN
+    )
