@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.claims import RECORDS, Record, Tally, machine, opened_tally, today, write_record
-from tests.support.faults import is_full
+from tests.support.faults import first_seed, is_full
 
 _TALLY = pytest.StashKey[Tally]()
 
@@ -43,7 +43,7 @@ def _record(item: pytest.Item, mark: pytest.Mark, report: pytest.TestReport) -> 
     tally = item.stash.get(_TALLY, Tally())
     row, fault = mark.args
     return Record(
-        test=item.name,
+        test=f"{item.name} from seed {first_seed()}" if first_seed() else item.name,  # parts of a campaign add up
         row=str(row),
         fault=fault,
         broken=mark.name == "broken",

@@ -24,7 +24,7 @@ from data_pipeline.errors import CheckpointError
 from data_pipeline.files import sealed, unsealed
 from tests.support.checkpoints import LARGE_BYTES, Claims, contents, leftovers, problems, same, work
 from tests.support.claims import caught, noted, tried
-from tests.support.faults import ROOT, count, seeds
+from tests.support.faults import ROOT, count, first_seed, seeds
 from tests.support.storage import Crash, CrashAt, FailAt, Intercepted, SimulatedDisk, Sloppy
 from trainer.checkpoint import CheckpointStore, manifest, steps_to_keep
 from trainer.checkpoint.objects import ObjectFiles, damage_named
@@ -89,7 +89,7 @@ def killed(mode: str, directory: Path, number: int, flaw: str | None = None, *, 
     ],
 )
 def test_a_kill_loses_nothing_that_was_acknowledged(mode: str, sample: int, full: int, tmp_path: Path) -> None:
-    first = int(os.environ.get("FAULTS_SEED", "0"))
+    first = first_seed()
     found = killed(mode, tmp_path, count(sample, full), first=first)
     tried(count(sample, full))
     noted(f"{found['killed at work']:,} killed at work, {found['saves acknowledged']:,} saves acknowledged before")

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from tests.support.claims import noted, tried
-from tests.support.faults import count, seeds
+from tests.support.faults import count, first_seed, seeds
 from tests.support.prepared import write_prepared
 from tests.support.runs import losses, metrics, tiny_config, wait_for_step
 from tests.support.two_ranks import all_ended, log, parent_of, pids_of, seconds_until, started
@@ -242,7 +242,7 @@ def test_a_slow_rank_is_named_within_20_steps_and_training_goes_on(data: Path, t
 
 @pytest.mark.claim("24", "ranks that are only uneven: no alarm", unit="steps")
 def test_in_uneven_steps_no_rank_is_called_slow() -> None:
-    generator = np.random.default_rng(int(os.environ.get("FAULTS_SEED", "0")))
+    generator = np.random.default_rng(first_seed())
     detector, num_steps = StragglerDetector(), count(10_000, 1_000_000)
     tried(num_steps)
     for _ in range(num_steps):

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.claims import noted, tried
-from tests.support.faults import count, is_full
+from tests.support.faults import first_seed, is_full, turns
 from tests.support.journal import EXTENSION, FLAWS
 from tests.support.nemesis import STRIKES, Nemesis, lost_steps, saved_twice
 from tests.support.prepared import write_prepared
@@ -28,9 +28,9 @@ from trainer.config import TrainConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
 
-STEPS = count(80, 160)
+STEPS = 160 if is_full() else 80
 SAVE_EVERY = 5
-STRIKES_PER_RUN = 8
+STRIKES_PER_RUN = 9
 PACED = {"JOURNAL_PACE_S": "0.02", "JOURNAL_SAVE_S": "0.05", "JOURNAL_EVALUATION_S": "0.1"}
 QUICK_END = {"PET_SHUTDOWN_TIMEOUT": "10"}  # a rank that waits for a dead one while it joins is only ended by torchrun
 
@@ -50,8 +50,8 @@ REQUESTS: list[Case] = [
     ("stop", "during a save"),
     ("stop", "during an evaluation"),
     ("stop twice", "in the steps"),
-    ("stop", "in the last step"),
 ]
+LAST_REQUEST: Case = ("stop", "in the last step")
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def struck(folder: Path, name: str, seed: int, **environment: str) -> Iterator[N
 
 def survived(folder: Path, uninterrupted: TrainConfig, name: str, cases: list[Case]) -> None:
     """Strikes run after run until all cases have been, and has each run be checked at its end; notes what was lost at most."""
-    seed = int(os.environ.get("FAULTS_SEED", "0"))
+    seed = first_seed()
     lost, longest_s, num_runs = 0, 0.0, 0
     while cases:
         print(f"seed {seed}: FAULTS_SEED={seed} begins with it")
@@ -116,7 +116,7 @@ def survived(folder: Path, uninterrupted: TrainConfig, name: str, cases: list[Ca
 def test_a_run_that_is_killed_again_and_again_loses_nothing_that_was_acknowledged_and_ends_with_the_same_bits(
     folder: Path, uninterrupted: TrainConfig
 ) -> None:
-    survived(folder, uninterrupted, "killed", list(islice(cycle(KILLS), count(3, 200))))
+    survived(folder, uninterrupted, "killed", list(islice(cycle(KILLS), turns(3, 200))))
 
 
 @pytest.mark.parametrize("flaw", [pytest.param(flaw, marks=pytest.mark.broken("2", flaw)) for flaw in FLAWS])
@@ -135,12 +135,12 @@ def test_kills_find_a_run_that_restores_or_saves_in_a_broken_way(folder: Path, u
 def test_a_stop_on_request_saves_once_ends_with_its_code_and_the_run_goes_on_to_the_same_bits(
     folder: Path, uninterrupted: TrainConfig
 ) -> None:
-    survived(folder, uninterrupted, "stopped", list(islice(cycle(REQUESTS), count(5, 500))))
+    survived(folder, uninterrupted, "stopped", [*(REQUESTS * (2 if is_full() else 1)), LAST_REQUEST] * turns(1, 50))
 
 
 @pytest.mark.claim("20", "SIGTERM reaches one rank only", unit="stops")
 def test_a_signal_that_reaches_one_rank_stops_all_at_one_step(folder: Path, uninterrupted: TrainConfig) -> None:
-    survived(folder, uninterrupted, "one-rank", [("stop one rank", "in the steps")] * count(1, 100))
+    survived(folder, uninterrupted, "one-rank", [("stop one rank", "in the steps")] * turns(1, 100))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_step_is_saved_again_only_with_an_evaluation_that_its_first_save_lacke
 def test_a_soak_of_random_faults_breaks_no_claim(folder: Path, uninterrupted: TrainConfig) -> None:
     """FAULTS_SOAK_MINUTES says for how long; a fault begins only while there is time left."""
     seconds = 60 * float(os.environ.get("FAULTS_SOAK_MINUTES", "120" if is_full() else "0.25"))
-    seed = int(os.environ.get("FAULTS_SEED", "0"))
+    seed = first_seed()
     begun, num_runs, num_struck, num_lost = time.monotonic(), 0, 0, 0
     while time.monotonic() < begun + seconds:
         print(f"seed {seed}: FAULTS_SEED={seed} begins with it")

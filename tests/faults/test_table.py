@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.table import DOCUMENT, HEADER, lines_by_row, main, updated
 from tests.support.claims import Record, caught, noted, opened_tally, read_records, tried, write_record
-from tests.support.faults import seeds
+from tests.support.faults import seeds, turns
 
 ONE = Record(
     test="test_it[a]",
@@ -108,3 +108,16 @@ def test_the_tables_of_the_document_are_in_the_form_that_is_written() -> None:
         rows = table.splitlines()[2:]
         assert all(len(cells(row)) == len(cells(HEADER[0])) for row in rows)
         assert {cells(row)[0] for row in rows} <= set(numbers.split())
+
+
+@pytest.mark.parametrize(("full", "share", "expected"), [("", "4", 3), ("full", None, 50), ("full", "4", 13)])
+def test_what_is_drawn_at_random_can_be_run_in_parts(
+    monkeypatch: pytest.MonkeyPatch, full: str, share: str | None, expected: int
+) -> None:
+    monkeypatch.setenv("FAULTS", full)
+    monkeypatch.delenv("FAULTS_SHARE", raising=False)
+    if share:
+        monkeypatch.setenv("FAULTS_SHARE", share)
+    assert turns(3, 50) == expected
+    monkeypatch.setenv("FAULTS_SEED", "70")
+    assert list(seeds(3, 50)) == list(range(70, 70 + expected))

@@ -1,4 +1,8 @@
-"""How many faults are injected, and by which seeds: a sample by default, the counts of the full campaign with `FAULTS=full`."""
+"""How many faults are injected, and by which seeds: a sample by default, the counts of the full campaign with `FAULTS=full`.
+
+What is drawn at random can be run in parts: `FAULTS_SHARE=n` makes one n-th of its injections, and `FAULTS_SEED` says at which
+seed a part begins.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from pathlib import Path
 
 from tests.support.claims import tried
 
-__all__ = ["ROOT", "count", "is_full", "peak_growth_bytes", "seeds"]
+__all__ = ["ROOT", "count", "first_seed", "is_full", "peak_growth_bytes", "seeds", "turns"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,13 +41,22 @@ def count(sample: int, full: int) -> int:
     return full if is_full() else sample
 
 
+def turns(sample: int, full: int) -> int:
+    """How often something random is injected: the share of `full` that FAULTS_SHARE asks for in a full campaign, else `sample`."""
+    return count(sample, -(-full // int(os.environ.get("FAULTS_SHARE", "1"))))
+
+
+def first_seed() -> int:
+    """FAULTS_SEED, the seed that the first injection is drawn by."""
+    return int(os.environ.get("FAULTS_SEED", "0"))
+
+
 def seeds(sample: int, full: int) -> Iterator[int]:
     """The seeds of so many injections, which are counted; each is printed first, so that pytest shows the failing one last.
 
     `FAULTS_SEED=n` begins with seed n.
     """
-    begin = int(os.environ.get("FAULTS_SEED", "0"))
-    for seed in range(begin, begin + count(sample, full)):
+    for seed in range(first_seed(), first_seed() + turns(sample, full)):
         print(f"seed {seed}: FAULTS_SEED={seed} begins with it")
         tried()
         yield seed
