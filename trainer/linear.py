@@ -30,13 +30,13 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """`x @ weight^T` over the last axis."""
-        if _suits(x, self.weight) and torch.is_grad_enabled():
+        if torch.is_grad_enabled() and _suits(x, self.weight):
             return cast(Tensor, _Linear.apply(x, self.weight))  # type: ignore[no-untyped-call]
         return product(x, self.weight)
 
 
 def product(a: Tensor, b_NK: Tensor) -> Tensor:
-    """`a @ b^T`, of shape (..., N), in the type of both; not to be differentiated.
+    """`a @ b^T`, of shape (..., N), in the type of both. Where oneDNN multiplies, the gradient is left to the caller.
 
     Args:
         a: of shape (..., K).
