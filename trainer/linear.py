@@ -42,9 +42,7 @@ def product(a: Tensor, b_NK: Tensor) -> Tensor:
         a: of shape (..., K).
         b_NK: may be a transposed view.
     """
-    if _suits(a, b_NK):
-        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(a, b_NK, None, "none", [], ""))
-    return functional.linear(a, b_NK)
+    return _by_onednn(a, b_NK) if _suits(a, b_NK) else functional.linear(a, b_NK)
 
 
 def product_operators() -> list[Any]:
@@ -58,7 +56,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_NK: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight_NK)
-        return product(x, weight_NK)
+        return _by_onednn(x, weight_NK)
 
     @staticmethod
     @once_differentiable
@@ -68,6 +66,10 @@ class _Linear(torch.autograd.Function):
         grad_x = product(grad, weight_NK.T) if for_x else None
         grad_weight = grad.flatten(0, -2).T @ x.flatten(0, -2) if for_weight else None
         return grad_x, grad_weight
+
+
+def _by_onednn(a: Tensor, b_NK: Tensor) -> Tensor:
+    return cast(Tensor, torch.ops.mkldnn._linear_pointwise(a, b_NK, None, "none", [], ""))
 
 
 def _suits(a: Tensor, b_NK: Tensor) -> bool:

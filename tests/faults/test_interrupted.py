@@ -31,6 +31,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux 
 STEPS = 160 if is_full() else 80
 SAVE_EVERY = 5
 STRIKES_PER_RUN = 9
+"""As many as row 19 has requests for one run: each of `REQUESTS` twice, and the last one, after which a run is finished."""
 PACED = {"JOURNAL_PACE_S": "0.02", "JOURNAL_SAVE_S": "0.05", "JOURNAL_EVALUATION_S": "0.1"}
 QUICK_END = {"PET_SHUTDOWN_TIMEOUT": "10"}  # a rank that waits for a dead one while it joins is only ended by torchrun
 
