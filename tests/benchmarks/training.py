@@ -3,8 +3,8 @@
     python -m tests.benchmarks.training [--text TEXT] [--transformers PYTHON] [--rounds 5] [--only peers|levels]
     python -m tests.benchmarks.training --gpu --text TEXT
 
-peers   this trainer, as it is by default and compiled, a plain loop in PyTorch, and Hugging Face's Trainer with Qwen3 if
-        `--transformers` names an interpreter with torch, transformers and accelerate
+peers   this trainer as it is by default, with `--compiled` also compiled, a plain loop in PyTorch, and Hugging Face's Trainer with
+        Qwen3 if `--transformers` names an interpreter with torch, transformers and accelerate
 levels  what `run` and `elastic` cost against `off`, on one rank, and on two gloo ranks with half of the threads each
 --gpu   a model of GPT-2's size in bf16, compiled: positions per second, and the share of the peak rate of the GPU
 
@@ -158,9 +158,10 @@ def on_cpu(options: argparse.Namespace, folder: Path) -> None:
     if options.only in (None, "peers"):
         contestants: dict[str, Contestant] = {
             "this trainer": partial(trainer_steps, work, "default"),
-            "this trainer, compiled": partial(trainer_steps, work, "compiled", 1, "--compile", "on"),
             "plain loop": partial(peer_steps, work, sys.executable, "plain_training.py"),
         }
+        if options.compiled:
+            contestants["this trainer, compiled"] = partial(trainer_steps, work, "compiled", 1, "--compile", "on")
         if options.transformers:
             contestants["transformers Trainer"] = partial(peer_steps, work, options.transformers, "transformers_training.py")
         compare("peers", work, contestants, options.rounds)
@@ -213,6 +214,9 @@ def main() -> None:
     parser.add_argument("--micro", type=int, default=4)
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="the same for all contestants")
+    parser.add_argument(
+        "--compiled", action="store_true", help="a contestant more: this trainer compiled, which takes a C++ compiler"
+    )
     parser.add_argument("--only", choices=("peers", "levels"))
     parser.add_argument("--gpu", action="store_true")
     options = parser.parse_args()
