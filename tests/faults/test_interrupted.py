@@ -34,8 +34,8 @@ STRIKES_PER_RUN = 9
 """As many as row 19 has requests for one run: each of `REQUESTS` twice, and the last one, after which a run is finished."""
 PACED = {"JOURNAL_PACE_S": "0.02", "JOURNAL_SAVE_S": "0.05", "JOURNAL_EVALUATION_S": "0.1"}
 QUICK_END = {"PET_SHUTDOWN_TIMEOUT": "30"}
-"""A rank that waits for a dead one while it joins is only ended by torchrun. But one that is asked to stop while it loads first comes to
-its first step, for which ten seconds were too few beside other tests."""
+"""A rank that waits for a dead one while it joins is only ended by torchrun. One that is asked to stop while it loads comes to its
+first step before it ends, for which ten seconds were too few beside other tests."""
 
 Case = tuple[str, str]
 KILLS: list[Case] = [
