@@ -13,10 +13,9 @@ from tests.support.runs import ROOT
 
 TENSORS, PAGES_OF_A_TENSOR = 10, 8 * 2**20 // 4096
 SCRIPT = f"""
-import json, os, resource, sys
+import json, os, resource
 from trainer.allocator import keep_memory
-if sys.argv[1] == "keep":
-    keep_memory()
+keep_memory()
 import torch
 torch.ones(2 * 2**20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -27,10 +26,10 @@ print(json.dumps([faults, os.environ.get("THP_MEM_ALLOC_ENABLE")]))
 """
 
 
-def faults_and_huge_pages(what: str, **environment: str) -> tuple[int, str | None]:
+def faults_and_huge_pages(**environment: str) -> tuple[int, str | None]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_", "THP_"))}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, what], cwd=ROOT, capture_output=True, text=True, check=True, env=clean | environment
+        [sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, check=True, env=clean | environment
     )
     faults, huge_pages = json.loads(done.stdout)
     return faults, huge_pages
@@ -38,14 +37,14 @@ def faults_and_huge_pages(what: str, **environment: str) -> tuple[int, str | Non
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="page faults and glibc as on Linux")
 def test_memory_of_a_freed_tensor_serves_the_next_one() -> None:
-    faults, huge_pages = faults_and_huge_pages("keep")
+    faults, huge_pages = faults_and_huge_pages()
     assert faults < PAGES_OF_A_TENSOR, "the kernel had to provide the same pages again"
     assert huge_pages == "1"
 
 
 def test_what_the_environment_says_is_left_alone() -> None:
     # A limit of 1 MiB for blocks of the heap: each tensor is the kernel's memory, and is given back.
-    faults, huge_pages = faults_and_huge_pages("keep", THP_MEM_ALLOC_ENABLE="0", MALLOC_MMAP_THRESHOLD_=str(2**20))
+    faults, huge_pages = faults_and_huge_pages(THP_MEM_ALLOC_ENABLE="0", MALLOC_MMAP_THRESHOLD_=str(2**20))
     assert faults >= TENSORS * PAGES_OF_A_TENSOR
     assert huge_pages == "0"
 
