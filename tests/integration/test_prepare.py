@@ -269,7 +269,8 @@ def test_what_a_killed_process_left_half_written_is_no_part_of_the_data(
     assert {path.name for path in tmp_path.glob(".*")} == {".prepare.lock"}
 
 
-def test_one_worker_killed_at_random_times_ends_with_the_same_bytes(corpus: Path, prepared: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_at_random_times_it_ends_with_the_same_bytes(corpus: Path, prepared: Path, tmp_path: Path, workers: int) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     delays = random.Random(seed)
@@ -281,7 +282,7 @@ def test_one_worker_killed_at_random_times_ends_with_the_same_bytes(corpus: Path
         "--output",
         tmp_path,
         "--workers",
-        "1",
+        str(workers),
         *SMALL_ARGUMENTS,
     )
     begin = time.monotonic()

@@ -83,7 +83,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes_and_does_nothing_twi
     arguments = ("prepare", "--recipe", recipe, "--output", output, "--workers", "2")
     whole_run_s = timed_run(arguments, output)
     finished, num_kills, num_finished = FinishedWork(), 0, 0
-    while num_kills < count(3, 20):
+    while num_kills < count(5, 20):
         num_kills += kill_at_random(arguments, output, delays, 0.7 * whole_run_s)
         num_finished = finished.check(output)
     assert run(*arguments).returncode == 0
