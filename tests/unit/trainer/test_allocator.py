@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.runs import ROOT
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="page faults and glibc as on Linux")
+
 TENSORS, PAGES_OF_A_TENSOR = 10, 8 * 2**20 // 4096
 SCRIPT = f"""
 import json, os, resource
@@ -26,25 +28,24 @@ print(json.dumps([faults, os.environ.get("THP_MEM_ALLOC_ENABLE")]))
 """
 
 
-def faults_and_huge_pages(**environment: str) -> tuple[int, str | None]:
+def last_line(script: str, **environment: str) -> str:
+    """What a fresh process prints last; of the settings of memory it knows those of `environment` alone."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_", "THP_"))}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, check=True, env=clean | environment
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True, env=clean | environment
     )
-    faults, huge_pages = json.loads(done.stdout)
-    return faults, huge_pages
+    return done.stdout.splitlines()[-1]
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="page faults and glibc as on Linux")
 def test_memory_of_a_freed_tensor_serves_the_next_one() -> None:
-    faults, huge_pages = faults_and_huge_pages()
+    faults, huge_pages = json.loads(last_line(SCRIPT))
     assert faults < PAGES_OF_A_TENSOR, "the kernel had to provide the same pages again"
     assert huge_pages == "1"
 
 
 def test_what_the_environment_says_is_left_alone() -> None:
     # A limit of 1 MiB for blocks of the heap: each tensor is the kernel's memory, and is given back.
-    faults, huge_pages = faults_and_huge_pages(THP_MEM_ALLOC_ENABLE="0", MALLOC_MMAP_THRESHOLD_=str(2**20))
+    faults, huge_pages = json.loads(last_line(SCRIPT, THP_MEM_ALLOC_ENABLE="0", MALLOC_MMAP_THRESHOLD_=str(2**20)))
     assert faults >= TENSORS * PAGES_OF_A_TENSOR
     assert huge_pages == "0"
 
@@ -52,5 +53,4 @@ def test_what_the_environment_says_is_left_alone() -> None:
 def test_every_command_keeps_memory() -> None:
     script = "import os, sys, trainer.__main__ as command; command.main(['schema']); "
     script += "print(os.environ['THP_MEM_ALLOC_ENABLE'], 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "1 False"
+    assert last_line(script) == "1 False"
