@@ -24,8 +24,8 @@ base: ## build the stand-in base image, for machines without a registry
 smoke: .venv/dev ## test the image and all three services on a real engine
 	@.venv/bin/python -m pytest tests/containers -m containers
 
-test: .venv/dev ## all tests that need no engine
-	@.venv/bin/python -m pytest
+test: .venv/dev ## all tests that need no engine, a file of tests on each core at a time (ARGS=tests/unit: some)
+	@.venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 faults: .venv/dev ## the fault campaigns with their full counts (hours), and their tables in docs/faults.md (ARGS=tests/faults/test_runs.py: some)
 	@.venv/bin/python -m tests.faults $(ARGS)

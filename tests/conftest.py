@@ -53,6 +53,8 @@ def _record(item: pytest.Item, mark: pytest.Mark, report: pytest.TestReport) -> 
         failed=report.failed,
         seconds=report.duration,
         notes=tuple(tally.notes),
+        sums=tally.sums,
+        peaks=tally.peaks,
         full=is_full(),
         date=today(),
         machine=machine(Path(os.environ.get("TMPDIR", "/tmp"))),

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tests.support.claims import Record, read_records
@@ -67,7 +68,7 @@ def _line(row: str, records: list[Record]) -> str:
         row,
         "; ".join(dict.fromkeys(record.fault for record in claims)),
         _counts(claims),
-        "; ".join([f"**{num_failed} or more**" if num_failed else "0", *(note for record in claims for note in record.notes)]),
+        "; ".join([f"**{num_failed} or more**" if num_failed else "0", *_remarks(claims)]),
         _bound(claims, num_failed),
         "; ".join(map(_variant, (record for record in records if record.broken))) or "none",
         f"{sum(record.seconds for record in claims):,.0f}",
@@ -82,6 +83,20 @@ def _counts(claims: list[Record]) -> str:
     for record in claims:
         numbers[record.unit] += record.tried
     return ", ".join(f"{number:,} {unit}".rstrip() for unit, number in numbers.items())
+
+
+def _remarks(claims: list[Record]) -> Iterator[str]:
+    """The notes, the sums of what was counted, and the greatest of what was measured."""
+    sums: dict[str, float] = defaultdict(float)
+    peaks: dict[str, float] = defaultdict(lambda: -math.inf)
+    for record in claims:
+        yield from record.notes
+        for what, number in record.sums.items():
+            sums[what] += number
+        for what, number in record.peaks.items():
+            peaks[what] = max(peaks[what], number)
+    yield from (f"{number:,.0f} {what}" for what, number in sums.items())
+    yield from (f"at most {number:,.4g} {what}" for what, number in peaks.items())
 
 
 def _bound(claims: list[Record], num_failed: int) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.table import DOCUMENT, HEADER, lines_by_row, main, updated
-from tests.support.claims import Record, caught, noted, opened_tally, read_records, tried, write_record
+from tests.support.claims import Record, caught, counted, measured, noted, opened_tally, read_records, tried, write_record
 from tests.support.faults import seeds, turns
 
 ONE = Record(
@@ -21,6 +21,8 @@ ONE = Record(
     failed=False,
     seconds=12.4,
     notes=(),
+    sums={},
+    peaks={},
     full=True,
     date="2026-11-22",
     machine="2 cores, ext4",
@@ -47,6 +49,14 @@ def test_a_row_has_the_sum_of_its_tests_the_bound_and_the_variants() -> None:
         *("5", "truncation", "1,000 files", "0; 2 set aside", "0.3 %", "no digests (21 of 60)", "13"),
         "2026-11-22, 2 cores, ext4",
     ]
+
+
+def test_parts_of_a_campaign_add_up_what_they_counted_and_show_the_greatest_of_what_they_measured() -> None:
+    parts = [
+        replace(ONE, sums={"runs": 30, "minutes": 1200.5}, peaks={"s": 8.25}),
+        replace(ONE, sums={"runs": 5}, peaks={"s": 18.4}),
+    ]
+    assert cells(lines_by_row([*parts, replace(ONE, peaks={"s": 2})])["5"])[3] == "0; 35 runs; 1,200 minutes; at most 18.4 s"
 
 
 def test_a_failure_is_shown_and_has_no_bound() -> None:
@@ -91,10 +101,14 @@ def test_what_a_test_tries_is_counted_while_it_runs_and_a_variant_that_is_never_
         assert len(list(seeds(3, 3))) == 3
         tried(2)
         noted("slowest 2 s")
+        for seconds in (-3, 4.5, 1):
+            counted("runs", 2)
+            measured("s", seconds)
         caught(1, 60)
         with pytest.raises(AssertionError):
             caught(0, 60)
     assert (tally.tried, tally.notes) == (5, ["slowest 2 s", "1 of 60", "0 of 60"])
+    assert (tally.sums, tally.peaks) == ({"runs": 6}, {"s": 4.5})
     tried()
     assert tally.tried == 5
 

@@ -1,7 +1,8 @@
 """What the fault campaigns have shown: each test writes down what it tried, and a table is made of that.
 
 A test of `tests/faults` or `tests/containers` is marked with the row that it is evidence for, `@pytest.mark.claim(row, fault)` or
-`@pytest.mark.broken(row, variant)`. While it runs, `tried` and `noted` add to its tally; its end is written as a `Record`.
+`@pytest.mark.broken(row, variant)`. While it runs, `tried`, `noted`, `counted` and `measured` add to its tally; its end is
+written as a `Record`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ __all__ = [
     "Record",
     "Tally",
     "caught",
+    "counted",
     "machine",
+    "measured",
     "noted",
     "opened_tally",
     "read_records",
@@ -44,6 +47,10 @@ class Tally:
     """Faults injected."""
     notes: list[str] = field(default_factory=list)
     """What else is worth a place in the table."""
+    sums: dict[str, float] = field(default_factory=dict)
+    """Numbers that add up over the parts of a campaign, by what they count."""
+    peaks: dict[str, float] = field(default_factory=dict)
+    """The greatest of the numbers seen, by what they measure."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,8 @@ class Record:
     failed: bool
     seconds: float
     notes: tuple[str, ...]
+    sums: dict[str, float]
+    peaks: dict[str, float]
     full: bool
     """With the counts of the full campaign."""
     date: str
@@ -76,7 +85,7 @@ _open: ContextVar[Tally | None] = ContextVar("tally", default=None)
 
 @contextmanager
 def opened_tally() -> Iterator[Tally]:
-    """Collects what `tried` and `noted` are told inside."""
+    """Collects what the test inside tries, notes, counts and measures."""
     tally = Tally()
     token = _open.set(tally)
     try:
@@ -96,6 +105,18 @@ def noted(text: str) -> None:
     print(text)
     if tally := _open.get():
         tally.notes.append(text)
+
+
+def counted(what: str, number: float) -> None:
+    """Adds to a number of the test that runs, such as "runs", which the table adds up over the parts of a campaign."""
+    if tally := _open.get():
+        tally.sums[what] = tally.sums.get(what, 0) + number
+
+
+def measured(what: str, number: float) -> None:
+    """Tells the test that runs a number, such as "s until all had ended", of which the table shows the greatest."""
+    if tally := _open.get():
+        tally.peaks[what] = max(tally.peaks.get(what, number), number)
 
 
 def caught(found: int, number: int) -> None:
