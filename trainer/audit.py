@@ -25,7 +25,7 @@ from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.shards import Rows, ShardError
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import CheckpointStore
-from trainer.checkpoint.manifest import parse_manifest
+from trainer.checkpoint.manifest import OtherFormatError, parse_manifest
 from trainer.inspect_run import load_config
 from trainer.ledger import LEDGER, LedgerEvent, LedgerHead, LedgerStep, digest_of_rows, read_ledger
 from trainer.mixture import MixedOrder, build_order
@@ -415,6 +415,8 @@ def _saved(run: Path) -> list[_Saved]:
             progress = state["progress"]
             counters = {"steps": progress["step"], "positions": progress["rows"], "targets": progress["targets"]}
             found.append(_Saved(step, LedgerHead(**state["ledger"]), counters))
+        except OtherFormatError as error:
+            raise CheckpointError(f"{path}: {error}") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path}: {error}; the checkpoint is damaged, restore it from a copy") from None
     return found

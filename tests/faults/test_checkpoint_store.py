@@ -643,8 +643,8 @@ def lies() -> dict[str, Change]:
     return {
         **{f"object {name!r}": renamed(name) for name in names},
         "object that is not there": renamed("a" * 64),
-        "another format": at("format", value=1),
-        "format of text": at("format", value="2"),
+        "format a truth value": at("format", value=True),
+        "format of text": at("format", value=str(manifest.FORMAT)),
         "step of another checkpoint": at("step", value=20),
         "step a truth value": at("step", value=True),
         "step below zero": at("step", value=-30),
@@ -684,7 +684,7 @@ def plant(directory: Path, file: bytes = GOOD, change: Change | None = None, raw
     path = directory / "objects" / f"{digest}.safetensors"
     path.write_bytes(file)
     stored = {"object": digest, "sha256": "0" * 64, "dtype": "F32", "shape": [4], "bytes": 16}
-    content = {"format": 2, "step": 30, "objects": {digest: len(file)}, "tensors": {"model/w": stored}, "state": {}}
+    content = {"format": manifest.FORMAT, "step": 30, "objects": {digest: len(file)}, "tensors": {"model/w": stored}, "state": {}}
     if change:
         change(content)
     (directory / "step-00000030").mkdir()

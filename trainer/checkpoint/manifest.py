@@ -1,6 +1,6 @@
 """A checkpoint's manifest: sealed canonical JSON that says what is saved and in which files; reading it believes nothing.
 
-format   2
+format   3
 step     the step that the state belongs to
 objects  name of an object file (the sha256 of its bytes) -> its size
 tensors  "model/<weight>", "optimizer/<weight>/<kind>", "average/<weight>" -> object, sha256 of the numbers, dtype, shape, bytes
@@ -18,12 +18,25 @@ from typing import Any
 from data_pipeline.files import sealed, unsealed
 from trainer.checkpoint.tensor_file import TensorSpec
 
-__all__ = ["MAX_MANIFEST_BYTES", "CheckpointManifest", "StoredTensor", "encode_manifest", "parse_manifest"]
+__all__ = [
+    "FORMAT",
+    "MAX_MANIFEST_BYTES",
+    "CheckpointManifest",
+    "OtherFormatError",
+    "StoredTensor",
+    "encode_manifest",
+    "parse_manifest",
+]
 
+FORMAT = 3
+"""Raised whenever a manifest, or the state in it, gets another layout."""
 MAX_MANIFEST_BYTES = 256 << 20
-_FORMAT = 2
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _KEYS = {"format", "step", "objects", "tensors", "state"}
+
+
+class OtherFormatError(ValueError):
+    """Another version of this program wrote it, which is no damage."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +78,7 @@ def encode_manifest(manifest: CheckpointManifest) -> bytes:
     }
     return sealed(
         {
-            "format": _FORMAT,
+            "format": FORMAT,
             "step": manifest.step,
             "objects": dict(manifest.objects),
             "tensors": tensors,
@@ -78,12 +91,16 @@ def parse_manifest(data: bytes) -> CheckpointManifest:
     """The manifest in a file's content.
 
     Raises:
+        OtherFormatError: it is as it was written, in another format.
         ValueError: it was changed since it was written, or it says what no manifest can say.
     """
     try:
         content = unsealed(data)
-        if content.get("format") != _FORMAT:
-            raise ValueError(f"format {content.get('format')!r}, this program reads format {_FORMAT}")
+        found = content.get("format")
+        if _length(found) != FORMAT:
+            raise OtherFormatError(
+                f"it has format {found} of checkpoints, this version of the program reads {FORMAT}; use the version that wrote it"
+            )
         if content.keys() != _KEYS:
             raise ValueError(f"fields {', '.join(sorted(content))}")
         objects = {_digest(name): _length(num_bytes) for name, num_bytes in content["objects"].items()}
@@ -93,6 +110,8 @@ def parse_manifest(data: bytes) -> CheckpointManifest:
         if objects.keys() != {stored.object for stored in tensors.values()}:
             raise ValueError("its objects are not those that its tensors name")
         return CheckpointManifest(_length(content["step"]), objects, tensors, content["state"])
+    except OtherFormatError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a checkpoint's manifest as it was written ({error})") from None
 
@@ -113,5 +132,5 @@ def _digest(value: Any) -> str:
 
 def _length(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a number of bytes or steps")
+        raise ValueError(f"{value!r} is no whole number from 0 on")
     return value

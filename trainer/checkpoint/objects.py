@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import Tensor
 
 from data_pipeline.errors import CheckpointError
-from trainer.checkpoint.manifest import CheckpointManifest, StoredTensor
+from trainer.checkpoint.manifest import CheckpointManifest, OtherFormatError, StoredTensor
 from trainer.checkpoint.storage import Storage, read_file, sync_directory, write_all
 from trainer.checkpoint.tensor_file import decode_tensors, digest_of, encode_header, raw_bytes, same_bytes, spec_of
 
@@ -54,7 +54,7 @@ class StoredTensors:
 
 @contextmanager
 def damage_named(path: Path) -> Iterator[None]:
-    """Turns errors that mean damage into a CheckpointError that names the file.
+    """Turns errors that mean damage, or another format, into a CheckpointError that names the file.
 
     Others, like a missing permission or too many open files, pass: they say nothing about what is stored.
     """
@@ -65,6 +65,8 @@ def damage_named(path: Path) -> Iterator[None]:
             raise
         reason = "missing" if error.errno == errno.ENOENT else error.strerror
         raise CheckpointError(f"{path}: {reason}") from error
+    except OtherFormatError as error:
+        raise CheckpointError(f"{path}: {error}") from error
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from data_pipeline.errors import CheckpointError
-from trainer.checkpoint.manifest import MAX_MANIFEST_BYTES, CheckpointManifest, encode_manifest, parse_manifest
+from trainer.checkpoint.manifest import MAX_MANIFEST_BYTES, CheckpointManifest, OtherFormatError, encode_manifest, parse_manifest
 from trainer.checkpoint.objects import LARGE_BYTES, ObjectFiles, damage_named
 from trainer.checkpoint.storage import Storage, make_directories, read_file, remove_directory, sync_directory, write_file
 
@@ -125,12 +125,15 @@ class CheckpointStore:
         is removed.
 
         Raises:
-            CheckpointError: there are checkpoints and all are damaged; training anew silently would lose the run.
+            CheckpointError: there are checkpoints and all are damaged, or one was written in another format; training anew silently
+                would lose the run.
         """
         for step in reversed(self.steps()):
             try:
                 self._read_through(step)
             except CheckpointError as error:
+                if isinstance(error.__cause__, OtherFormatError):
+                    raise
                 self._set_aside(step, f"{error}; falling back to an earlier checkpoint")
             else:
                 self.collect_trash()
@@ -259,13 +262,14 @@ class CheckpointStore:
         """Those whose objects must stay; a damaged one among the checkpoints is set aside, since it says nothing any more.
 
         Raises:
-            CheckpointError: the device did not give one; what it says is not known, and may be read the next time.
+            CheckpointError: the device did not give one, which it may the next time, or another version wrote it; what it says is
+                not known.
         """
         for step in self.steps():
             try:
                 yield self._manifest(step)
             except CheckpointError as error:
-                if _is_unread(error):
+                if not _is_damage(error):
                     raise
                 self._set_aside(step, str(error))
         for name in self._names():
@@ -273,7 +277,7 @@ class CheckpointStore:
                 try:
                     yield self._read_manifest(self.directory / name)
                 except CheckpointError as error:
-                    if _is_unread(error):
+                    if not _is_damage(error):
                         raise
 
     def _set_aside(self, step: int, reason: str) -> None:
@@ -302,5 +306,6 @@ def _advised() -> Iterator[None]:
         raise CheckpointError(f"{error}; choose another checkpoint") from error
 
 
-def _is_unread(error: CheckpointError) -> bool:
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO
+def _is_damage(error: CheckpointError) -> bool:
+    cause = error.__cause__
+    return not isinstance(cause, OtherFormatError) and not (isinstance(cause, OSError) and cause.errno == errno.EIO)

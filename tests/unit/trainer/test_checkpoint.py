@@ -19,8 +19,10 @@ from safetensors.torch import save as library_save
 from torch import Tensor
 
 from data_pipeline.errors import CheckpointError, ConfigError, StorageError
+from data_pipeline.files import sealed, unsealed
 from tests.support.storage import FailAt, Intercepted
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, check_space, required_bytes, steps_to_keep
+from trainer.checkpoint.manifest import FORMAT
 from trainer.checkpoint.storage import Storage
 from trainer.checkpoint.tensor_file import decode_tensors, encode_header, raw_bytes, same_bytes, spec_of
 
@@ -193,6 +195,22 @@ def test_when_all_are_damaged_nothing_starts_anew(store: CheckpointStore) -> Non
         with pytest.raises(CheckpointError, match="no intact checkpoint"):
             store.newest_verified()
     assert len(objects(store)) == 5
+
+
+def test_a_checkpoint_of_another_version_is_refused_by_name_and_stays_as_it_is(
+    store: CheckpointStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = store.path(30) / "manifest.json"
+    path.write_bytes(sealed(unsealed(path.read_bytes()) | {"format": 1, "new": True}))
+    for read in (store.newest_verified, lambda: store.load(30)):
+        with pytest.raises(CheckpointError, match=f"{path}: it has format 1 of checkpoints, .* reads {FORMAT}; use the version"):
+            read()
+    before = objects(store)
+    store.save(checkpoint(40))
+    store.retain([30])
+    assert store.steps() == [30, 40]
+    assert before < objects(store), "what it needs is not known, so no object goes"
+    assert "no object file is deleted" in caplog.text
 
 
 def test_a_checkpoint_of_another_step_is_refused(store: CheckpointStore) -> None:
