@@ -95,8 +95,12 @@ def _remarks(claims: list[Record]) -> Iterator[str]:
             sums[what] += number
         for what, number in record.peaks.items():
             peaks[what] = max(peaks[what], number)
-    yield from (f"{number:,.0f} {what}" for what, number in sums.items())
-    yield from (f"at most {number:,.4g} {what}" for what, number in peaks.items())
+    yield from (f"{_in_words(number)} {what}" for what, number in sums.items())
+    yield from (f"at most {_in_words(number)} {what}" for what, number in peaks.items())
+
+
+def _in_words(number: float) -> str:
+    return f"{number:,.1f}".removesuffix(".0")
 
 
 def _bound(claims: list[Record], num_failed: int) -> str:

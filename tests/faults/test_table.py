@@ -53,10 +53,13 @@ def test_a_row_has_the_sum_of_its_tests_the_bound_and_the_variants() -> None:
 
 def test_parts_of_a_campaign_add_up_what_they_counted_and_show_the_greatest_of_what_they_measured() -> None:
     parts = [
-        replace(ONE, sums={"runs": 30, "minutes": 1200.5}, peaks={"s": 8.25}),
+        replace(ONE, sums={"runs": 30, "minutes": 1200.5}, peaks={"s": 8.25, "steps": 12345}),
         replace(ONE, sums={"runs": 5}, peaks={"s": 18.4}),
     ]
-    assert cells(lines_by_row([*parts, replace(ONE, peaks={"s": 2})])["5"])[3] == "0; 35 runs; 1,200 minutes; at most 18.4 s"
+    assert (
+        cells(lines_by_row([*parts, replace(ONE, peaks={"s": 2})])["5"])[3]
+        == "0; 35 runs; 1,200.5 minutes; at most 18.4 s; at most 12,345 steps"
+    )
 
 
 def test_a_failure_is_shown_and_has_no_bound() -> None:
