@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections import defaultdict
@@ -88,13 +87,13 @@ def _counts(claims: list[Record]) -> str:
 def _remarks(claims: list[Record]) -> Iterator[str]:
     """The notes, the sums of what was counted, and the greatest of what was measured."""
     sums: dict[str, float] = defaultdict(float)
-    peaks: dict[str, float] = defaultdict(lambda: -math.inf)
+    peaks: dict[str, float] = {}
     for record in claims:
         yield from record.notes
         for what, number in record.sums.items():
             sums[what] += number
         for what, number in record.peaks.items():
-            peaks[what] = max(peaks[what], number)
+            peaks[what] = max(peaks.get(what, number), number)
     yield from (f"{_in_words(number)} {what}" for what, number in sums.items())
     yield from (f"at most {_in_words(number)} {what}" for what, number in peaks.items())
 

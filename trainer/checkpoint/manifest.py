@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 FORMAT = 3
-"""Raised whenever a manifest, or the state in it, gets another layout."""
+"""Another number whenever a manifest, or the state in it, gets another layout."""
 MAX_MANIFEST_BYTES = 256 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _KEYS = {"format", "step", "objects", "tensors", "state"}

@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import Tensor
 
 from data_pipeline.errors import CheckpointError
-from trainer.checkpoint.manifest import CheckpointManifest, OtherFormatError, StoredTensor
+from trainer.checkpoint.manifest import CheckpointManifest, StoredTensor
 from trainer.checkpoint.storage import Storage, read_file, sync_directory, write_all
 from trainer.checkpoint.tensor_file import decode_tensors, digest_of, encode_header, raw_bytes, same_bytes, spec_of
 
@@ -65,10 +65,8 @@ def damage_named(path: Path) -> Iterator[None]:
             raise
         reason = "missing" if error.errno == errno.ENOENT else error.strerror
         raise CheckpointError(f"{path}: {reason}") from error
-    except OtherFormatError as error:
-        raise CheckpointError(f"{path}: {error}") from error
     except ValueError as error:
-        raise CheckpointError(f"{path}: {error}") from None
+        raise CheckpointError(f"{path}: {error}") from error
 
 
 class ObjectFiles:
