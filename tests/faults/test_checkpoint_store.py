@@ -22,14 +22,13 @@ import pytest
 
 from data_pipeline.errors import CheckpointError
 from data_pipeline.files import sealed, unsealed
-from tests.support.checkpoints import LARGE_BYTES, Claims, contents, leftovers, problems, same, work
+from tests.support.checkpoints import LARGE_BYTES, Claims, believed, contents, leftovers, problems, same, work
 from tests.support.claims import caught, noted, tried
-from tests.support.faults import ROOT, count, first_seed, seeds
+from tests.support.faults import ROOT, count, first_seed, flip, seeds, truncate, zero_tail
 from tests.support.storage import Crash, CrashAt, FailAt, Intercepted, SimulatedDisk, Sloppy
 from trainer.checkpoint import CheckpointStore, manifest, steps_to_keep
-from trainer.checkpoint.objects import ObjectFiles, damage_named
-from trainer.checkpoint.storage import Storage, read_file
-from trainer.checkpoint.tensor_file import decode_tensors
+from trainer.checkpoint.objects import ObjectFiles
+from trainer.checkpoint.storage import Storage
 
 HERE = Path("/run/checkpoints")
 WRITES = frozenset({"create", "write", "sync", "close", "rename", "make_directory"})
@@ -60,11 +59,6 @@ def saved(*steps: int) -> SimulatedDisk:
 @pytest.fixture
 def without_digests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Breaks the product: files are believed whatever their digest."""
-
-    def believed(self: ObjectFiles, name: str, _num_bytes: int) -> dict[str, Any]:
-        with damage_named(self.path(name)):
-            return decode_tensors(read_file(self._storage, self.path(name), 1 << 30))
-
     monkeypatch.setattr(ObjectFiles, "_read_object", believed)
     monkeypatch.setattr(manifest, "unsealed", lambda data: {key: value for key, value in json.loads(data).items() if key != "seal"})
 
@@ -260,21 +254,6 @@ def unnoticed(disk: SimulatedDisk, damaged: dict[Path, set[int]]) -> str | None:
     aside = {name for name in disk.names(HERE) if name.startswith(".bad-")}
     expected = {f".bad-step-{step:08d}" for step in steps if step > max(intact, default=-1)}
     return None if expected <= aside else f"set aside: {sorted(aside)}"
-
-
-def truncate(content: bytearray, draw: random.Random) -> None:
-    del content[draw.randrange(len(content)) :]
-
-
-def zero_tail(content: bytearray, draw: random.Random) -> None:
-    before = bytes(content)
-    while content == before:  # the last bytes may be zero already
-        length = draw.randrange(1, len(content) + 1)
-        content[-length:] = bytes(length)
-
-
-def flip(content: bytearray, draw: random.Random) -> None:
-    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
 
 
 DAMAGE = {"truncated": (truncate, 1000), "zero tail": (zero_tail, 1000), "one bit": (flip, 3000)}

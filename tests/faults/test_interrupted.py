@@ -121,12 +121,21 @@ def test_a_run_that_is_killed_again_and_again_loses_nothing_that_was_acknowledge
     survived(folder, uninterrupted, "killed", list(islice(cycle(KILLS), turns(3, 200))))
 
 
-@pytest.mark.parametrize("flaw", [pytest.param(flaw, marks=pytest.mark.broken("2", flaw)) for flaw in FLAWS])
-def test_kills_find_a_run_that_restores_or_saves_in_a_broken_way(folder: Path, uninterrupted: TrainConfig, flaw: str) -> None:
-    kills = [("kill everything", "during a later save")] * (3 if "overwrites" in flaw else 1)
-    with struck(folder, flaw.replace(" ", "-"), 0, JOURNAL_FLAW=flaw, JOURNAL_SAVE_S="0") as nemesis:
-        for kind, moment in kills:
-            nemesis.strike(kind, moment)
+FOUND_BY = {
+    "optimizer state left out at the restore": ("2", "kill everything", 1),
+    "one batch left out at the restore": ("2", "kill everything", 1),
+    "overwrites its one checkpoint": ("2", "kill everything", 3),
+    "believes a file whatever its digest": ("50", "damage a checkpoint", 3),
+}
+"""The row, the kind of strike, and how many of them."""
+
+
+@pytest.mark.parametrize("flaw", [pytest.param(flaw, marks=pytest.mark.broken(FOUND_BY[flaw][0], flaw)) for flaw in FLAWS])
+def test_strikes_find_a_run_that_restores_or_saves_in_a_broken_way(folder: Path, uninterrupted: TrainConfig, flaw: str) -> None:
+    _, kind, number = FOUND_BY[flaw]
+    with struck(folder, flaw.replace(" ", "-"), 1, JOURNAL_FLAW=flaw, JOURNAL_SAVE_S="0") as nemesis:
+        for _ in range(number):
+            nemesis.strike(kind, "during a later save")
         nemesis.finish()
         found = nemesis.found(uninterrupted)
     print(found)
@@ -156,7 +165,7 @@ def test_a_step_is_saved_again_only_with_an_evaluation_that_its_first_save_lacke
 # Row 50
 
 
-@pytest.mark.claim("50", "soak: kills, stops and freezes of any kind at any time, drawn by a seed", unit="faults")
+@pytest.mark.claim("50", "soak: kills, stops, freezes, damaged files of any kind at any time, drawn by a seed", unit="faults")
 def test_a_soak_of_random_faults_breaks_no_claim(folder: Path, uninterrupted: TrainConfig) -> None:
     """FAULTS_SOAK_MINUTES says for how long; a fault begins only while there is time left."""
     seconds = 60 * float(os.environ.get("FAULTS_SOAK_MINUTES", "120" if is_full() else "0.25"))
@@ -190,5 +199,5 @@ def any_case(draw: random.Random) -> Case:
     return kind, draw.choice(moments)
 
 
-NEED_STARTED = ("stop one rank", "freeze a rank")
-"""Kinds that hit ranks which are there."""
+NEED_STARTED = ("stop one rank", "freeze a rank", "tear the logs")
+"""Kinds that hit ranks, or files of theirs, which must be there."""

@@ -25,7 +25,9 @@ from torch import Tensor
 from data_pipeline.errors import CheckpointError
 from trainer.checkpoint import Checkpoint, CheckpointStore, steps_to_keep
 from trainer.checkpoint.manifest import MAX_MANIFEST_BYTES, parse_manifest
+from trainer.checkpoint.objects import ObjectFiles, damage_named
 from trainer.checkpoint.storage import Storage, read_file
+from trainer.checkpoint.tensor_file import decode_tensors
 
 from .storage import Sloppy
 
@@ -129,6 +131,13 @@ def leftovers(storage: Storage, directory: Path) -> list[str]:
         wanted |= {f"{digest}.safetensors" for digest in manifest.objects}
     strangers = [name for name in names if name not in (*steps, "objects")]
     return strangers + [f"objects/{name}" for name in storage.names(directory / "objects") if name not in wanted]
+
+
+def believed(files: ObjectFiles, name: str, num_bytes: int) -> dict[str, Tensor]:
+    """Reads an object file and believes it whatever its digest; takes the place of what the product does."""
+    path = files.path(name)
+    with damage_named(path):
+        return decode_tensors(read_file(files._storage, path, num_bytes))
 
 
 class Careless(CheckpointStore):

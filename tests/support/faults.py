@@ -7,6 +7,7 @@ seed a part begins.
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from tests.support.claims import tried
 
-__all__ = ["ROOT", "count", "first_seed", "is_full", "peak_growth_bytes", "seeds", "turns"]
+__all__ = ["ROOT", "count", "first_seed", "flip", "is_full", "peak_growth_bytes", "seeds", "truncate", "turns", "zero_tail"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,3 +74,21 @@ def peak_growth_bytes(prepare: str, action: str, *arguments: str | Path) -> int:
     )
     assert done.returncode == 0, done.stderr
     return int(done.stdout.splitlines()[-1])
+
+
+def truncate(content: bytearray, draw: random.Random) -> None:
+    """Ends the content anywhere."""
+    del content[draw.randrange(len(content)) :]
+
+
+def zero_tail(content: bytearray, draw: random.Random) -> None:
+    """Has the last bytes zero, however many."""
+    before = bytes(content)
+    while content == before:  # the last bytes may be zero already
+        length = draw.randrange(1, len(content) + 1)
+        content[-length:] = bytes(length)
+
+
+def flip(content: bytearray, draw: random.Random) -> None:
+    """Changes one bit."""
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)

@@ -15,11 +15,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tests.support.checkpoints import believed
 from trainer.checkpoint import Checkpoint, CheckpointStore
+from trainer.checkpoint.objects import ObjectFiles
 from trainer.extension import RunView
 from trainer.metrics import StepMetrics
 
-__all__ = ["EXTENSION", "FLAWS", "Entry", "on_save", "on_step_end", "on_train_end", "on_train_start", "read_journal"]
+__all__ = [
+    "EXTENSION",
+    "FLAWS",
+    "Entry",
+    "on_save",
+    "on_step_end",
+    "on_train_end",
+    "on_train_start",
+    "read_journal",
+    "write_damaged",
+]
 
 EXTENSION = """from tests.support.journal import on_save, on_step_end, on_train_end, on_train_start, prepare
 prepare()
@@ -33,7 +45,10 @@ class Entry:
 
     rank: int
     event: str
-    """start: from the checkpoint of `step`; step: made and reported; saving, saved; evaluating; end."""
+    """start: from the checkpoint of `step`; step: made and reported; saving, saved; evaluating; end.
+
+    damaged: by the test, all checkpoints that are newer than that of `step`.
+    """
     step: int
 
 
@@ -42,6 +57,11 @@ def read_journal(run: Path) -> list[Entry]:
     path = _path(run)
     lines = path.read_text().splitlines() if path.exists() else []
     return [Entry(int(rank), event, int(step)) for rank, event, step in map(str.split, lines)]
+
+
+def write_damaged(run: Path, step: int) -> None:
+    """Writes down that the newest checkpoint that is still whole is that of `step`."""
+    _append(_path(run), 0, "damaged", step)
 
 
 def prepare() -> None:
@@ -141,8 +161,13 @@ def _overwriting() -> None:
     CheckpointStore.save = overwrite  # type: ignore[method-assign]
 
 
+def _believing() -> None:
+    ObjectFiles._read_object = believed  # type: ignore[method-assign]
+
+
 FLAWS: dict[str, Callable[[], None]] = {
     "optimizer state left out at the restore": _without_optimizer,
     "one batch left out at the restore": _one_batch_further,
     "overwrites its one checkpoint": _overwriting,
+    "believes a file whatever its digest": _believing,
 }

@@ -14,13 +14,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import CheckpointError, ExitCode
-from tests.support.journal import Entry, read_journal
+from tests.support.faults import flip, truncate, zero_tail
+from tests.support.journal import Entry, read_journal, write_damaged
 from tests.support.runs import losses, metrics
 from tests.support.two_ranks import all_ended, descendants, end, launcher_of, log, ranks_of, seconds_until, start_entrypoint
 from trainer.audit import audit_run
+from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.manifest import parse_manifest
 from trainer.config import TrainConfig
 
 __all__ = ["MOMENTS", "STRIKES", "Nemesis", "broken_claims", "lost_steps", "weights_of"]
@@ -100,6 +104,46 @@ class Nemesis:
             found.append(f"audit: {error}")
         return found
 
+    def damage_newest_checkpoint(self) -> None:
+        """Damages a file that no other checkpoint needs, where an older one is left to go on from."""
+        store = CheckpointStore(self.config.run / "checkpoints")
+        whole = [step for step in store.steps() if _verifies(store, step)]
+        if len(whole) < 2:
+            return
+        *older, newest = (_files_of(store, step) for step in whole)
+        self._damage(self.draw.choice(sorted(newest.difference(*older))))
+        write_damaged(self.config.run, whole[-2])
+
+    def damage_shard(self) -> None:
+        """Damages a shard, checks that the run is refused and says why, and puts the shard back."""
+        assert self.process is not None
+        path = self.draw.choice(sorted(self.config.data.rglob("*.arrow")))
+        whole, before = path.read_bytes(), len(log(self.config))
+        self._damage(path)
+        try:
+            self.process = None
+            code = self._running().wait(_LONG_S)
+        finally:
+            path.write_bytes(whole)
+        self.process = None
+        refused = code == ExitCode.DATA and path.name in log(self.config)[before:]
+        if not refused and (code != ExitCode.DONE or losses(self.config.run)[-1][0] < self.config.limits.steps):
+            self.problems.append(f"{path} was damaged, exit code {code}: {log(self.config)[before:][-2000:]}")
+
+    def tear_logs(self) -> None:
+        """Leaves half a line of metrics, and cuts the newest file of events, as a power failure might."""
+        with (self.config.run / "metrics.jsonl").open("ab") as file:
+            file.write(b'{"event": "train", "st')
+        events = max(self.config.run.rglob("events.out.*"), key=lambda path: path.stat().st_mtime_ns)
+        os.truncate(events, self.draw.randrange(events.stat().st_size))
+
+    def _damage(self, path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        damage = self.draw.choice([truncate, zero_tail, flip])
+        damage(content, self.draw)
+        path.write_bytes(content)
+        print(f"    {damage.__name__} {path}")
+
     def _running(self) -> subprocess.Popen[bytes]:
         """The entrypoint, started where it does not run."""
         if self.process is None or self.process.poll() is not None:
@@ -148,6 +192,7 @@ def broken_claims(journal: Iterable[Entry], every_steps: int) -> list[str]:
     than two intervals can be lost.
     """
     acknowledged = last = 0
+    left = None
     found = []
     for entry in journal:
         if entry.rank:
@@ -157,11 +202,15 @@ def broken_claims(journal: Iterable[Entry], every_steps: int) -> list[str]:
                 found.append(f"lost: step {acknowledged} was acknowledged, and the next start went on from {entry.step}")
             if last - entry.step >= 2 * every_steps:
                 found.append(f"lost work: from step {last} back to {entry.step}")
-            last = entry.step
+            if left is not None and entry.step != left:
+                found.append(f"damage: step {left} was the newest whole one, and the next start went on from {entry.step}")
+            last, left = entry.step, None
         elif entry.event == "step":
             last = entry.step
         elif entry.event == "saved":
             acknowledged = max(acknowledged, entry.step)
+        elif entry.event == "damaged":
+            acknowledged = last = left = entry.step
     return found
 
 
@@ -174,6 +223,20 @@ def lost_steps(journal: Iterable[Entry]) -> list[int]:
                 lost.append(max(0, last - entry.step))
             last = entry.step
     return lost[1:]
+
+
+def _verifies(store: CheckpointStore, step: int) -> bool:
+    try:
+        store.verify(step)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _files_of(store: CheckpointStore, step: int) -> set[Path]:
+    """All files that the checkpoint of a step needs."""
+    path = store.path(step) / "manifest.json"
+    return {path} | {store.directory / f"objects/{name}.safetensors" for name in parse_manifest(path.read_bytes()).objects}
 
 
 def weights_of(config: TrainConfig) -> str:
@@ -289,6 +352,24 @@ def _stop_one_rank(nemesis: Nemesis, process: subprocess.Popen[bytes]) -> list[i
     return everything
 
 
+def _damage_a_checkpoint(nemesis: Nemesis, process: subprocess.Popen[bytes]) -> list[int]:
+    everything = _kill_everything(nemesis, process)
+    nemesis.damage_newest_checkpoint()
+    return everything
+
+
+def _damage_a_shard(nemesis: Nemesis, process: subprocess.Popen[bytes]) -> list[int]:
+    everything = _kill_everything(nemesis, process)
+    nemesis.damage_shard()
+    return everything
+
+
+def _tear_the_logs(nemesis: Nemesis, process: subprocess.Popen[bytes]) -> list[int]:
+    everything = _kill_everything(nemesis, process)
+    nemesis.tear_logs()
+    return everything
+
+
 STRIKES: dict[str, Callable[[Nemesis, subprocess.Popen[bytes]], list[int]]] = {
     "kill a rank": _kill_a_rank,
     "kill the launcher": _kill_the_launcher,
@@ -297,5 +378,8 @@ STRIKES: dict[str, Callable[[Nemesis, subprocess.Popen[bytes]], list[int]]] = {
     "stop": _stop,
     "stop twice": _stop_twice,
     "stop one rank": _stop_one_rank,
+    "damage a checkpoint": _damage_a_checkpoint,
+    "damage a shard": _damage_a_shard,
+    "tear the logs": _tear_the_logs,
 }
 STOPS = ("stop", "stop twice", "stop one rank")
