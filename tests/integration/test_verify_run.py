@@ -14,7 +14,7 @@ import torch
 
 from data_pipeline.config import PrepareConfig
 from data_pipeline.errors import CheckpointError, ExitCode, PreparedDataError, ProjectError
-from data_pipeline.files import digest_file, sealed
+from data_pipeline.files import digest_file, sealed, unsealed
 from data_pipeline.prepare import prepare
 from data_pipeline.settings import to_toml
 from tests.support.prepared import write_prepared
@@ -239,6 +239,16 @@ def test_an_old_ledger_that_was_put_back_is_found(run: Path) -> None:
     for check in (audit_run, check_integrity):
         with pytest.raises(CheckpointError, match="it ends at line 10, but the checkpoint of step 12 names line 13"):
             check(run)
+
+
+def test_a_checkpoint_of_another_version_is_said_to_be_one_and_not_damaged(run: Path) -> None:
+    path = run / "checkpoints/step-00000008/manifest.json"
+    path.write_bytes(sealed(unsealed(path.read_bytes()) | {"format": 1}))
+    reseal(run)
+    for check in (audit_run, check_integrity):
+        with pytest.raises(CheckpointError, match=f"{path}: it has format 1 of checkpoints, .* use the version") as caught:
+            check(run)
+        assert "damaged" not in str(caught.value)
 
 
 def test_the_ledger_of_another_run_and_other_counters_are_found(run: Path, data: Path, tmp_path: Path) -> None:
