@@ -13,7 +13,7 @@ from data_pipeline.errors import ConfigError, SourceError
 from data_pipeline.partitions import Partition
 from data_pipeline.report import collect_rejects
 from data_pipeline.sources.inputs import InputFile
-from data_pipeline.split import SPLITS
+from data_pipeline.split import SPLITS, fewest_held_out
 from data_pipeline.stages.reading import ReadResult
 from data_pipeline.stages.selecting import SelectResult
 from data_pipeline.stages.splitting import SplitResult
@@ -64,11 +64,18 @@ def check_split(read: Sequence[ReadResult], split: Sequence[SplitResult], config
             f"no document is left to train on, of {sum(result.documents for result in read)} that were read ({val_documents} are "
             f"held out; {_commonest(read)}); add text, or loosen what rejects it"
         )
-    if val_documents < config.split.min_val_documents:
+    documents, wanted = train_documents + val_documents, config.split.min_val_documents
+    if val_documents < (wanted if config.split.by == "tail" else fewest_held_out(wanted, documents)):
         raise SourceError(
-            f"{val_documents} validation documents among {train_documents + val_documents}, but split.min_val_documents = "
-            f"{config.split.min_val_documents}; add text, raise split.val_fraction, set text.documents to chunks or paragraphs, "
-            "or lower split.min_val_documents"
+            f"{val_documents} validation documents among {documents}, but split.min_val_documents = {wanted}; add text, raise "
+            "split.val_fraction, set text.documents to chunks or paragraphs, or lower split.min_val_documents"
+        )
+    if val_documents < wanted:
+        logger.warning(
+            "few validation documents: %d of %d, so that the validation loss says little; add text, or set text.documents to "
+            "chunks or paragraphs",
+            val_documents,
+            documents,
         )
 
 

@@ -311,7 +311,9 @@ class SplitSettings(Section):
         description="content: by the digest of the text, so equal texts fall on one side; tail: the last part of each file",
     )
     val_fraction: float = Field(0.05, gt=0, lt=1, description="share of the text that is held out")
-    min_val_documents: int = Field(4, ge=0, description="fewest validation documents that are accepted")
+    min_val_documents: int = Field(
+        4, ge=0, description="documents that are held out at least, but (content) no more than a tenth of a small folder, and one"
+    )
     seed: int = Field(0, ge=0, lt=1 << 63, description="another seed holds out other documents (content)")
 
 

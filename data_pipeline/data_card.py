@@ -198,7 +198,8 @@ def _settings_in_words(title: str, values: Report) -> str:
 
 def _split_in_words(split: Report) -> str:
     how = "by the digest of their text" if split.get("by") == "content" else "from the end of each file"
-    return f"Split: {share(split.get('val_fraction', 0))} of the text held out for validation, chosen {how}."
+    few = f" ({split['min_val_documents']} documents at least, or a tenth of fewer)" if split.get("by") == "content" else ""
+    return f"Split: {share(split.get('val_fraction', 0))} of the text held out for validation{few}, chosen {how}."
 
 
 _IN_WORDS = {

@@ -68,7 +68,7 @@ def prepare(config: PrepareConfig) -> Manifest:
             check_rejected(partitions, read, config)
             duplicates = drop_duplicates(job, read)
             warn_of_losses(duplicates, config)
-            split = split_all(job, read)
+            split = split_all(job, read, duplicates)
             check_split(read, split, config)
             tokenizer = train_on_sample(job, split)
             classifier = train_quality(job, split)

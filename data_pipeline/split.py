@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.textbatch import mix_hashes
 
-__all__ = ["SPLITS", "Split", "fractions_of_keys", "is_held_out", "tail_offset"]
+__all__ = ["SPLITS", "Split", "fewest_held_out", "fractions_of_keys", "is_held_out", "tail_offset"]
 
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, Split] = ("train", "val")
@@ -23,6 +23,11 @@ def fractions_of_keys(keys_D: NDArray[np.uint64], seed: int) -> NDArray[np.float
 def is_held_out(keys_D: NDArray[np.uint64], val_fraction: float, seed: int) -> NDArray[np.bool_]:
     """Which documents are for validation, by the keys of their clusters: what is alike has one key, and falls on one side."""
     return fractions_of_keys(keys_D, seed) < val_fraction
+
+
+def fewest_held_out(min_val_documents: int, num_documents: int) -> int:
+    """How many documents are held out at least: of a small folder a tenth, but one."""
+    return min(min_val_documents, max(1, num_documents // 10))
 
 
 def tail_offset(file_bytes: int, fraction: float) -> int:

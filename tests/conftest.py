@@ -33,7 +33,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     report = yield
     folder = os.environ.get(RECORDS)
-    if folder and report.when == "call" and not report.skipped:
+    if folder and not report.skipped and (report.when == "call" or report.failed):
         for mark in (*item.iter_markers("claim"), *item.iter_markers("broken")):
             write_record(Path(folder), _record(item, mark, report))
     return report

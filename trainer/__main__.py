@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import sys
@@ -16,7 +15,7 @@ from data_pipeline.errors import ConfigError, ExitCode, ProjectError, StorageErr
 from data_pipeline.settings import help_parser, load_settings, schema_text
 from trainer.allocator import keep_memory
 from trainer.config import TrainConfig
-from trainer.watchdog import end_with_parent
+from trainer.watchdog import end_with_parent, leave_reason
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -46,7 +45,7 @@ def _train(arguments: Sequence[str]) -> None:
     except BrokenPipeError as error:  # a training is not done because its reader has left
         raise StorageError("whoever read the log has closed it; run the same command again to go on") from error
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        _leave_code(ExitCode.DONE)  # torchrun fails where it was asked to stop, also when the ranks had come to their end
+        leave_reason(f"{ExitCode.DONE:d}")  # torchrun fails where it was asked to stop, also when the ranks had come to their end
     if os.environ.get("RANK", "0") == "0":
         print(result)
 
@@ -286,25 +285,9 @@ def _run_directory(options: argparse.Namespace) -> Path:
 
 def _announce(line: str, code: ExitCode) -> None:
     """Prints an error once for all ranks of this node, and leaves its code where the launcher finds it."""
-    if _leave_code(code):
+    if leave_reason(f"{code:d}"):
         with suppress(BrokenPipeError):
             print(line, file=sys.stderr)
-
-
-def _leave_code(code: ExitCode) -> bool:
-    """Writes how this command ends where `entrypoints/train` looks for it; false where another rank has done so already.
-
-    torchrun makes 1 of every exit code, so the entrypoint names a file; the first rank to end in any way but a crash fills it.
-    """
-    if not (path := os.environ.get("TRAINER_EXIT_FILE")):
-        return True
-    with Path(path).open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        if file.read():
-            return False
-        file.write(f"{int(code)}\n")
-        return True
 
 
 _COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {

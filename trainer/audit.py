@@ -242,7 +242,10 @@ class Auditor:
 
 
 def next_position(position: int, count: int, windows: Iterable[Skipped]) -> int:
-    """Where a batch of `count` rows begins that would begin at `position`, but may touch none of these windows."""
+    """Where a batch of `count` rows begins that would begin at `position`, but may touch none of these windows.
+
+    The loader has its own, which this one does not rest on.
+    """
     for window in sorted(windows, key=lambda window: window.start):
         if window.start < position + count and position < window.end:
             position = window.end
@@ -409,7 +412,7 @@ def _saved(run: Path) -> list[_Saved]:
     store = CheckpointStore(run / "checkpoints")
     found = []
     for step in store.steps():
-        path = store.path(step) / "manifest.json"
+        path = store.manifest_path(step)
         try:
             state = parse_manifest(path.read_bytes()).state
             progress = state["progress"]

@@ -1,6 +1,7 @@
-"""Every setting of a training run, with its meaning, unit and bounds; `trainer/__main__.py` reads it, nothing else does.
+"""Every setting of a training run, with its meaning, unit and bounds.
 
-The checks here need only the settings themselves. What depends on the data or the machine is checked in `trainer.setup`.
+The checks here need only the settings themselves. What depends on the data or the machine is checked in `trainer.opening` and
+`trainer.plan`.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ class ScheduleConfig(Section):
 
 
 class EmaConfig(Section):
-    """A moving average of the weights, which is what is evaluated and exported when it is on."""
+    """A moving average of the weights, which is evaluated, and generates text, when it is on."""
 
     decay: float | None = Field(None, gt=0, lt=1, description="share of the average that a step keeps, such as 0.999; none: off")
     warmup_steps: int = Field(100, ge=0, description="steps in which the decay rises, so that the first weights are soon forgotten")

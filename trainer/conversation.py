@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from trainer.sampling import Sampling
 
 __all__ = ["HELP", "converse", "read_prompts", "stop_token_ids"]
 
-Writer = Callable[[str, Sampling], Iterator[str]]
+Writer = Callable[[str, Sampling], Generator[str, None, None]]
 """Yields the continuation of a prompt, piece by piece."""
 
 
@@ -144,7 +144,7 @@ def _continue(prompt: str, write_text: Writer, sampling: Sampling, out: IO[str])
     out.write(prompt)
     out.flush()
     try:
-        with closing(pieces):  # type: ignore[type-var]  # generators can be closed
+        with closing(pieces):
             for piece in pieces:
                 out.write(piece)
                 out.flush()

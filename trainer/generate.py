@@ -10,7 +10,7 @@ a cache, which has to be filled anew when the window moves, gives the same distr
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -69,7 +69,7 @@ class TextModel:
     use_cache: bool = True
     """Models that have no cache do without."""
 
-    def stream(self, prompt: str, sampling: Sampling) -> Iterator[str]:
+    def stream(self, prompt: str, sampling: Sampling) -> Generator[str, None, None]:
         """Yields the continuation of a prompt in pieces, each as soon as it is whole and can be no beginning of a stop text."""
         batch = _Batch(self, [prompt], sampling, first_row=0)
         for _ in batch.steps():

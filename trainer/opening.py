@@ -49,7 +49,7 @@ from trainer.sizing import with_micro
 from trainer.state import Progress
 from trainer.step import LossModule, TrainingModule, make_scaler
 from trainer.straggler import DeviceMark, HostMark, OwnTimer, StragglerDetector
-from trainer.throughput import describe_mfu, flops_per_token, peak_flops, rate_kind
+from trainer.throughput import flops_per_token, peak_flops, rate_kind, unknown_mfu
 from trainer.watchdog import Heartbeat, Patience, clear_heartbeats, watched
 
 __all__ = ["opened_session"]
@@ -185,7 +185,7 @@ def _introduce(session: Session, manifest: Manifest, *, continued: bool) -> None
     _log.info("%s; %s", session.order.description, describe_backend(session.training.backend))
     if session.peak is None and device.type == "cuda":
         gpu = torch.cuda.get_device_name(device)
-        _log.info("%s", describe_mfu(None, gpu, rate_kind(config.precision, tf32=config.tf32)))
+        _log.info("%s", unknown_mfu(gpu, rate_kind(config.precision, tf32=config.tf32)))
     if not continued and session.group.is_main and session.extension.build_model is None:  # one's own may need values
         session.monitor.model(model_graph(partial(Decoder, config.model, manifest.vocab_size), manifest.row_length))
 

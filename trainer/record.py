@@ -34,12 +34,14 @@ from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.determinism import device_name, flags, threads_per_rank
 from trainer.distributed import Group
+from trainer.history import METRICS
 from trainer.ledger import LEDGER
 
 __all__ = [
     "check_identity",
     "complete_record",
     "environment_facts",
+    "flattened",
     "identity_of",
     "leave_note",
     "locked_run",
@@ -109,7 +111,7 @@ def identity_of(
     """
     settings = config.model_dump(mode="json", include=set(_SETTINGS_THAT_CHANGE_BITS))
     settings["schedule"]["decay_steps"] = decay_steps
-    identity = _flat(settings | {"flags": flags()}) | {
+    identity = flattened(settings | {"flags": flags()}) | {
         "data": manifest.root_digest,
         "attention": backend,
         "extension": extension_digest,
@@ -244,10 +246,18 @@ def complete_record(
     """
     record = read_record(run)
     checkpoints = CheckpointStore(run / "checkpoints")
-    manifests = [checkpoints.path(saved).relative_to(run).as_posix() + "/manifest.json" for saved in checkpoints.steps()]
-    record["files"] |= _digests(run, ["metrics.jsonl", LEDGER.as_posix(), *manifests])
+    manifests = [checkpoints.manifest_path(saved).relative_to(run).as_posix() for saved in checkpoints.steps()]
+    record["files"] |= _digests(run, [METRICS, LEDGER.as_posix(), *manifests])
     ended = {"status": status, "ended_by": ended_by, "step": step, "weights": weights_digest, "alerts": dict(alerts)}
     write_atomic(run / "record.json", sealed(record | ended))
+
+
+def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by their full names, with dots between: `{"torch.version": …}`."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
 
 
 def read_record(run: Path) -> dict[str, Any]:
@@ -315,10 +325,3 @@ def _git_revision() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat

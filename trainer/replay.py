@@ -29,6 +29,7 @@ from trainer.inspect_run import load_config
 from trainer.ledger import LEDGER
 from trainer.loop import train
 from trainer.record import read_record
+from trainer.watchdog import EXIT_FILE_VARIABLE
 
 __all__ = ["ChildError", "Replay", "choose_start", "first_difference", "replay_run"]
 
@@ -204,7 +205,7 @@ def _train(config: TrainConfig, num_ranks: int) -> None:
     recipe.write_text(to_toml("train", config.model_dump(mode="json")))
     exit_file.unlink(missing_ok=True)
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("TRAIN_", "PET_"))}
-    variables |= {"OMP_NUM_THREADS": str(config.threads), "TRAINER_EXIT_FILE": str(exit_file)}
+    variables |= {"OMP_NUM_THREADS": str(config.threads), EXIT_FILE_VARIABLE: str(exit_file)}
     variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
     done = subprocess.run(
         [

@@ -61,11 +61,11 @@ class GoBack(Exception):  # noqa: N818 - a request, no error
 
 
 class RollBack(GoBack):
-    """The guard wants to go back to before `step`, and to leave out the positions from `first` to before `end`."""
+    """The guard wants to go back to before the alert's step, and to leave out the positions from `first` to before `end`."""
 
     def __init__(self, alert: Alert, first: int, end: int) -> None:
         super().__init__(alert.message)
-        self.alert, self.step, self.message, self.first, self.end = alert, alert.step, alert.message, first, end
+        self.alert, self.first, self.end = alert, first, end
 
 
 class StepAgain(GoBack):
@@ -299,7 +299,7 @@ class Session:
             assert self.ledger is not None
             self.ledger.rewind(LedgerHead(**checkpoint.state["ledger"]))
             left_out = {"start": request.first, "count": request.end - request.first}
-            self.ledger.event("skip", step=step, **left_out, reason=request.message)
+            self.ledger.event("skip", step=step, **left_out, reason=request.alert.message)
 
         self.group.on_main(note)
         saved = self.save(restored)  # at once, or a crash would forget what is left out
@@ -310,7 +310,7 @@ class Session:
         """The newest checkpoint that verifies. It is older than the step, as every step is judged before the next save."""
         newest = self.checkpoints.newest_verified()
         if newest is None:
-            raise GuardError(f"{request.message} There is no checkpoint from before this step to go back to")
+            raise GuardError(f"{request.alert.message} There is no checkpoint from before this step to go back to")
         return newest
 
     def follow_saves(self, result: StepResult) -> None:

@@ -59,7 +59,8 @@ _log = logging.getLogger(__name__)
 
 _NO_LIMITS = Thresholds()
 _NUM_NOTES = 7
-"""Numbers of a step's report that come before the losses of its micro-batches."""
+_STOP, _SECONDS, _NORM, _SAVE_FAILED, _ACKNOWLEDGED, _MEMORY, _DATA = range(_NUM_NOTES)
+"""Places of the numbers of a step's report that come before the ranks' own times and the losses of micro-batches."""
 _AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float8": torch.bfloat16}
 
 
@@ -112,7 +113,7 @@ class TrainingModule:
     loss: LossModule
     """The model with its loss, on this rank alone."""
     module: nn.Module
-    """The same as it is called in training: under DDP where there are several ranks."""
+    """The same as it is called in training: wrapped by DDP or FSDP where the settings ask for it."""
     accumulation: Accumulation
     scaler: torch.amp.GradScaler
     backend: Backend
@@ -165,7 +166,7 @@ class PendingStep:
 
     Args:
         step: its number.
-        report: what was added up over the ranks; see `train_step`.
+        report: what was added up over the ranks; see `_report`.
         skip: on the device: 1 where the update was withheld, else 0.
         void: on the device: true where a rank failed, in this step or in one before that is still on its way.
         batch: this rank's part of the global batch.
@@ -426,11 +427,11 @@ def train_step(
             lacks_data=batch.fault is not None,
         )
     )
-    void = report[5] + report[6] > 0
+    void = report[_MEMORY] + report[_DATA] > 0
     if after is not None:
         void = void | after.void
     loss = report[len(report) - len(losses) :].sum() / batch.normaliser
-    skip = (void | ~_is_healthy(loss, report[2], limits)).float()
+    skip = (void | ~_is_healthy(loss, report[_NORM], limits)).float()
     if gradient is not None:
         _update(training.optimizers, skip, step)
         if observer is not None:
@@ -528,14 +529,14 @@ def _report(
     """What this rank adds to the report, fp64: `_NUM_NOTES` notes, the ranks' own times in pairs, the losses of micro-batches."""
     num_notes = _NUM_NOTES + 2 * group.world_size
     report = losses.new_zeros(num_notes + len(losses))
-    report[0], report[5], report[6] = float(stop_requested), float(gradient is None), float(lacks_data)
+    report[_STOP], report[_MEMORY], report[_DATA] = float(stop_requested), float(gradient is None), float(lacks_data)
     if group.is_main:  # what is the same everywhere, or known on rank 0 alone
-        report[1], report[3], report[4] = seconds, float(save_failed), float(acknowledged_step)
+        report[_SECONDS], report[_SAVE_FAILED], report[_ACKNOWLEDGED] = seconds, float(save_failed), float(acknowledged_step)
     if gradient is not None:
         own_place = _NUM_NOTES + 2 * group.rank
         report[own_place], report[own_place + 1] = gradient.own_time.seconds, gradient.own_time.data_s
         if group.is_main:
-            report[2] = gradient.norm
+            report[_NORM] = gradient.norm
     report[num_notes:] = losses
     return report
 

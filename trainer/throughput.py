@@ -16,7 +16,7 @@ from typing import Literal
 
 from trainer.config import ModelConfig
 
-__all__ = ["PEAK_RATES", "PeakRates", "RateKind", "describe_mfu", "flops_per_token", "mfu", "peak_flops", "rate_kind"]
+__all__ = ["PEAK_RATES", "PeakRates", "RateKind", "flops_per_token", "mfu", "peak_flops", "rate_kind", "unknown_mfu"]
 
 RateKind = Literal["fp32", "tf32", "bf16", "fp16", "float8"]
 
@@ -143,18 +143,13 @@ def mfu(tokens_per_s: float, flops_each: float, peak: float | None, num_gpus: in
     return None if peak is None else tokens_per_s * flops_each / (peak * num_gpus)
 
 
-def describe_mfu(value: float | None, device_name: str, kind: RateKind) -> str:
-    """One phrase for people: the share in per cent, or why there is none.
+def unknown_mfu(device_name: str, kind: RateKind) -> str:
+    """One phrase for people: why a GPU has no MFU.
 
     Args:
-        value: what `mfu` returns.
-        device_name: what `torch.cuda.get_device_name` returns, or "cpu".
+        device_name: what `torch.cuda.get_device_name` returns.
         kind: the rate that was looked up.
     """
-    if value is not None:
-        return f"MFU {value:.1%}"
-    if device_name == "cpu":
-        return "MFU unknown: a CPU has no published peak rate"
     return f'MFU unknown for "{device_name}" in {kind}: trainer/throughput.py has no peak rate for it; add one with its source'
 
 

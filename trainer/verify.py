@@ -32,7 +32,7 @@ from trainer.distributed import joined_group
 from trainer.history import METRICS, read_events
 from trainer.inspect_run import load_config
 from trainer.ledger import LEDGER, LedgerStep, read_ledger
-from trainer.record import environment_facts, read_record
+from trainer.record import environment_facts, flattened, read_record
 from trainer.replay import replay_run
 
 __all__ = [
@@ -172,9 +172,9 @@ def compare_environment(run: Path) -> tuple[Difference, ...]:
     record, config = read_record(run), load_config(run)
     with suppress(ConfigError):  # what it refuses is among the flags below
         configure_determinism(config)
-    recorded = _flat(record["environment"]) | {name: record["identity"][name] for name in ("device", "threads", "attention")}
+    recorded = flattened(record["environment"]) | {name: record["identity"][name] for name in ("device", "threads", "attention")}
     recorded |= {name: value for name, value in record["identity"].items() if name.startswith("flags.")}
-    found = _flat(environment_facts()) | _machine(config) | {f"flags.{name}": value for name, value in flags().items()}
+    found = flattened(environment_facts()) | _machine(config) | {f"flags.{name}": value for name, value in flags().items()}
     names = sorted((recorded.keys() | found.keys()) - {"world_size"})
     return tuple(Difference(name, recorded.get(name), found.get(name)) for name in names if recorded.get(name) != found.get(name))
 
@@ -289,7 +289,7 @@ def _not_preparable(manifest: Manifest, sources: Sequence[str]) -> str:
     """Why the data cannot be prepared again; nothing where it can."""
     if not manifest.config:
         return "its manifest holds no settings"
-    if files := [name for name, value in _flat(manifest.config).items() if "sha256:" in str(value)]:
+    if files := [name for name, value in flattened(manifest.config).items() if "sha256:" in str(value)]:
         return f"{', '.join(files)} named files of which the manifest has digests alone; prepare again yourself and compare"
     named = {source.partition("=")[0] for source in sources if "=" in source}
     if missing := [name for name in manifest.config["source"] if name not in named]:
@@ -301,7 +301,7 @@ def _not_preparable(manifest: Manifest, sources: Sequence[str]) -> str:
 
 def recipe_of(manifest: Manifest, sources: Sequence[str]) -> dict[str, Any]:
     """The recipe that a manifest's data was made with."""
-    settings = _with_nones(manifest.config)
+    settings = _none_words(manifest.config)
     for source in sources:
         name, separator, path = source.partition("=")
         if separator:
@@ -311,10 +311,10 @@ def recipe_of(manifest: Manifest, sources: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def _with_nones(values: Mapping[str, Any]) -> dict[str, Any]:
+def _none_words(values: Mapping[str, Any]) -> dict[str, Any]:
     """The same with the word `none` for None, as recipes have it."""
     return {
-        name: _with_nones(value) if isinstance(value, dict) else "none" if value is None else value
+        name: _none_words(value) if isinstance(value, dict) else "none" if value is None else value
         for name, value in values.items()
     }
 
@@ -334,13 +334,6 @@ def difference_of_manifests(recorded: Manifest, again: Manifest) -> str:
 
 def _inputs(manifest: Manifest) -> Mapping[str, Any]:
     return {f"{one['source']}/{one['path']}": one for one in manifest.inputs}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat
 
 
 def _short(value: Any) -> str:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 __all__ = [
+    "EXIT_FILE_VARIABLE",
     "LAUNCHER_VARIABLE",
     "Beat",
     "Heartbeat",
@@ -35,6 +36,7 @@ __all__ = [
     "Still",
     "clear_heartbeats",
     "end_with_parent",
+    "leave_reason",
     "watched",
 ]
 
@@ -45,6 +47,9 @@ Phase = Literal["loading", "data", "forward", "reduce", "report", "evaluate", "s
 
 LAUNCHER_VARIABLE = "TRAINER_LAUNCHER_PID"
 """Names the process that started the ranks."""
+
+EXIT_FILE_VARIABLE = "TRAINER_EXIT_FILE"
+"""Names the file where `entrypoints/train` looks for the reason why the ranks ended; torchrun makes 1 of every exit code."""
 
 _PHASES: tuple[Phase, ...] = get_args(Phase)
 _SLOW_PHASES = ("loading", "evaluate", "save")
@@ -286,6 +291,23 @@ def end_with_parent(parent: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def leave_reason(text: str) -> bool:
+    """Writes why this process ends, its exit code first, where `entrypoints/train` looks; false where another has done so already.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if not (path := os.environ.get(EXIT_FILE_VARIABLE)):
+        return True
+    with Path(path).open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        if file.read():
+            return False
+        file.write(f"{text}\n")
+        return True
+
+
 def main(arguments: Sequence[str]) -> None:
     """The watchdog itself: looks at the heartbeats twice a second until the process that started it ends."""
     parser = argparse.ArgumentParser(prog="python -m trainer.watchdog", description="Ends a group of ranks that stands still.")
@@ -330,7 +352,8 @@ def _end_group(run: Path, blamed: Sequence[Still], beats: Mapping[int, Beat], st
         f"error: {reason}. The stacks of all threads are in {_stacks_file(run, 0).parent}; the group is ended now. If it was slow "
         "and not stuck, raise watchdog.stall_s, or watchdog.slow_s for loading, evaluation, saves and the first steps\n"
     )
-    _leave_reason(reason)
+    with suppress(OSError):
+        leave_reason(f"1 {reason}")  # the code of a crash
     with suppress(OSError):  # a full disk must not keep the group from its end
         _collect_stacks(run, beats, states)
     for still in blamed:
@@ -354,16 +377,6 @@ def _say(line: str) -> None:
     with suppress(OSError):  # nobody listens any more
         sys.stderr.write(line)
         sys.stderr.flush()
-
-
-def _leave_reason(reason: str) -> None:
-    """Tells the entrypoint why the group ended, unless a rank has told it already; the exit code is that of a crash."""
-    if path := os.environ.get("TRAINER_EXIT_FILE"):
-        with suppress(OSError), Path(path).open("a+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            if not file.read():
-                file.write(f"1 {reason}\n")
 
 
 def _collect_stacks(run: Path, beats: Mapping[int, Beat], states: Mapping[int, str]) -> None:

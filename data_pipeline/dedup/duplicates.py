@@ -120,6 +120,11 @@ class Duplicates:
     """Sources that lose more than `alarm_fraction` of their documents as duplicates."""
 
     @property
+    def num_kept(self) -> int:
+        """Documents that go on."""
+        return sum(counts.get(_KEPT, 0) for counts in self.sources.values())
+
+    @property
     def report(self) -> dict[str, Any]:
         """All of it in plain values."""
         return {

@@ -30,7 +30,7 @@ from data_pipeline.stages.scoring import (
     train_reference_model,
 )
 from data_pipeline.stages.selecting import Cuts, SelectResult, SelectTask, WeighResult, WeighTask, select_partition, weigh_partition
-from data_pipeline.stages.splitting import SplitResult, SplitTask, split_partition
+from data_pipeline.stages.splitting import SplitResult, SplitTask, split_partition, with_enough_held_out
 from data_pipeline.stages.tokenizing import TokenizeResult, TokenizeTask, tokenize_partition
 from data_pipeline.stages.vocabulary import SampleResult, SampleTask, TrainedTokenizer, TrainTask, sample_partition, train
 from data_pipeline.tasks import add_counts
@@ -98,11 +98,12 @@ def drop_duplicates(job: Job, read: Sequence[ReadResult]) -> Duplicates:
     return find_duplicates(job.run, keys, job.config.dedup, job.work)
 
 
-def split_all(job: Job, read: Sequence[ReadResult]) -> list[SplitResult]:
+def split_all(job: Job, read: Sequence[ReadResult], duplicates: Duplicates) -> list[SplitResult]:
     """Puts what is no duplicate on the side of training or validation."""
+    places = [job.place("duplicates", number) for number in range(len(read))]
+    settings = with_enough_held_out(job.config.split, duplicates.num_kept, places)
     tasks = [
-        SplitTask(job.place("text", number), job.place("duplicates", number), job.config.split, job.place("split", number))
-        for number in range(len(read))
+        SplitTask(job.place("text", number), place, settings, job.place("split", number)) for number, place in enumerate(places)
     ]
     return job.run("split", split_partition, tasks, [result.bytes for result in read], SplitResult)
 

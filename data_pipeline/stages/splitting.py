@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,15 @@ from data_pipeline.config import SplitSettings
 from data_pipeline.dedup.duplicates import REASONS
 from data_pipeline.dedup.resolve import Fate
 from data_pipeline.documents import Reason
-from data_pipeline.split import SPLITS, Split, is_held_out
+from data_pipeline.split import SPLITS, Split, fewest_held_out, fractions_of_keys, is_held_out
 from data_pipeline.stages.samples import Samples, rejection_of_row
-from data_pipeline.tasks import Counts, TableWriter, commit_result, read_side_by_side
+from data_pipeline.tasks import Counts, TableWriter, commit_result, read_side_by_side, read_table
 
-__all__ = ["SplitResult", "SplitTask", "read_kept", "split_partition", "texts_of"]
+__all__ = ["SplitResult", "SplitTask", "read_kept", "split_partition", "texts_of", "with_enough_held_out"]
 
 _DROPPED = 255  # in the place of a side
+_PLENTY = 100
+"""Where so many documents are held out on average, there is no risk that chance holds out too few."""
 _SPLIT_SCHEMA = pa.schema([("split", pa.uint8())])
 
 
@@ -46,6 +48,26 @@ class SplitResult:
     """The first documents of each kind of duplicate."""
 
 
+def with_enough_held_out(settings: SplitSettings, num_kept: int, duplicates: Sequence[Path]) -> SplitSettings:
+    """With a larger `val_fraction` where chance would hold out too few documents: those that come next are held out too.
+
+    Args:
+        settings: of the split; one by position stays as it is.
+        num_kept: documents that are no duplicates.
+        duplicates: what is known of them, of all partitions; read only where documents are few.
+    """
+    fewest = min(fewest_held_out(settings.min_val_documents, num_kept), num_kept - 1)
+    if settings.by == "tail" or fewest < 1 or num_kept * settings.val_fraction > max(_PLENTY, 4 * fewest):
+        return settings
+    smallest = np.empty(0)
+    for path in duplicates:
+        table = read_table(path)
+        kept_D = _keys(table)[table.column("fate").to_numpy() == 0]
+        smallest = np.sort(np.concatenate([smallest, fractions_of_keys(kept_D, settings.seed)]))[:fewest]
+    wanted = float(np.nextafter(smallest[-1], 1))
+    return settings if wanted <= settings.val_fraction else settings.model_copy(update={"val_fraction": wanted})
+
+
 def split_partition(task: SplitTask) -> SplitResult:
     """Writes the side of every document of a partition to `output`.arrow, one row for each row of its text."""
     result = SplitResult()
@@ -67,10 +89,14 @@ def _choose(text: pa.RecordBatch, duplicates: pa.Table, settings: SplitSettings)
     if settings.by == "tail":
         held_out_D = text.column("tail").to_numpy(zero_copy_only=False)
     else:
-        keys_D = np.array(duplicates.column("split_key").to_pylist(), "S16")
-        held_out_D = is_held_out(np.frombuffer(keys_D, np.uint64)[::2], settings.val_fraction, settings.seed)
+        held_out_D = is_held_out(_keys(duplicates), settings.val_fraction, settings.seed)
     is_kept_D = duplicates.column("fate").to_numpy() == 0
     return np.where(is_kept_D, np.where(held_out_D, SPLITS.index("val"), SPLITS.index("train")), _DROPPED).astype(np.uint8)
+
+
+def _keys(duplicates: pa.Table) -> NDArray[np.uint64]:
+    keys_D = np.array(duplicates.column("split_key").to_pylist(), "S16")
+    return np.frombuffer(keys_D, np.uint64)[::2]
 
 
 def _show(text: pa.RecordBatch, duplicates: pa.Table, samples: Samples) -> None:

@@ -267,7 +267,6 @@ DAMAGE = {"truncated": (truncate, 1000), "zero tail": (zero_tail, 1000), "one bi
         pytest.param("one bit", marks=pytest.mark.claim("7", "one bit flipped in a tensor file or manifest", unit="files")),
     ],
 )
-@pytest.mark.filterwarnings("ignore")
 def test_damage_is_noticed_and_the_newest_intact_checkpoint_is_used(kind: str) -> None:
     damage, full = DAMAGE[kind]
     whole = saved(10, 20, 30)

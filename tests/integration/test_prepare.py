@@ -458,7 +458,7 @@ BAD_INPUT: dict[str, tuple[dict[str, bytes], tuple[str, ...], int, str]] = {
         "tokenizer.vocab_size = 50000: the training text allows ",
     ),
     "too few validation documents": (
-        {"a__txt": b"one file of text " * 9, "b__txt": b"another file of text " * 9},
+        {"a__txt": b"one file of text " * 9},
         (),
         3,
         "but split.min_val_documents = 4; add text, raise split.val_fraction, set text.documents to chunks",
@@ -472,6 +472,25 @@ BAD_INPUT: dict[str, tuple[dict[str, bytes], tuple[str, ...], int, str]] = {
     ),
     "unknown recipe": ({"a__jsonl": GOOD_LINES}, ("--recipe", "dmeo"), 2, "the recipes are demo, "),
 }
+
+
+@pytest.mark.parametrize(("num_documents", "held_out"), [(2, 1), (8, 1), (25, 2), (60, 4)])
+def test_a_small_folder_has_validation_documents_too_and_the_same_however_it_is_cut(
+    num_documents: int, held_out: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = [f"{'and so it went on, ' * 9}{text}" for text in sentences(6, num_documents)]
+    folder = folder_with(tmp_path, **{f"{number}__txt": text.encode() for number, text in enumerate(texts)})
+    held = []
+    for partition_bytes in (4096, 1 << 20):
+        settings = SMALL | {"partition_bytes": partition_bytes, "tokenizer": {"kind": "byte"}, "dedup": {"near": False}}
+        output = tmp_path / str(partition_bytes)
+        prepare(PrepareConfig(sources=(str(folder),), output=output, workers=1, split={"val_fraction": 1e-9}, **settings))
+        report = json.loads((output / "report.json").read_text())
+        assert report["documents"]["val"] == held_out
+        rows = Rows(output, read_manifest(output), "val")
+        held.append(sorted(rows.read(np.arange(len(rows))).tokens_BL.flatten().tolist()))
+    assert held[0] == held[1]
+    assert ("validation loss says little" in caplog.text) == (held_out < 4)
 
 
 @pytest.mark.parametrize("name", BAD_INPUT)

@@ -23,6 +23,7 @@ from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.extension import Extension
 from trainer.ledger import LEDGER
+from trainer.loss import IGNORE
 
 __all__ = [
     "Killed",
@@ -80,7 +81,7 @@ def kill(patch: pytest.MonkeyPatch, number: int) -> None:
 
 def multiplied(factor: float, logits_BLV: Tensor, targets_BL: Tensor, _weights: Tensor | None) -> Tensor:
     """The plain cross-entropy sum times a factor."""
-    loss = cross_entropy(logits_BLV.float().flatten(0, 1), targets_BL.flatten(), ignore_index=-100, reduction="sum")
+    loss = cross_entropy(logits_BLV.float().flatten(0, 1), targets_BL.flatten(), ignore_index=IGNORE, reduction="sum")
     return loss * factor
 
 

@@ -235,7 +235,7 @@ def _verifies(store: CheckpointStore, step: int) -> bool:
 
 def _files_of(store: CheckpointStore, step: int) -> set[Path]:
     """All files that the checkpoint of a step needs."""
-    path = store.path(step) / "manifest.json"
+    path = store.manifest_path(step)
     return {path} | {store.directory / f"objects/{name}.safetensors" for name in parse_manifest(path.read_bytes()).objects}
 
 

@@ -61,7 +61,7 @@ class FailAt:
 
 
 class Delegating(Storage):
-    """A layer over another; each call goes through `_do`, which does nothing but the call."""
+    """A layer over another; `_do` is told of each call but `size` before it is made, and of `close` after it."""
 
     def __init__(self, inner: Storage) -> None:
         self.inner = inner

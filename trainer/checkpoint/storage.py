@@ -1,6 +1,7 @@
 """The file operations of the checkpoint store: one method for each system call, and what is made of them.
 
-Nothing else in this package touches a file, so that a test can make any single operation fail, stop or be forgotten.
+Nothing else in this package touches a file, so that a test can make any single operation fail, stop or be forgotten; `space` only
+looks at what they take.
 """
 
 from __future__ import annotations

@@ -73,6 +73,10 @@ class CheckpointStore:
         """Where the manifest of `step` is; its tensors are in the object files that it names."""
         return self.directory / f"step-{step:08d}"
 
+    def manifest_path(self, step: int) -> Path:
+        """Where `step` says what it holds."""
+        return self.path(step) / _MANIFEST
+
     def save(self, checkpoint: Checkpoint) -> Path:
         """Writes a checkpoint, durably: when this returns, a power failure cannot take it away.
 

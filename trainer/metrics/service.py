@@ -33,7 +33,7 @@ class ServiceSink(Sink):
 
     def train(self, metrics: StepMetrics) -> None:
         """Adds a point to each training curve, if this step is due or was not finite."""
-        if metrics.step % self._every_steps == 0 or metrics.step in (1, metrics.last_step) or not metrics.is_finite:
+        if metrics.is_due(self._every_steps) or not metrics.is_finite:
             self._add(metrics.step, train_points(metrics))
 
     def evaluation(self, step: int, evaluation: Evaluation) -> None:

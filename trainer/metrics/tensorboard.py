@@ -62,7 +62,7 @@ class TensorBoardSink(Sink):
 
     def train(self, metrics: StepMetrics) -> None:
         """Adds a point to each training curve, if this step is due."""
-        due = metrics.step % self._every_steps == 0 or metrics.step in (1, metrics.last_step)
+        due = metrics.is_due(self._every_steps)
         self._unwritten = None if due else metrics
         if due:
             self._add(train_points(metrics), metrics.step)

@@ -28,11 +28,10 @@ class TerminalSink(Sink):
 
     def train(self, metrics: StepMetrics) -> None:
         """Advances the bar, or writes a line if this step is due."""
-        last = metrics.step == metrics.last_step
         if self._bar is not None:
             self._bar.update()
             self._bar.set_postfix_str(f"loss {metrics.loss:.4f}, {metrics.tokens_per_s / 1e3:.1f}k tok/s", refresh=False)
-        elif metrics.step % self._every_steps == 0 or metrics.step == 1 or last:
+        elif metrics.is_due(self._every_steps):
             of_total = f"/{metrics.last_step}" if metrics.last_step else ""
             mfu = "" if metrics.mfu is None else f"  MFU {metrics.mfu:.1%}"
             self._line(

@@ -62,6 +62,10 @@ class StepMetrics:
         """Whether loss and gradient norm are numbers."""
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
+    def is_due(self, every_steps: int) -> bool:
+        """Whether what is shown every so many steps shows this one: the first and the last always are."""
+        return self.step % every_steps == 0 or self.step in (1, self.last_step)
+
     @property
     def loader_wait_share(self) -> float | None:
         """Share of the step's duration spent waiting for data, 0 to 1."""

@@ -181,7 +181,7 @@ def _checkpoints(path: Path) -> list[SavedCheckpoint]:
     found = []
     for step in store.steps():
         try:
-            data = (store.path(step) / "manifest.json").read_bytes()
+            data = store.manifest_path(step).read_bytes()
             manifest = parse_manifest(data)
         except FileNotFoundError:  # deleted since, by the run that goes on
             continue

@@ -36,6 +36,7 @@ STATUS = {"finished": "finished", "stopped": "stopped", "training": "no end reco
 _MAX_ALERTS = 200
 _MAX_EVALUATIONS = 40
 _MAX_SAMPLES = 8
+_MAX_SCORES = 12
 _MAX_SHOWN_CHARS = 4000
 
 
@@ -235,7 +236,7 @@ def _scores(run: RecordedRun) -> Html:
     if not found:
         return NOTHING
     names = list(dict.fromkeys(name for _, scores in found for name in scores))
-    chosen = _spread(found, 12)
+    chosen = _spread(found, _MAX_SCORES)
     columns = ("score", *(f"step {event['step']:,}" for event, _ in chosen))
     rows = ((name.replace("_", " "), *(_decimal(scores.get(name)) for _, scores in chosen)) for name in names)
     return table(columns, rows, title="Scores of the samples")

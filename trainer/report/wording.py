@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import unicodedata
 
-__all__ = ["count", "decimal", "duration", "exact", "rate", "share", "short", "size", "visible"]
+__all__ = ["count", "decimal", "duration", "rate", "share", "short", "size", "visible"]
 
 _UNSEEN = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"))
 """Unicode categories of characters that show nothing, or that change how others are shown."""
@@ -19,11 +19,6 @@ def count(value: float) -> str:
 def decimal(value: float) -> str:
     """A measured number with five digits: `2.3456`, `0.00012346`, `1.2e+09`, `nan`."""
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.5g}"
-
-
-def exact(value: float) -> str:
-    """A number that somebody has set, as it would be written down: `0.003`, `1e-08`, `6`."""
-    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
 def short(value: float) -> str:

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from data_pipeline.split import fractions_of_keys, is_held_out, tail_offset
+from data_pipeline.split import fewest_held_out, fractions_of_keys, is_held_out, tail_offset
 
 KEYS = np.random.default_rng(0).integers(0, 2**64, 20_000, np.uint64)
 
@@ -36,6 +36,11 @@ def test_another_seed_holds_out_other_documents() -> None:
 def test_a_larger_share_holds_out_the_same_documents_and_more() -> None:
     few, many = (is_held_out(KEYS, fraction, 0) for fraction in (0.05, 0.1))
     assert (few & many).sum() == few.sum() < many.sum()
+
+
+def test_of_few_documents_a_tenth_is_held_out_and_never_none() -> None:
+    assert [fewest_held_out(4, number) for number in (1, 2, 19, 20, 39, 40, 10**9)] == [1, 1, 1, 2, 3, 4, 4]
+    assert fewest_held_out(0, 100) == 0
 
 
 @given(st.integers(0, 10**12), st.floats(0.001, 0.999))
