@@ -31,7 +31,7 @@ from trainer.loss import IGNORE
 from trainer.quantities import perplexity, plain
 from trainer.step import LossModule, empty_micro_batch, forward_pass
 
-__all__ = ["Evaluation", "Grouping", "Score", "Tally", "evaluate", "length_ranges"]
+__all__ = ["Evaluation", "EvaluationStopped", "Grouping", "Score", "Tally", "evaluate", "length_ranges"]
 
 _TARGETS, _BYTES = NUM_PARTS, NUM_PARTS + 1
 """Columns of a tally behind those of the sum."""
@@ -118,6 +118,12 @@ class Grouping:
         return Grouping(kinds, count_text_bytes(tokenizer), tokenizer.bos_id)
 
 
+class EvaluationStopped(Exception):  # noqa: N818 - a request, no error
+    """A rank was asked to stop before an evaluation was done."""
+
+
+_PASSES_BETWEEN_VOTES = 8
+"""A vote waits for what the device has to do."""
 _UNDIVIDED = Grouping()
 _Waiting = deque[tuple[Callable[[], NDArray[np.float32]], MicroBatch, NDArray[np.int64]]]
 """Batches with the numbers of their rows' sources, and a function that waits for the losses."""
@@ -191,34 +197,43 @@ def evaluate(
     group: Group,
     after_batch: Callable[[], None] = lambda: None,
     grouping: Grouping = _UNDIVIDED,
+    stop: Callable[[], bool] | None = None,
 ) -> Evaluation:
     """The mean loss over the validation rows, weighted by targets, and over the groups that are asked for.
 
     Each rank computes a run of the batches. Sums are integers, so neither their order nor the number of ranks changes a bit. The
     losses of one batch at a time are on the host, while the device computes the next. Where ranks share the weights, all make the
     same number of passes, some over an empty batch.
+
+    Raises:
+        EvaluationStopped: on every rank, where `stop` was true on one; the ranks ask each other every few passes, and at the end.
     """
     num_rows = min(len(rows), config.eval.max_rows or len(rows))
     chosen = np.arange(num_rows) * len(rows) // num_rows  # spread evenly: neighbours come from the same documents
     size = config.eval.micro or config.batch.micro_rows
     num_batches = -(-num_rows // size)
     own = share_of_rank(num_batches, group)
+    num_passes = -(-num_batches // group.world_size)
     tally = Tally(grouping, rows.row_length)
     waiting: _Waiting = deque()
     was_training = loss.training
     loss.eval()
     try:
-        for number in own:
-            here = chosen[number * size : (number + 1) * size]
-            batch = micro_batch(rows.read(here), with_bounds=backend == "varlen")
-            sources_B = np.zeros(len(here), np.int64) if grouping is _UNDIVIDED else rows.source_ids(here)
-            losses_BL = forward_pass(loss, batch, config, group.device, backend, by_row=True)
-            waiting.append((_on_its_way(losses_BL), batch, sources_B))
-            if len(waiting) > 1:
-                _take(waiting, tally)
-            after_batch()
-        if config.parallel == "fsdp" and len(own) < -(-num_batches // group.world_size):
-            forward_pass(loss, empty_micro_batch(size, rows.row_length, backend), config, group.device, backend, by_row=True)
+        for place in range(num_passes):
+            if place < len(own):
+                here = chosen[own[place] * size : (own[place] + 1) * size]
+                batch = micro_batch(rows.read(here), with_bounds=backend == "varlen")
+                sources_B = np.zeros(len(here), np.int64) if grouping is _UNDIVIDED else rows.source_ids(here)
+                losses_BL = forward_pass(loss, batch, config, group.device, backend, by_row=True)
+                waiting.append((_on_its_way(losses_BL), batch, sources_B))
+                if len(waiting) > 1:
+                    _take(waiting, tally)
+                after_batch()
+            elif config.parallel == "fsdp":
+                forward_pass(loss, empty_micro_batch(size, rows.row_length, backend), config, group.device, backend, by_row=True)
+            asks = (place + 1) % _PASSES_BETWEEN_VOTES == 0 or place + 1 == num_passes
+            if stop is not None and asks and group.smallest(not stop()) == 0:
+                raise EvaluationStopped
     finally:
         loss.train(was_training)
     while waiting:

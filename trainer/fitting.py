@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import nn
 
 from data_pipeline.errors import ConfigError
@@ -14,7 +12,6 @@ from trainer.changes import Change, Changes, smaller_micro
 from trainer.config import TrainConfig
 from trainer.distributed import Group
 from trainer.memory import release_memory
-from trainer.record import note_change
 from trainer.step import LossModule, MicroTooLarge, wrap_for_training
 
 __all__ = ["smaller_batches", "wrapped"]
@@ -23,7 +20,7 @@ __all__ = ["smaller_batches", "wrapped"]
 def wrapped(
     loss: LossModule, config: TrainConfig, changes: Changes, group: Group, step: int, manifest: Manifest, backend: Backend
 ) -> tuple[nn.Module, Accumulation, Changes]:
-    """`wrap_for_training` for the micro-batches of a step, or for smaller ones where these do not fit.
+    """`wrap_for_training` for the micro-batches of a step, or for smaller ones where these do not fit; with what was changed.
 
     Raises:
         ConfigError: see `smaller_batches`.
@@ -37,7 +34,6 @@ def wrapped(
         except MicroTooLarge:
             change = smaller_batches(config, changes, step)
         changes = changes.plus(change)
-        group.on_main(partial(note_change, config.run, change))
         release_memory()
 
 

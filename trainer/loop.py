@@ -82,6 +82,7 @@ def train_on(session: Session, batches: Iterator[GlobalBatch], progress: Progres
                 if evaluation_due(session, progress) and not stopped:
                     with session.heartbeat.phase("evaluate"):
                         progress = session.evaluate(progress)
+                    stopped = progress.evaluated_step != progress.step
                 if save_due(session, progress) or (stopped and session.saved_step != progress.step):
                     with session.heartbeat.phase("save"):
                         progress = session.save(progress)
@@ -102,7 +103,7 @@ def train_on(session: Session, batches: Iterator[GlobalBatch], progress: Progres
             config,
             session.group,
             step=progress.step + 1,
-            stop_requested=session.stop.signal_name is not None or session.monitor.stop_alert is not None,
+            stop_requested=session.stop_requested,
             seconds=clock.seconds,
             save_failed=session.saver.failed,
             acknowledged_step=session.saver.acknowledged_step,
@@ -115,11 +116,13 @@ def train_on(session: Session, batches: Iterator[GlobalBatch], progress: Progres
         session.heartbeat.at("report")
         if session.replicas.due(progress.step + 1):
             session.replicas.begin(progress.step + 1)
+        # A rank that could not read its rows does not know how many targets they have: near a limit on them none goes ahead.
+        may_end = plan.may_reach_targets(progress, config.batch.global_rows * session.manifest.row_length)
         progress = progress.after_step(end=batch.start + len(batch.rows), targets=batch.num_targets)
         if session.average is not None:
             session.average.update(progress.step, pending.skip)
         results.add(pending, StepFacts(progress, rate, batch.num_targets, waited_s, batch.rows))
-        progress, stopped = settle(session, results, progress, clock)
+        progress, stopped = settle(session, results, progress, clock, everything=may_end)
 
 
 def settle(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any
@@ -40,7 +40,15 @@ from trainer.model import Decoder, parameters_by_name
 from trainer.optim import build_optimizers, check_optimizer
 from trainer.parallel import check_parallel, load_full
 from trainer.plan import plan_run
-from trainer.record import check_identity, identity_of, locked_run, open_record, recorded_changes, recorded_micro
+from trainer.record import (
+    check_identity,
+    check_nothing_saved,
+    identity_of,
+    locked_run,
+    open_record,
+    recorded_changes,
+    recorded_micro,
+)
 from trainer.replicas import ReplicaCheck
 from trainer.report import report_at_end
 from trainer.session import Session, restore
@@ -97,14 +105,10 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
 
         def prepare_run() -> tuple[int | None, list[dict[str, Any]]]:
             stack.enter_context(locked_run(config.run))
-            newest = checkpoints.newest_verified()
-            if newest is not None:
-                check_identity(config.run, identity, config.resume.allow_changes)
+            newest = _checked_run(config, checkpoints, identity)
             check_space(config.run / "checkpoints", required_bytes(_tensor_bytes(config, manifest.vocab_size)))
             clear_heartbeats(config.run)
-            changes = recorded_changes(config.run, identity, config.resume.allow_changes)
-            open_record(config.run, config, manifest, identity, extension.source, group.world_size, changes)
-            return newest, changes.to_json()
+            return newest, recorded_changes(config.run, identity, config.resume.allow_changes).to_json()
 
         newest, recorded = group.on_main(prepare_run)
         heartbeat = stack.enter_context(_watched(config, group))
@@ -117,6 +121,8 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
         )
         average = WeightAverage(model, config.ema) if config.ema.decay is not None else None
         resumed = Progress() if checkpoint is None else restore(checkpoint, model, training, average)
+        # Not before: settings that do not fit the checkpoint leave the run as it was.
+        group.on_main(partial(open_record, config.run, config, manifest, identity, extension.source, group.world_size, changes))
         head = None if checkpoint is None else LedgerHead(**checkpoint.state["ledger"])
         ledger = stack.enter_context(_opened_ledger(config, manifest, len(train_rows), head, resumed.step, group))
         if group.is_main and config.log.report:
@@ -171,6 +177,16 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
         _introduce(session, manifest, continued=newest is not None)
         del training, checkpoint  # this frame lives as long as the run, and would keep them
         yield session
+
+
+def _checked_run(config: TrainConfig, checkpoints: CheckpointStore, identity: Mapping[str, Any]) -> int | None:
+    """The step to go on from, if there is a run, and it is this one."""
+    newest = checkpoints.newest_verified()
+    if newest is None:
+        check_nothing_saved(config.run)
+    else:
+        check_identity(config.run, identity, config.resume.allow_changes)
+    return newest
 
 
 def _allow_open_shards() -> None:

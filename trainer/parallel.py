@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from data_pipeline.errors import ConfigError
+from data_pipeline.errors import CheckpointError, ConfigError
 from trainer.config import TrainConfig
 from trainer.distributed import Group
 from trainer.model import parameters_by_name
@@ -122,11 +122,23 @@ def load_full(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copies whole weights by name into a model, sharded or not; every rank passes the same and takes its part of each.
 
     Raises:
-        KeyError: a parameter of the model has no weight.
+        CheckpointError: names or shapes are not those of the model; nothing is copied.
     """
+    parameters = parameters_by_name(model)
+    held, saved = ({name: tuple(tensor.shape) for name, tensor in each.items()} for each in (parameters, tensors))
+    if wrong := sorted(name for name in held.keys() | saved.keys() if held.get(name) != saved.get(name)):
+        name = wrong[0]
+        raise CheckpointError(
+            f"{len(wrong)} weights of the checkpoint are not those of the model, such as {name}: {_shape(saved.get(name))} is "
+            f"saved, {_shape(held.get(name))} is needed; continue with the settings that wrote it, or start a new run"
+        )
     with torch.no_grad():
-        for name, parameter in parameters_by_name(model).items():
+        for name, parameter in parameters.items():
             parameter.copy_(_like(parameter, tensors[name]))
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "nothing" if shape is None else "x".join(map(str, shape)) or "a number"
 
 
 def distribute_like(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

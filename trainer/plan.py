@@ -33,6 +33,10 @@ class Plan:
         """True once the first limit is reached, or evaluations have not improved for too long."""
         return self.ended_by(progress) is not None
 
+    def may_reach_targets(self, progress: Progress, more: int) -> bool:
+        """Whether so many further targets, at most, could reach the limit on them."""
+        return self.targets is not None and progress.targets + more >= self.targets
+
     def ended_by(self, progress: Progress) -> str | None:
         """The first limit that is reached, or why evaluations end the run; none while it goes on."""
         reached = (

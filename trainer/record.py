@@ -15,6 +15,7 @@ import platform
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,11 +35,12 @@ from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.determinism import device_name, flags, threads_per_rank
 from trainer.distributed import Group
-from trainer.history import METRICS
+from trainer.history import METRICS, events_until
 from trainer.ledger import LEDGER
 
 __all__ = [
     "check_identity",
+    "check_nothing_saved",
     "complete_record",
     "environment_facts",
     "flattened",
@@ -149,6 +151,24 @@ def check_identity(run: Path, identity: Mapping[str, Any], allow_changes: tuple[
             f"{run}: it belongs to a run of another configuration: {differences}. Use another --run, the "
             "old values, or, to go on with "
             f"other bits, --resume.allow_changes {' '.join(refused)}"
+        )
+
+
+def check_nothing_saved(run: Path) -> None:
+    """Refuses to begin a run anew, and to lose its history, where its checkpoints are gone.
+
+    A first save that was not completed does not count: before a second one begins, the first is on the device.
+
+    Raises:
+        CheckpointError: it says what was saved, and what to do.
+    """
+    if not (run / "record.json").exists():
+        return
+    saved = {event["step"] for event in events_until(run / METRICS, sys.maxsize) if event["event"] == "save"}
+    if len(saved) > 1 or (saved and read_record(run).get("step")):
+        raise CheckpointError(
+            f"{run}: steps up to {max(saved)} were saved, and no checkpoint is there any more; put `checkpoints` back, "
+            "or, to begin anew, use another --run or remove this folder"
         )
 
 

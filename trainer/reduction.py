@@ -80,8 +80,13 @@ class GradientTree:
         self._attach(self._current)
 
     def add(self) -> None:
-        """Takes the gradients of one micro-batch as the next leaf; the gradients are zero after it."""
+        """Takes the gradients of one micro-batch as the next leaf; the gradients are zero after it.
+
+        Where memory does not suffice for what holds the next ones, nothing has changed.
+        """
         assert self._current is not None
+        merges = bool(self._partial) and self._partial[-1][0] == 0
+        following = None if merges else self._take()
         height, buffer = 0, self._current
         while self._partial and self._partial[-1][0] == height:
             _, left = self._partial.pop()
@@ -89,7 +94,7 @@ class GradientTree:
             self._free.append(buffer)
             height, buffer = height + 1, left
         self._partial.append((height, buffer))
-        self._current = self._take()
+        self._current = following or self._take()  # of two that were added up, one is free
         self._attach(self._current)
 
     def finish(self) -> None:

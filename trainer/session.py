@@ -24,7 +24,7 @@ from trainer.config import TrainConfig
 from trainer.convergence import LossMean, judge_convergence
 from trainer.distributed import LET_GO_S, Group
 from trainer.ema import WeightAverage
-from trainer.evaluate import Evaluation, Grouping, evaluate
+from trainer.evaluate import Evaluation, EvaluationStopped, Grouping, evaluate
 from trainer.extension import Extension, RunView
 from trainer.fitting import smaller_batches, wrapped
 from trainer.generate import Continuation, Sampling, TextModel
@@ -125,6 +125,11 @@ class Session:
     submitted: dict[int, Progress] = field(default_factory=dict)
     """The counters of checkpoints that are being written."""
 
+    @property
+    def stop_requested(self) -> bool:
+        """Whether this rank was asked to stop, by a signal or by an alert."""
+        return self.stop.signal_name is not None or self.monitor.stop_alert is not None
+
     def view(self, progress: Progress) -> RunView:
         """What an extension sees of the run."""
         return RunView(
@@ -150,12 +155,18 @@ class Session:
         )
 
     def evaluate(self, progress: Progress) -> Progress:
-        """Measures the validation loss and writes samples, both with the average of the weights if there is one."""
-        with self.average.swapped_in() if self.average else nullcontext():
-            evaluation = self._evaluation(progress.step)
-            # A model whose loss is no number has nothing to draw from.
-            samples = self._samples(progress.step) if math.isfinite(evaluation.loss) else None
-            self.group.smallest(0)  # all wait for rank 0's sample here, where it may take long, and not in the next step
+        """Measures the validation loss and writes samples, both with the average of the weights if there is one.
+
+        Nothing comes of it where a rank is asked to stop meanwhile: the run evaluates when it goes on.
+        """
+        try:
+            with self.average.swapped_in() if self.average else nullcontext():
+                evaluation = self._evaluation(progress.step)
+                # A model whose loss is no number has nothing to draw from.
+                samples = self._samples(progress.step) if math.isfinite(evaluation.loss) else None
+                self.group.smallest(0)  # all wait for rank 0's sample here, where it may take long, and not in the next step
+        except EvaluationStopped:
+            return progress
         self.monitor.evaluation(progress.step, evaluation)
         if samples is not None:
             self.monitor.samples(progress.step, *samples)
@@ -264,9 +275,11 @@ class Session:
         del training
         time.sleep(LET_GO_S)
         release_memory()
-        module, accumulation, self.changes = wrapped(
+        module, accumulation, changes = wrapped(
             self.training.loss, self.config, self.changes, self.group, step, self.manifest, self.training.backend
         )
+        for change in changes.made[len(self.changes.made) :]:
+            self._change(change)
         self.training = replace(self.training, module=module, accumulation=accumulation)
 
     def leave_smaller_micro(self, step: int) -> None:
@@ -439,7 +452,14 @@ class Session:
         rows = self.val_rows.without(blank, note)
         try:
             return evaluate(
-                self.training.loss, self.training.backend, rows, self.config, self.group, self.heartbeat.beat, self.grouping
+                self.training.loss,
+                self.training.backend,
+                rows,
+                self.config,
+                self.group,
+                self.heartbeat.beat,
+                self.grouping,
+                lambda: self.stop_requested,
             )
         except Exception as error:
             if self.config.parallel != "fsdp" or not is_out_of_memory(error):
@@ -475,5 +495,6 @@ def restore(checkpoint: Checkpoint, model: nn.Module, training: TrainingModule, 
     restore_optimizer(model, training.optimizers, distribute_like(parameters, checkpoint.optimizer))
     if average is not None:
         average.restore(distribute_like(parameters, checkpoint.average))
-    training.scaler.load_state_dict(checkpoint.state["scaler"])
+    if scaler := checkpoint.state["scaler"]:  # it is empty where the run was not in fp16 before
+        training.scaler.load_state_dict(scaler)
     return Progress.from_json(checkpoint.state["progress"])

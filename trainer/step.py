@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -412,6 +412,8 @@ def train_step(
     losses = torch.zeros(batch.num_micro_batches, dtype=torch.float64, device=group.device)
     gradient, begun = None, after is None or not after.ran_out
     if begun:
+        with _alone(step):
+            training.accumulation.begin()
         gradient = _attempt(training, batch, config, group, step, losses, before_exchange, observer)
     if gradient is None:  # not inside `_attempt`, where the error still holds the tensors of the pass that broke off
         _join(training.accumulation, len(share_of_rank(batch.num_micro_batches, group)), step, begun=begun)
@@ -433,7 +435,8 @@ def train_step(
     loss = report[len(report) - len(losses) :].sum() / batch.normaliser
     skip = (void | ~_is_healthy(loss, report[_NORM], limits)).float()
     if gradient is not None:
-        _update(training.optimizers, skip, step)
+        with _alone(step):  # some weights would be updated and some not
+            step_unless(training.optimizers, skip)
         if observer is not None:
             observer.after_update(step)
         training.scaler.update()
@@ -470,7 +473,6 @@ def _attempt(
     own = share_of_rank(batch.num_micro_batches, group)
     scale = (group.world_size if accumulation.averages else 1) / batch.normaliser
     try:
-        accumulation.begin()
         for number, rows in zip(own, batch.micro_batches, strict=True):
             seed_micro_batch(config.seed, step, number)
             with accumulation.micro_batch(last=number == own[-1]):
@@ -494,25 +496,23 @@ def _attempt(
         return None
 
 
-def _update(optimizers: Sequence[torch.optim.Optimizer], skip: Tensor, step: int) -> None:
+@contextmanager
+def _alone(step: int) -> Iterator[None]:
+    """Has this rank end where memory runs out in here, as it can do nothing that the others could go on with."""
     try:
-        step_unless(optimizers, skip)
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        raise OutOfMemoryAloneError(step) from error  # some weights are updated and some are not
-
-
-def _join(accumulation: Accumulation, num_passes: int, step: int, *, begun: bool) -> None:
-    release_memory()
-    try:
-        if not begun:
-            accumulation.begin()  # else the exchanges of the step before would count as this one's
-        accumulation.join(num_passes)
+        yield
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         raise OutOfMemoryAloneError(step) from error
+
+
+def _join(accumulation: Accumulation, num_passes: int, step: int, *, begun: bool) -> None:
+    release_memory()
+    with _alone(step):
+        if not begun:
+            accumulation.begin()  # else the exchanges of the step before would count as this one's
+        accumulation.join(num_passes)
 
 
 def _report(

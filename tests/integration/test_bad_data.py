@@ -20,6 +20,7 @@ from data_pipeline.shards import Rows, ShardError
 from tests.support.prepared import write_prepared
 from tests.support.ranks import run_ranks
 from tests.support.runs import losses, metrics, tiny_config
+from trainer import loader, loop
 from trainer import opening as openings
 from trainer import session as sessions
 from trainer.audit import audit_run, show_step
@@ -27,8 +28,9 @@ from trainer.config import TrainConfig
 from trainer.distributed import Group
 from trainer.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
 from trainer.loop import train
+from trainer.metrics import StepFacts
 from trainer.replay import replay_run
-from trainer.step import StepResult
+from trainer.step import StepResult, StepResults
 from trainer.verify import check_integrity
 
 LOST = "train/b-00000.arrow"
@@ -91,6 +93,39 @@ def test_a_shard_that_is_damaged_under_the_run_stops_it_by_name(data: Path, tmp_
     with after_step(3, lambda: damage(data / LOST)), pytest.raises(PreparedDataError, match=r"train/b-00000\.arrow"):
         train(tiny_config(data, tmp_path / "run", prefetch=1))
     assert [step for step, _ in losses(tmp_path / "run")] in ([1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4, 5])
+
+
+@pytest.mark.parametrize("unreadable", [False, True])
+def test_no_step_is_begun_behind_a_limit_on_tokens_while_results_are_on_their_way(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreadable: bool
+) -> None:
+    """With a step's results read a step later, as on a GPU. A rank that cannot read a batch does not know its targets; the others
+    do, and would be done, while it began another step, for which they do not come.
+    """
+    train(tiny_config(data, tmp_path / "whole"))
+    limit = [event["tokens"] for event in metrics(tmp_path / "whole", "train")][4]
+    read, step, begun, failed = loader.global_batch, loop.train_step, list[int](), list[int]()
+
+    def reading(rows: Any, order: Any, config: Any, group: Any, position: int, **settings: Any) -> Any:
+        if unreadable and position == 4 * 8 and len(failed) < 2:  # it is read a second time
+            failed.append(position)
+            raise ShardError(LOST, "damaged")
+        return read(rows, order, config, group, position, **settings)
+
+    def stepping(*args: Any, **settings: Any) -> Any:
+        begun.append(settings["step"])
+        return step(*args, **settings)
+
+    class Late(StepResults[StepFacts]):
+        def __init__(self, lag: int) -> None:
+            super().__init__(lag + 1)
+
+    monkeypatch.setattr(loader, "global_batch", reading)
+    monkeypatch.setattr(loop, "train_step", stepping)
+    monkeypatch.setattr(loop, "StepResults", Late)
+    limits = {"limits": {"steps": None, "tokens": limit}, "eval": {"every_steps": 50}, "checkpoint": {"every_steps": 50}}
+    train(tiny_config(data, tmp_path / "run", bad_data=QUARANTINE, **limits))
+    assert begun[: begun.index(5) + 2] == [1, 2, 3, 4, 5, *([5] if unreadable else [])]
 
 
 def test_a_shard_in_quarantine_is_padding_and_all_else_stays_as_it_was(

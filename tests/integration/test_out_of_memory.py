@@ -28,6 +28,7 @@ from trainer.config import TrainConfig
 from trainer.distributed import Group
 from trainer.ledger import LEDGER, LedgerEvent, read_ledger
 from trainer.loop import train
+from trainer.reduction import GradientTree
 from trainer.replay import replay_run
 
 
@@ -163,6 +164,24 @@ def test_a_run_that_goes_on_and_a_replay_have_smaller_rows_from_the_same_step_on
     audit_run(run)
     for start in (0, 5):
         assert replay_run(run, 4, start=start).difference == ""
+
+
+@pytest.mark.parametrize("failing_buffer", [1, 2, 3])
+def test_no_room_for_the_partial_sums_of_elastic_says_what_would_help(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_buffer: int
+) -> None:
+    take, taken = GradientTree._take, []
+
+    def taking(tree: GradientTree) -> Any:
+        if not tree._free:
+            taken.append(1)
+            if len(taken) >= failing_buffer:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+        return take(tree)
+
+    monkeypatch.setattr(GradientTree, "_take", taking)
+    with pytest.raises(ConfigError, match=r"step 1: out of memory with batch\.micro = 2, which reproducibility = elastic fixes"):
+        train(of_micro(data, tmp_path / "run", 2, 9, reproducibility="elastic"))
 
 
 def dying_at(step: int) -> Any:

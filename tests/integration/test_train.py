@@ -11,6 +11,7 @@ import torch
 from data_pipeline.errors import CheckpointError, ConfigError, ExitCode, GuardError, PreparedDataError, StoppedBySignal
 from tests.support.prepared import write_prepared
 from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_config, wait_for_step
+from trainer import evaluate as evaluations
 from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.inspect_run import evaluate_run, load_checkpoint
@@ -234,6 +235,85 @@ def test_a_run_of_another_configuration_is_refused_with_the_way_to_go_on(data: P
     with pytest.raises(ConfigError, match=r"optim.lr was 0.003 and is 0.001. .*--resume.allow_changes optim.lr"):
         train(tiny_config(data, run, **changed))
     assert train(tiny_config(data, run, **changed, resume={"allow_changes": ["optim.lr"]})).endswith("steps 12")
+
+
+@pytest.mark.parametrize(
+    ("setting", "changes"),
+    [
+        ("ema.decay", {"ema": {"decay": 0.9}}),
+        ("model.layers", {"model": {"layers": 3}}),
+        ("model.width", {"model": {"width": 64}}),
+        ("model.tie_embeddings", {"model": {"tie_embeddings": False}}),
+    ],
+)
+def test_settings_that_the_checkpoint_does_not_fit_leave_the_run_as_it_was(
+    data: Path,
+    tmp_path: Path,
+    setting: str,
+    changes: dict[str, object],
+    uninterrupted: tuple[Path, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        stop_after(5, patch)
+        with pytest.raises(StoppedBySignal):
+            train(tiny_config(data, run))
+    before = {name: (run / name).read_bytes() for name in ("record.json", "config.toml", "metrics.jsonl", "ledger/steps.jsonl")}
+    with pytest.raises(CheckpointError, match="continue with the settings that wrote it"):
+        train(tiny_config(data, run, **changes, resume={"allow_changes": [setting]}))
+    assert {name: (run / name).read_bytes() for name in before} == before
+    assert train(tiny_config(data, run)) == uninterrupted[1]
+
+
+def test_a_run_can_go_on_in_fp16_that_was_not_begun_in_it(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(tiny_config(data, run, limits={"steps": 5}))
+    changed = {"precision": "fp16", "resume": {"allow_changes": ["precision"]}}
+    assert train(tiny_config(data, run, **changed)).endswith("steps 12")
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew_over_its_history(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    result = train(tiny_config(data, run))
+    (run / "checkpoints").rename(tmp_path / "elsewhere")
+    before = (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(
+        CheckpointError, match="steps up to 12 were saved, and no checkpoint is there any more; put `checkpoints` back"
+    ):
+        train(tiny_config(data, run))
+    assert (run / "metrics.jsonl").read_bytes() == before
+    (tmp_path / "elsewhere").rename(run / "checkpoints")
+    assert train(tiny_config(data, run)) == result
+
+
+@pytest.mark.parametrize("stopped_at", [0, 8, 12])
+def test_a_stop_during_an_evaluation_does_not_wait_for_its_end_and_the_run_evaluates_when_it_goes_on(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped_at: int
+) -> None:
+    many = {"eval": {"every_steps": 4, "micro": 1, "sample_tokens": 4}}
+    whole, run, passes = tmp_path / "whole", tmp_path / "run", []
+    result = train(tiny_config(write_prepared(tmp_path / "data", val_rows=40), whole, **many))
+    original = evaluations.forward_pass
+
+    def passing(*args: object, **kwargs: object) -> object:
+        passes.append(1)
+        if len(passes) == 40 * stopped_at // 4 + 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*args, **kwargs)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluations, "forward_pass", passing)
+        with pytest.raises(StoppedBySignal, match=f"saved step {stopped_at} "):
+            train(tiny_config(tmp_path / "data", run, **many))
+    assert len(passes) <= 40 * stopped_at // 4 + 8
+    assert [event["step"] for event in metrics(run, "eval", "sample")][-1:] != [stopped_at]
+    assert train(tiny_config(tmp_path / "data", run, **many)) == result
+    assert losses(run) == losses(whole)
+    for kind, number in (("eval", "val_loss_hex"), ("sample", "text")):
+        assert [(one["step"], one[number]) for one in metrics(run, kind)] == [
+            (one["step"], one[number]) for one in metrics(whole, kind)
+        ]
 
 
 def test_data_of_another_digest_is_refused_whatever_is_allowed(data: Path, tmp_path: Path) -> None:

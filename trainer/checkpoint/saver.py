@@ -33,8 +33,8 @@ class AsyncSaver:
 
     @property
     def acknowledged_step(self) -> int:
-        """The newest of them, -1 where there is none yet."""
-        return max(self.acknowledged, default=-1)
+        """The last of them, -1 where there is none yet; an earlier step than before where training went back."""
+        return (-1, *self.acknowledged)[-1]
 
     @property
     def busy(self) -> bool:

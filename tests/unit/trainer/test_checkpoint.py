@@ -403,6 +403,15 @@ def test_a_save_in_the_background_is_acknowledged_when_it_is_done(tmp_path: Path
     assert not saver.busy
 
 
+def test_the_step_that_is_acknowledged_is_an_earlier_one_where_training_went_back(tmp_path: Path) -> None:
+    saver = AsyncSaver(CheckpointStore(tmp_path / "checkpoints").save)
+    assert saver.acknowledged_step == -1
+    for step in (2, 4, 2):
+        saver.submit(checkpoint(step))
+        saver.wait()
+        assert saver.acknowledged_step == step
+
+
 def test_training_goes_on_while_a_save_runs_and_the_next_save_waits_for_it() -> None:
     go, order = threading.Event(), []
 

@@ -1,7 +1,8 @@
 """The tree is tried with ranks that take turns in one process: what they exchange is handed over by the test."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -141,6 +142,37 @@ def test_a_step_that_was_broken_off_leaves_nothing_in_the_next() -> None:
     tree.add()
     tree.finish()
     assert weight.grad.tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_memory_that_runs_out_for_a_partial_sum_leaves_the_tree_as_it_was(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four leaves need three buffers; each fails to be had once, and is asked for again."""
+    [weight] = parameters([(4,)])
+    tree = GradientTree([weight], Rank(0, 1))  # type: ignore[arg-type]
+    zeros, made = torch.zeros, []
+
+    def allocating(*args: Any, **kwargs: Any) -> torch.Tensor:
+        made.append(1)
+        if len(made) == failing:
+            raise MemoryError
+        return zeros(*args, **kwargs)
+
+    def again(action: Callable[[], None]) -> None:
+        try:
+            action()
+        except MemoryError:
+            action()
+
+    monkeypatch.setattr(torch, "zeros", allocating)
+    again(tree.begin)
+    for number in range(4):
+        assert weight.grad is not None
+        weight.grad += number
+        again(tree.add)
+    tree.finish()
+    assert len(made) == 4
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [6.0] * 4
 
 
 @pytest.mark.parametrize("leaves", [3, 5, 6])
