@@ -13,6 +13,7 @@ __all__ = ["METRICS", "events_until", "lines_until", "read_events"]
 
 METRICS = "metrics.jsonl"
 """Where a run's numbers are in its directory."""
+_OF_EVALUATIONS = ("eval", "sample", "scores")
 _EXACT = {"loss": "loss_hex", "val_loss": "val_loss_hex"}
 
 
@@ -42,8 +43,12 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
         yield event
 
 
-def lines_until(path: Path, step: int) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The lines of a metrics file up to a step, without their ends, each with its event; what a kill cut off is passed over."""
+def lines_until(path: Path, step: int, *, evaluated: bool = True) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The lines of a metrics file up to a step, without their ends, each with its event; what a kill cut off is passed over.
+
+    Without `evaluated`, what an evaluation of that very step has found is left out: the checkpoint does not know of it, so the run
+    evaluates again.
+    """
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
@@ -53,7 +58,8 @@ def lines_until(path: Path, step: int) -> Iterator[tuple[bytes, dict[str, Any]]]
             event = json.loads(line)
         except ValueError:  # the line that was being written when the run was killed
             continue
-        if event["step"] <= step:
+        unknown = not evaluated and event["step"] == step and event["event"] in _OF_EVALUATIONS
+        if event["step"] <= step and not unknown:
             yield line, event
 
 

@@ -127,7 +127,10 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
         ledger = stack.enter_context(_opened_ledger(config, manifest, len(train_rows), head, resumed.step, group))
         if group.is_main and config.log.report:
             stack.callback(report_at_end, config.run)  # once the monitor is closed, however the run ends
-        monitor = stack.enter_context(opened_monitor(config, group, last_step=plan.last_step, resume_step=newest))
+        evaluated = resumed.evaluated_step == resumed.step
+        monitor = stack.enter_context(
+            opened_monitor(config, group, last_step=plan.last_step, resume_step=newest, evaluated=evaluated)
+        )
         stack.callback(heartbeat.at, "save")  # first of all, as closing the sinks and writing the report may take long
         tokenizer = load_tokenizer(config.data / "tokenizer")
         session = Session(

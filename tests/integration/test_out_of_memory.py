@@ -175,7 +175,7 @@ def test_no_room_for_the_partial_sums_of_elastic_says_what_would_help(
     def taking(tree: GradientTree) -> Any:
         if not tree._free:
             taken.append(1)
-            if len(taken) >= failing_buffer:
+            if len(taken) == failing_buffer:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
         return take(tree)
 

@@ -287,6 +287,25 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew_over_its_history(dat
     assert train(tiny_config(data, run)) == result
 
 
+def test_an_evaluation_that_no_checkpoint_knows_of_is_recorded_once(
+    data: Path, tmp_path: Path, uninterrupted: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stop comes in step 8, which is evaluated after it: first by a start that dies in the next step, then by another."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        stop_after(8, patch)
+        with pytest.raises(StoppedBySignal):
+            train(tiny_config(data, run))
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "train_step", lambda *_args, **_settings: {}["dead"])
+            with pytest.raises(KeyError):
+                train(tiny_config(data, run))
+    assert train(tiny_config(data, run)) == uninterrupted[1]
+    for kind in ("eval", "sample", "scores"):
+        assert [event["step"] for event in metrics(run, kind)] == [event["step"] for event in metrics(uninterrupted[0], kind)]
+
+
 @pytest.mark.parametrize("stopped_at", [0, 8, 12])
 def test_a_stop_during_an_evaluation_does_not_wait_for_its_end_and_the_run_evaluates_when_it_goes_on(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped_at: int

@@ -30,16 +30,17 @@ class JsonLinesSink(Sink):
     Args:
         path: the file; it is cut to the step that the run goes on from.
         resume_step: that step; None where the run begins.
+        evaluated: whether the state that it goes on from knows of an evaluation of that step.
 
     Raises:
         StorageError: from here and every method, where the file cannot be written.
     """
 
-    def __init__(self, path: Path, resume_step: int | None) -> None:
+    def __init__(self, path: Path, resume_step: int | None, *, evaluated: bool = True) -> None:
         self._path = path
         with self._stored():
             if path.exists():
-                write_atomic(path, b"" if resume_step is None else _lines_until(path, resume_step))
+                write_atomic(path, b"" if resume_step is None else _lines_until(path, resume_step, evaluated=evaluated))
             self._file = self._opened()
             sync_directory(path.parent)
 
@@ -169,6 +170,7 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def _lines_until(path: Path, step: int) -> bytes:
+def _lines_until(path: Path, step: int, *, evaluated: bool = True) -> bytes:
     """The whole lines of a metrics file up to a step; what a killed run wrote beyond its last checkpoint will be written again."""
-    return b"".join(line + b"\n" for line, _ in lines_until(path, step))  # a kill can leave a whole line without its end
+    lines = (line for line, _ in lines_until(path, step, evaluated=evaluated))
+    return b"".join(line + b"\n" for line in lines)  # a kill can leave a whole line without its end

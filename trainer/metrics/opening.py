@@ -31,7 +31,9 @@ __all__ = ["opened_monitor"]
 
 
 @contextmanager
-def opened_monitor(config: TrainConfig, group: Group, *, last_step: int | None, resume_step: int | None) -> Iterator[Monitor]:
+def opened_monitor(
+    config: TrainConfig, group: Group, *, last_step: int | None, resume_step: int | None, evaluated: bool = True
+) -> Iterator[Monitor]:
     """The monitor of this rank: of the run on rank 0, of a machine on the first rank of each other one, else one without sinks.
 
     Args:
@@ -39,6 +41,7 @@ def opened_monitor(config: TrainConfig, group: Group, *, last_step: int | None, 
         group: the ranks.
         last_step: the step at which the limits will end the run, if that is known.
         resume_step: the step that the run goes on from; None where it begins.
+        evaluated: whether the state that it goes on from knows of an evaluation of that step.
 
     Raises:
         ConfigError: Weights & Biases or MLflow is wanted and cannot be had.
@@ -47,7 +50,7 @@ def opened_monitor(config: TrainConfig, group: Group, *, last_step: int | None, 
         running, sinks = RunningNumbers(config.log.average_steps), list[Sink]()
 
         def open_on_main() -> None:
-            for sink in _sinks(config, last_step, resume_step):
+            for sink in _sinks(config, last_step, resume_step, evaluated=evaluated):
                 stack.callback(sink.close)
                 sink.begin(facts)
                 sinks.append(sink)
@@ -66,9 +69,9 @@ def opened_monitor(config: TrainConfig, group: Group, *, last_step: int | None, 
         yield Monitor(sinks, running, config.alerts, readings, history=partial(events_until, config.run / METRICS))
 
 
-def _sinks(config: TrainConfig, last_step: int | None, resume_step: int | None) -> Iterator[Sink]:
+def _sinks(config: TrainConfig, last_step: int | None, resume_step: int | None, *, evaluated: bool) -> Iterator[Sink]:
     run, settings = config.run, config.log
-    yield JsonLinesSink(run / METRICS, resume_step)
+    yield JsonLinesSink(run / METRICS, resume_step, evaluated=evaluated)
     yield TensorBoardSink(run / "tensorboard", resume_step, settings.every_steps)
     yield TerminalSink(resume_step or 0, last_step, settings.every_steps)
     if settings.wandb_project is not None:
