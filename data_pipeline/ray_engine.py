@@ -64,7 +64,7 @@ def open_ray(address: str | None, num_workers: int | None) -> Iterator[_Ray]:
     """
     if ray is None:
         raise ConfigError(
-            "engine = ray, but Ray is not installed; run `pip install --require-hashes -r env/requirements-ray.lock`, "
+            "engine = ray, but Ray is not installed; run `pip install --no-deps --require-hashes -r env/requirements-ray.lock`, "
             "or set engine to local"
         )
     joined = ray.is_initialized()

@@ -139,7 +139,7 @@ def run_benchmarks(text_model: TextModel, config: TrainConfig, tasks: str, limit
     if not _INSTALLED:
         raise ConfigError(
             "--lm-eval needs lm-evaluation-harness, which is not installed; install it with "
-            "`pip install --require-hashes -r env/requirements-eval.lock`, or `pip install lm-eval`"
+            "`pip install --no-deps --require-hashes -r env/requirements-eval.lock`, or `pip install lm-eval`"
         )
     evaluator, manager = (importlib.import_module(f"lm_eval.{name}") for name in ("evaluator", "tasks"))
     logging.getLogger("lm_eval").setLevel(logging.WARNING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from data_pipeline.__main__ import USAGE
 from trainer.watchdog import Beat
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,6 +100,12 @@ def test_data_prep_prepares_unless_told_otherwise(stand_in: Path) -> None:
     assert run(stand_in, data_prep, "--workers", "2").stdout.startswith("arguments: -m data_pipeline prepare --workers 2\n")
     assert run(stand_in, data_prep, "inspect", "/d").stdout.startswith("arguments: -m data_pipeline inspect /d\n")
     assert run(stand_in, data_prep, "echo", "hello").stdout == "hello\n"
+
+
+@pytest.mark.parametrize("command", re.findall(r"^  (\w+) +", USAGE, re.MULTILINE))
+def test_data_prep_knows_every_command_of_its_package(stand_in: Path, command: str) -> None:
+    printed = run(stand_in, str(ROOT / "entrypoints/data-prep"), command, "/d").stdout
+    assert printed.startswith(f"arguments: -m data_pipeline {command} /d\n")
 
 
 def test_one_machine_needs_no_setting(stand_in: Path) -> None:
