@@ -153,12 +153,19 @@ def copy_state(run: Path, again: Path, step: int) -> None:
 def replay_config(
     config: TrainConfig, record: Mapping[str, Any], run: Path, end: int, allow_changes: tuple[str, ...]
 ) -> TrainConfig:
-    """The settings of a run for a replay up to step `end`: what its bits depend on is what was recorded."""
+    """The settings of a run for a replay up to step `end`: what its bits depend on is what was recorded.
+
+    Nothing but that step ends a replay. Above all not its evaluations, of which it has more than the run: one wherever it saves.
+    And nobody but its caller hears of it.
+    """
     identity = record["identity"]
     settings = config.model_dump()
     settings |= {"recipe": None, "run": run, "threads": identity["threads"]}
     settings |= {"limits": {"steps": end}, "resume": {"allow_changes": allow_changes}}
     settings["schedule"]["decay_steps"] = identity["schedule.decay_steps"]
+    settings["eval"]["patience"] = None
+    settings["alerts"] = {name: "log" if value == "stop" else value for name, value in settings["alerts"].items()}
+    settings["log"] |= {"report": False, "wandb_project": None, "mlflow_uri": None}
     return TrainConfig(**settings)
 
 

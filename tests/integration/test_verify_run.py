@@ -117,6 +117,16 @@ def test_steps_are_replayed_from_any_checkpoint(run: Path, start: int, num_steps
     assert (replay.start, replay.end, replay.tensors_at, replay.difference) == (start, start + num_steps, compared, "")
 
 
+def test_evaluations_that_only_the_replay_makes_do_not_end_it(data: Path, tmp_path: Path) -> None:
+    """It ends, and so evaluates, at every checkpoint, where a step or two improve less than the run did between two of its own."""
+    run = tmp_path / "run"
+    settings: dict[str, Any] = {"every_steps": 5, "patience": 1, "min_delta": 0.05}
+    train(tiny_config(data, run, limits={"steps": 15}, eval=settings, checkpoint={"every_steps": 1, "keep_last": 8}))
+    assert read_record(run)["ended_by"] == "limits.steps"
+    replay = replay_run(run, 5, start=10)
+    assert (replay.tensors_at, replay.difference) == ((11, 12, 13, 14, 15), "")
+
+
 CHANGES: dict[str, tuple[Callable[[Path, Path], Path], type[ProjectError]]] = {
     "shard": (lambda _, data: flip_bit(data / "train" / "b-00000.arrow"), PreparedDataError),
     "validation": (lambda _, data: flip_bit(data / "val" / "a-00000.arrow"), PreparedDataError),
