@@ -188,9 +188,12 @@ def first_difference(recorded: Checkpoint, again: Checkpoint) -> str:
 
 
 def _difference_in_events(recorded: _Events, again: _Events, before: int, stop: int) -> str:
-    """The first number that differs in the steps after `before` up to `stop`."""
+    """The first number that differs in the steps after `before` up to `stop`.
+
+    An evaluation that only the run made says nothing: the run may have ended there once, or had another `eval.every_steps` then.
+    """
     for (event, step), facts in recorded.items():
-        if not before < step <= stop or event not in _COMPARED:
+        if not before < step <= stop or event not in _COMPARED or (event == "eval" and (event, step) not in again):
             continue
         found = again.get((event, step), {})
         for name in _COMPARED[event]:

@@ -127,6 +127,20 @@ def test_evaluations_that_only_the_replay_makes_do_not_end_it(data: Path, tmp_pa
     assert (replay.tensors_at, replay.difference) == ((11, 12, 13, 14, 15), "")
 
 
+def test_a_run_that_went_on_with_other_evaluations_is_replayed(data: Path, tmp_path: Path) -> None:
+    """The one where it first ended is none of those that the replay makes; nor are those of an interval that was changed."""
+    run = tmp_path / "run"
+    for num_steps, interval in ((5, 4), (10, 3)):
+        train(tiny_config(data, run, limits={"steps": num_steps}, eval={"every_steps": interval}, checkpoint={"keep_last": 1}))
+    assert [event["step"] for event in metrics(run, "eval")] == [0, 4, 5, 6, 9, 10]
+    assert replay_run(run, 10, start=0).difference == ""
+    path = run / "metrics.jsonl"
+    event = metrics(run, "eval")[-2]
+    better = event | {"val_loss": 1.0, "val_loss_hex": (1.0).hex()}
+    path.write_text(path.read_text().replace(json.dumps(event), json.dumps(better)))
+    assert replay_run(run, 10, start=0).difference.startswith("step 9 is the first that differs: val_loss_hex was 0x1.0")
+
+
 CHANGES: dict[str, tuple[Callable[[Path, Path], Path], type[ProjectError]]] = {
     "shard": (lambda _, data: flip_bit(data / "train" / "b-00000.arrow"), PreparedDataError),
     "validation": (lambda _, data: flip_bit(data / "val" / "a-00000.arrow"), PreparedDataError),
