@@ -212,7 +212,7 @@ def _train(config: TrainConfig, num_ranks: int) -> None:
         train(config)
         return
     recipe, exit_file = config.run.parent / "replay.toml", config.run.parent / "exit"
-    recipe.write_text(to_toml("train", config.model_dump(mode="json")))
+    recipe.write_text(to_toml("train", config.model_dump(mode="json")), encoding="utf-8")
     exit_file.unlink(missing_ok=True)
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("TRAIN_", "PET_"))}
     variables |= {"OMP_NUM_THREADS": str(config.threads), EXIT_FILE_VARIABLE: str(exit_file)}

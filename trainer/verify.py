@@ -193,7 +193,7 @@ def prepare_again(directory: Path, manifest: Manifest, sources: Sequence[str]) -
         return Outcome("data", f"data         not prepared again: {reason}", {"prepared_again": False, "reason": reason})
     with tempfile.TemporaryDirectory(prefix="prepared-again-") as name:
         output, recipe = Path(name) / "data", Path(name) / "recipe.toml"
-        recipe.write_text(to_toml("prepare", recipe_of(manifest, sources)))
+        recipe.write_text(to_toml("prepare", recipe_of(manifest, sources)), encoding="utf-8")
         plain = [source for source in sources if "=" not in source]
         command = [sys.executable, "-m", "data_pipeline", "prepare", "--recipe", str(recipe), "--output", str(output)]
         done = subprocess.run(
