@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import nn
@@ -18,6 +19,7 @@ from data_pipeline.settings import explain
 from data_pipeline.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.attention import choose_backend
+from trainer.changes import Changes
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import TrainConfig
 from trainer.determinism import configure_determinism
@@ -26,6 +28,7 @@ from trainer.evaluate import Grouping, evaluate
 from trainer.extension import load_extension, seeded_model
 from trainer.generate import TextModel
 from trainer.parallel import load_full
+from trainer.record import read_record
 from trainer.score_table import describe_evaluation
 from trainer.step import LossModule
 
@@ -121,6 +124,7 @@ def evaluate_run(
     with joined_group(config.device) as group:
         model, step = load_model(run, config, which)
         model.to(group.device)
+        lost = _quarantined(run, manifest, step)
         backend = choose_backend(
             config.attention,
             group.device,
@@ -131,16 +135,26 @@ def evaluate_run(
         result = evaluate(
             LossModule(model, config.loss),
             backend,
-            rows,
+            rows.without(lost),
             config.model_copy(update={"eval": settings}),
             group,
             grouping=Grouping.of(manifest, tokenizer),
         )
+    left_out = rows.num_rows_in(lost, np.arange(len(rows)))
     if not as_json:
-        return describe_evaluation(result, step, by)
+        note = f"\n\nleft out, as by the run: {left_out:,} of {len(rows):,} rows, of shards in quarantine" if left_out else ""
+        return describe_evaluation(result, step, by) + note
     total = {"val_loss" if name == "loss" else name: value for name, value in result.total.to_json().items()}
     groups = {f"by_{name}": {group: score.to_json() for group, score in result.groups[name].items()} for name in by}
-    return json.dumps({"step": step, **total, "rows": result.num_rows, **groups}, ensure_ascii=False)
+    return json.dumps({"step": step, **total, "rows": result.num_rows, "left_out": left_out, **groups}, ensure_ascii=False)
+
+
+def _quarantined(run: Path, manifest: Manifest, step: int) -> frozenset[str]:
+    """The shards that a run had put into quarantine by a step; of other data than its own, none."""
+    record = read_record(run)
+    if manifest.root_digest != record["data"]["root_digest"]:
+        return frozenset()
+    return Changes.from_json(record.get("changes", ())).quarantined(step)
 
 
 def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, num_rows: int, context: int) -> None:
