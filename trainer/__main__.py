@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,8 @@ def _generate(arguments: Sequence[str]) -> None:
     if options.interactive:
         with suppress(ImportError):
             import readline  # noqa: F401 - once it is loaded, lines can be edited and called back with the arrow keys
+        if isinstance(sys.stdin, TextIOWrapper):
+            sys.stdin.reconfigure(errors="surrogateescape")  # one line that cannot be read does not end the conversation
         converse_with_run(request, input, sys.stdout)
         return
     for piece in written_texts(request):
