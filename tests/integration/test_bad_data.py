@@ -101,6 +101,7 @@ def test_a_shard_in_quarantine_is_padding_and_all_else_stays_as_it_was(
     config = tiny_config(data, run, bad_data=QUARANTINE, prefetch=1, checkpoint={"keep_last": 9})
     whole = tmp_path / "whole"
     train(tiny_config(data, whole))
+    drawn = audit_run(whole).drawn
     with after_step(6, lambda: flip(data / LOST)), caplog.at_level(logging.WARNING):
         result = train(config)
     [(step, shards)] = quarantines(run)
@@ -114,6 +115,11 @@ def test_a_shard_in_quarantine_is_padding_and_all_else_stays_as_it_was(
     report = audit_run(run)
     assert report.quarantined == [LOST]
     assert report.uncounted > 0
+    before, after = report.drawn["b"], report.padding["b"]
+    assert (sum(report.drawn.values()) + after, report.padding["a"]) == (12 * 8, 0)
+    assert before == report.uncounted
+    assert after == drawn["b"] - before > 0
+    assert f"b {before} of 31 ({before / 31:.2f} passes, and {after} as padding)" in report.describe()
     assert f"quarantine   {LOST}; the targets of {report.uncounted} of their rows" in report.describe()
     assert "not looked at" in check_integrity(run).text
     assert result.endswith("steps 12")
