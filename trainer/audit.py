@@ -26,7 +26,7 @@ from data_pipeline.shards import Rows, ShardError
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import OtherFormatError, parse_manifest
-from trainer.inspect_run import load_config
+from trainer.inspect_run import data_folder
 from trainer.ledger import LEDGER, LedgerEvent, LedgerHead, LedgerStep, digest_of_rows, read_ledger
 from trainer.mixture import MixedOrder, build_order
 from trainer.order import RowOrder, UniformOrder
@@ -354,7 +354,7 @@ def show_step(run: Path, step: int, *, data: Path | None = None, full: bool = Fa
 
 
 def _open_data(run: Path, data: Path | None) -> tuple[Path, Manifest, Rows]:
-    directory = data or load_config(run).data
+    directory = data_folder(run, data)
     manifest = read_manifest(directory)
     return directory, manifest, Rows(directory, manifest, "train", verify=True)
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError
-from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.manifest import MANIFEST, Manifest, read_manifest
 from data_pipeline.settings import explain
 from data_pipeline.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
@@ -32,7 +32,7 @@ from trainer.record import read_record
 from trainer.score_table import describe_evaluation
 from trainer.step import LossModule
 
-__all__ = ["evaluate_run", "load_checkpoint", "load_config", "load_model", "opened_text_model", "settings_here"]
+__all__ = ["data_folder", "evaluate_run", "load_checkpoint", "load_config", "load_model", "opened_text_model", "settings_here"]
 
 _RESTORE = "put the file back as the run wrote it, or use another run"
 
@@ -54,6 +54,24 @@ def load_config(run: Path) -> TrainConfig:
         raise CheckpointError(f"{path}: {explain(TrainConfig, error)}; {_RESTORE}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError) as error:
         raise CheckpointError(f"{path}: no settings of a training can be read ({error}); {_RESTORE}") from None
+
+
+def data_folder(run: Path, data: Path | None) -> Path:
+    """Where the prepared data of a run is: `data`, or where its settings say.
+
+    Raises:
+        CheckpointError: the directory holds no run, or its settings are damaged.
+        PreparedDataError: there is none where its settings say.
+    """
+    if data is not None:
+        return data
+    named = load_config(run).data
+    if not (named / MANIFEST).exists():
+        why = "" if named.is_absolute() else f": the run names it {named}, as seen from where it was trained"
+        raise PreparedDataError(
+            f"{run}: its data was looked for in {named.absolute()}, and no {MANIFEST} is there{why}; name its folder with --data"
+        )
+    return named
 
 
 def settings_here(config: TrainConfig) -> TrainConfig:
@@ -116,7 +134,7 @@ def evaluate_run(
     """
     config = settings_here(load_config(run))
     configure_determinism(config)
-    directory = data or config.data
+    directory = data_folder(run, data)
     manifest, tokenizer = read_manifest(directory), load_tokenizer(run / "tokenizer")
     rows = Rows(directory, manifest, "val", verify=config.verify_data)
     _check_fit(run, directory, manifest, tokenizer, len(rows), config.model.context)

@@ -25,7 +25,7 @@ from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.tensor_file import same_bytes, spec_of
 from trainer.config import TrainConfig
 from trainer.history import METRICS, read_events
-from trainer.inspect_run import load_config
+from trainer.inspect_run import data_folder, load_config
 from trainer.ledger import LEDGER
 from trainer.loop import train
 from trainer.record import read_record
@@ -89,7 +89,7 @@ def replay_run(
     record = read_record(run)
     config = load_config(run)
     extension = run / "extension.py" if record["identity"]["extension"] else None
-    settings = config.model_copy(update={"data": (data or config.data).absolute(), "extension": extension})
+    settings = config.model_copy(update={"data": data_folder(run, data).absolute(), "extension": extension})
     store = CheckpointStore(run / "checkpoints")
     recorded = _events(run)
     last = max((step for event, step in recorded if event == "train"), default=0)
@@ -156,7 +156,7 @@ def replay_config(
     """The settings of a run for a replay up to step `end`: what its bits depend on is what was recorded.
 
     Nothing but that step ends a replay. Above all not its evaluations, of which it has more than the run: one wherever it saves.
-    And nobody but its caller hears of it.
+    And no tracking service hears of it.
     """
     identity = record["identity"]
     settings = config.model_dump()

@@ -30,7 +30,7 @@ from trainer.config import TrainConfig
 from trainer.determinism import configure_determinism, device_name, flags, threads_per_rank
 from trainer.distributed import joined_group
 from trainer.history import METRICS, read_events
-from trainer.inspect_run import load_config
+from trainer.inspect_run import data_folder, load_config
 from trainer.ledger import LEDGER, LedgerStep, read_ledger
 from trainer.record import environment_facts, flattened, read_record
 from trainer.replay import replay_run
@@ -115,7 +115,7 @@ def verify_run(
         facts = {"differences": [asdict(one) | {"changes_bits": one.changes_bits} for one in differences]}
         yield Outcome("environment", _environment_text(differences), facts)
     if "data" in levels:
-        directory = data or load_config(run).data
+        directory = data_folder(run, data)
         yield prepare_again(directory, read_manifest(directory), sources)
     if "replay" in levels or num_steps:
         changed = tuple(one.name for one in differences if one.name.startswith(_IN_IDENTITY))
@@ -141,7 +141,7 @@ def check_integrity(run: Path, data: Path | None = None) -> Outcome:
     for step in store.steps():
         store.verify(step)
     lost = {shard for change in Changes.from_json(record.get("changes", ())).made for shard in change.shards}
-    num_files = _check_data(data or load_config(run).data, record["data"]["root_digest"], lost)
+    num_files = _check_data(data_folder(run, data), record["data"]["root_digest"], lost)
     report = audit_run(run, data)
     num_events = _check_metrics(run, report)
     for name, digest in record["files"].items():

@@ -21,6 +21,7 @@ from tests.support.prepared import write_prepared
 from tests.support.runs import metrics, run_command, start_ranks, tiny_config
 from trainer.audit import audit_run, show_step
 from trainer.checkpoint import CheckpointStore
+from trainer.inspect_run import evaluate_run
 from trainer.ledger import LEDGER
 from trainer.loop import train
 from trainer.record import read_record
@@ -184,6 +185,27 @@ def test_other_data_is_named_and_moved_data_is_found(run: Path, data: Path, tmp_
     for check in (check_integrity, audit_run):
         with pytest.raises(PreparedDataError, match="--data"):
             check(run, other)
+
+
+def test_data_that_is_not_where_the_run_names_it_is_asked_for(
+    run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settings keep a relative path as it was given; from another directory it leads elsewhere."""
+    settings = (run / "config.toml").read_text()
+    assert str(data) in settings
+    (run / "config.toml").write_text(settings.replace(str(data), data.name))
+    reseal(run)
+    monkeypatch.chdir(data.parent)
+    assert check_integrity(run).level == "integrity"
+    monkeypatch.chdir(tmp_path)
+    looks: list[Callable[..., object]] = [check_integrity, audit_run, partial(replay_run, num_steps=2)]
+    looks += [partial(show_step, step=3), partial(evaluate_run, which="latest", as_json=True)]
+    for look in looks:
+        with pytest.raises(
+            PreparedDataError, match=rf"looked for in {tmp_path / data.name}, .* from where it was trained; .* --data"
+        ):
+            look(run)
+        look(run, data=data)
 
 
 def test_a_changed_weight_whose_digests_were_made_right_again_is_found_by_replay(run: Path) -> None:
