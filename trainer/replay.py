@@ -36,6 +36,7 @@ __all__ = ["ChildError", "Replay", "choose_start", "first_difference", "replay_r
 _ROOT = Path(__file__).resolve().parents[1]
 _COMPARED = {"train": ("loss_hex", "grad_norm", "lr", "tokens"), "eval": ("val_loss_hex", "targets")}
 """What of an event has to be the same; the other fields are times."""
+_DEFAULT_STEPS = 10
 _LAST_LINES = 5
 
 _Events = Mapping[tuple[str, int], Mapping[str, Any]]
@@ -71,13 +72,13 @@ class Replay:
 
 
 def replay_run(
-    run: Path, num_steps: int, *, start: int | None = None, data: Path | None = None, allow_changes: tuple[str, ...] = ()
+    run: Path, num_steps: int | None, *, start: int | None = None, data: Path | None = None, allow_changes: tuple[str, ...] = ()
 ) -> Replay:
     """Trains `num_steps` steps of a run again.
 
     Args:
         run: its directory, which is only read.
-        num_steps: how many.
+        num_steps: how many; None: 10, or as many as there are.
         start: the step of the checkpoint to begin from, or 0; None chooses.
         data: where the prepared data is now, if it was moved.
         allow_changes: what may differ in the run's identity, which then says why bits do.
@@ -93,6 +94,7 @@ def replay_run(
     store = CheckpointStore(run / "checkpoints")
     recorded = _events(run)
     last = max((step for event, step in recorded if event == "train"), default=0)
+    num_steps = num_steps or max(1, min(_DEFAULT_STEPS, last - (start or 0)))
     begin = choose_start(store.steps(), last, num_steps, start)
     end = begin + num_steps
     num_ranks = 1 if config.reproducibility == "elastic" else int(record["environment"]["world_size"])
@@ -129,8 +131,10 @@ def choose_start(saved: list[int], last: int, num_steps: int, wanted: int | None
         ConfigError: there is no such checkpoint, or there are not so many steps after it.
     """
     if wanted is not None and wanted not in (0, *saved):
-        raise ConfigError(f"--from {wanted}: no checkpoint of this step; there are 0 (the seed), {', '.join(map(str, saved))}")
+        raise ConfigError(f"--from {wanted}: no checkpoint of this step; there are {', '.join(['0 (the seed)', *map(str, saved)])}")
     begin = wanted if wanted is not None else max((step for step in saved if step + num_steps <= last), default=0)
+    if begin >= last:
+        raise ConfigError(f"the run has no step after step {begin} to train again; begin earlier with --from, or train on")
     if begin + num_steps > last:
         raise ConfigError(f"--replay {num_steps}: the run has {last - begin} steps after step {begin}; replay as many or fewer")
     return begin

@@ -98,7 +98,7 @@ def verify_run(
     Args:
         run: its directory.
         level: the highest level, of `LEVELS`.
-        num_steps: steps to train again, whatever the level; 10 at the level `replay`.
+        num_steps: steps to train again, whatever the level; None at the level `replay`: 10, or as many as there are.
         start: the step to train again from; None chooses.
         data: where the prepared data is now, if it was moved.
         sources: what the data was prepared from: paths, or `name=path` for a source that a recipe names.
@@ -119,7 +119,7 @@ def verify_run(
         yield prepare_again(directory, read_manifest(directory), sources)
     if "replay" in levels or num_steps:
         changed = tuple(one.name for one in differences if one.name.startswith(_IN_IDENTITY))
-        replay = replay_run(run, num_steps or 10, start=start, data=data, allow_changes=changed)
+        replay = replay_run(run, num_steps, start=start, data=data, allow_changes=changed)
         if replay.difference:
             because = f"; of the environment differs {', '.join(changed)}" if changed else ""
             raise CheckpointError(f"{run}: {replay.difference}{because}")

@@ -208,6 +208,15 @@ def test_data_that_is_not_where_the_run_names_it_is_asked_for(
         look(run, data=data)
 
 
+def test_as_many_steps_are_replayed_as_there_are(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(tiny_config(data, run, limits={"steps": 5}, checkpoint={"every_steps": 4}))
+    whole = replay_run(run, None)
+    assert (whole.start, whole.end, whole.difference) == (0, 5, "")
+    last = replay_run(run, None, start=4)
+    assert (last.start, last.end, last.difference) == (4, 5, "")
+
+
 def test_a_changed_weight_whose_digests_were_made_right_again_is_found_by_replay(run: Path) -> None:
     store = CheckpointStore(run / "checkpoints")
     checkpoint = store.load(4)

@@ -38,8 +38,12 @@ def test_a_start_that_is_asked_for_is_taken_or_refused() -> None:
     assert choose_start([5, 10], 12, 2, 0) == 0
     with pytest.raises(ConfigError, match=r"--from 7: no checkpoint of this step; there are 0 \(the seed\), 5, 10"):
         choose_start([5, 10], 12, 2, 7)
+    with pytest.raises(ConfigError, match=r"there are 0 \(the seed\)$"):
+        choose_start([], 12, 2, 7)
     with pytest.raises(ConfigError, match="the run has 2 steps after step 10"):
         choose_start([5, 10], 12, 3, 10)
+    with pytest.raises(ConfigError, match="the run has no step after step 10 to train again"):
+        choose_start([5, 10], 10, 1, 10)
 
 
 def test_equal_tensors_are_equal() -> None:
