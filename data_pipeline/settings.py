@@ -230,7 +230,10 @@ def _check_utf8(origin: str, words: Iterable[str]) -> None:
         try:
             word.encode()
         except UnicodeEncodeError:
-            raise ConfigError(f"{origin}: {word!r} is no UTF-8 text; write it in UTF-8, and rename a file of that name") from None
+            raise ConfigError(
+                f"{origin}: {word!r} is no UTF-8 text; write it in UTF-8, and rename a file of that name; "
+                "or set PYTHONUTF8=1, if it is UTF-8 and the locale another"
+            ) from None
 
 
 def _parse_list(variable: str, value: str) -> Any:
@@ -285,7 +288,8 @@ def _tables(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 def _place_in_recipe(model: type[Settings], name: str) -> str:
     """Where a recipe holds a setting in a table with names of the user's own choosing; nothing for any other setting."""
     table = next((table for table in _tables(model) if f"{name}.".startswith(f"{table}.")), None)
-    return f"[{model.recipe_table}.{table}]" if table else ""
+    is_typo = name == table and difflib.get_close_matches(name, list(setting_names(model)), cutoff=0.9)  # `source` for `sources`
+    return f"[{model.recipe_table}.{table}]" if table and not is_typo else ""
 
 
 def _from_recipe(model: type[Settings], recipe: str | None) -> dict[str, Any]:
