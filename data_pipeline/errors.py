@@ -20,6 +20,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from io import TextIOWrapper
 
 __all__ = [
     "CheckpointError",
@@ -123,8 +124,12 @@ def run_command(
 ) -> ExitCode:
     """Runs `main(arguments)`; an error that users can act on becomes one line on stderr, any other keeps its traceback.
 
-    An error without a message is one that another process of the same command reports. `announce` replaces the printing.
+    An error without a message is one that another process of the same command reports. `announce` replaces the printing. What the
+    terminal's encoding cannot show is printed as an escape.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         main(arguments)
     except BrokenPipeError:  # whoever read the output, `head` perhaps, has seen enough

@@ -14,7 +14,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
@@ -42,9 +42,9 @@ RECIPES = Path(__file__).resolve().parent.parent / "env" / "recipes"
 
 
 class Section(BaseModel):
-    """A group of related settings."""
+    """A group of related settings. All numbers are finite: `to_toml` has no word for others."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Settings(Section):
@@ -90,6 +90,7 @@ def load_settings(
         ConfigError: a name is unknown or a value not allowed; the message says where it was set and what would be.
     """
     fields = setting_names(model)
+    _check_utf8("command line", arguments)
     given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
     command_line = {name: _none_word(fields[name], value) for name, value in given.items()}
     variables = _from_environment(model, environment)
@@ -118,6 +119,7 @@ def explain(model: type[BaseModel], error: ValidationError, *place: str) -> str:
 def help_parser(model: type[Settings], program: str, description: str) -> argparse.ArgumentParser:
     """A command-line parser with one option for each setting, by section; it raises ConfigError where argparse would exit."""
     parser = _Parser(prog=program, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
+    parser.model = model
     groups: dict[str, argparse._ArgumentGroup] = {}
     for name, field in setting_names(model).items():
         section = name.rpartition(".")[0]
@@ -176,8 +178,12 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
+    model: type[Settings]
+
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix("unrecognized arguments: ").split()[0] if "unrecognized" in message else ""
+        if place := _place_in_recipe(self.model, unknown.removeprefix("--")):
+            raise ConfigError(f"{self.prog}: {unknown}: only a recipe can hold it: {place}")
         known = [option for action in self._actions for option in action.option_strings]
         raise ConfigError(f"{self.prog}: {message}{_nearest(unknown, known)} (all settings: {self.prog} --help)")
 
@@ -208,11 +214,26 @@ def _from_environment(model: type[Settings], environment: Mapping[str, str]) -> 
     for variable, value in environment.items():
         if not variable.startswith(model.environment_prefix) or not value:
             continue
+        _check_utf8("environment", (variable, value))
+        if place := _place_in_recipe(model, variable.removeprefix(model.environment_prefix).replace("__", ".").lower()):
+            raise ConfigError(f"environment: {variable}: only a recipe can hold it: {place}")
         if variable not in known:
             raise ConfigError(f"environment: {variable} is no setting{_nearest(variable, list(known))}")
         name, field = known[variable]
         flat[name] = _parse_list(variable, value) if _is_list(field) else _none_word(field, value)
     return _nested(flat)
+
+
+def _check_utf8(origin: str, words: Iterable[str]) -> None:
+    """Raises where a word has other bytes, which Python keeps as lone surrogates: no file that a command writes could hold it."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"{origin}: {word!r} is no UTF-8 text; write it in UTF-8, and rename a file of that name; "
+                "or set PYTHONUTF8=1, if it is UTF-8 and the locale another"
+            ) from None
 
 
 def _parse_list(variable: str, value: str) -> Any:
@@ -264,22 +285,33 @@ def _tables(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield prefix + name
 
 
+def _place_in_recipe(model: type[Settings], name: str) -> str:
+    """Where a recipe holds a setting in a table with names of the user's own choosing; nothing for any other setting."""
+    table = next((table for table in _tables(model) if f"{name}.".startswith(f"{table}.")), None)
+    is_typo = name == table and difflib.get_close_matches(name, list(setting_names(model)), cutoff=0.9)  # `source` for `sources`
+    return f"[{model.recipe_table}.{table}]" if table and not is_typo else ""
+
+
 def _from_recipe(model: type[Settings], recipe: str | None) -> dict[str, Any]:
     if recipe is None:
         return {}
     path = Path(recipe) if recipe.endswith(".toml") or "/" in recipe else RECIPES / f"{recipe}.toml"
     try:
-        tables = tomllib.loads(path.read_text())
-    except FileNotFoundError:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except IsADirectoryError:
+        raise ConfigError(f"recipe {recipe!r}: {path} is a folder; name a .toml file") from None
+    except (FileNotFoundError, NotADirectoryError):
         names = sorted(file.stem for file in RECIPES.glob("*.toml"))
         raise ConfigError(f"recipe {recipe!r}: no file {path}; the recipes are {', '.join(names)}, or name a .toml file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"recipe {path}: not valid TOML: {error}") from None
-    for table in tables:
+    for table, value in tables.items():
         if table not in ("prepare", "train"):
             raise ConfigError(
                 f"recipe {path}: unknown table [{table}]{_nearest(table, ['prepare', 'train'])}; use [prepare] and [train]"
             )
+        if not isinstance(value, dict):
+            raise ConfigError(f"recipe {path}: {table} = {value!r} is no table; write [{table}] and its settings below")
     values: dict[str, Any] = tables.get(model.recipe_table, {})
     known = list(setting_names(model))
     tables_of_users = tuple(f"{name}." for name in _tables(model))
@@ -313,9 +345,19 @@ def _explain(model: type[BaseModel], detail: ErrorDetails, place: Sequence[str])
         if isinstance(detail["loc"][-1], int):
             return f"{name} = {detail['input']!r}: too few values"
         return f"{name} is not set; give {_places_of(model, name)}"
+    if detail["type"] == "finite_number":
+        return f"{name} = {detail['input']!r}: {_finite_wanted(setting_names(model).get('.'.join(names)))}"
     message = detail["msg"].removeprefix("Value error, ")
     found = f" = {detail['input']!r}" if name in known else ""
     return f"{name}{found}: {message[:1].lower()}{message[1:]}" if name else message
+
+
+def _finite_wanted(field: FieldInfo | None) -> str:
+    """What a setting takes that is not finite; its description says how it is switched off, where that can be."""
+    if field is None:
+        return "input should be a finite number"
+    none = " or none" if type(None) in typing.get_args(field.annotation) else ""
+    return f"input should be a finite number{none} ({field.description})"
 
 
 def _entry_names(model: type[BaseModel], names: Sequence[str]) -> list[str]:

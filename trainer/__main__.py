@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,8 @@ def _generate(arguments: Sequence[str]) -> None:
     if options.interactive:
         with suppress(ImportError):
             import readline  # noqa: F401 - once it is loaded, lines can be edited and called back with the arrow keys
+        if isinstance(sys.stdin, TextIOWrapper):
+            sys.stdin.reconfigure(errors="surrogateescape")  # one line that cannot be read does not end the conversation
         converse_with_run(request, input, sys.stdout)
         return
     for piece in written_texts(request):
@@ -188,6 +191,10 @@ def _verify(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     if options.replay is not None and options.replay < 1:
         raise ConfigError(f"--replay {options.replay}: a replay has at least one step")
+    if options.start is not None and options.replay is None and options.level != "replay":
+        raise ConfigError("--from says where a replay begins; add --replay N or --level replay, or leave out --from")
+    if options.sources and options.level not in ("data", "replay"):
+        raise ConfigError("--sources names what level data prepares again; add --level data, or leave out --sources")
     from trainer.verify import verify_run
 
     held: list[dict[str, Any]] = []
@@ -216,6 +223,8 @@ def _audit(arguments: Sequence[str]) -> None:
     parser.add_argument("--data", type=Path, metavar="DIR", help="where the prepared data is, if it was moved")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
+    if options.full and options.step is None:
+        raise ConfigError("--full shows the whole text of --step; add --step N, or leave out --full")
     from trainer.audit import audit_run, show_step
 
     run = _run_directory(options)

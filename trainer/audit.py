@@ -26,7 +26,7 @@ from data_pipeline.shards import Rows, ShardError
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import OtherFormatError, parse_manifest
-from trainer.inspect_run import load_config
+from trainer.inspect_run import data_folder
 from trainer.ledger import LEDGER, LedgerEvent, LedgerHead, LedgerStep, digest_of_rows, read_ledger
 from trainer.mixture import MixedOrder, build_order
 from trainer.order import RowOrder, UniformOrder
@@ -77,6 +77,8 @@ class AuditReport:
     """What else happened."""
     drawn: dict[str, int] = field(default_factory=dict)
     """Rows trained on by source, a row as often as it was used."""
+    padding: dict[str, int] = field(default_factory=dict)
+    """Rows by source that stood in a step as padding, because their shard was in quarantine."""
     rows: dict[str, int] = field(default_factory=dict)
     """Rows that there are, by source."""
     counted: bool = True
@@ -90,10 +92,7 @@ class AuditReport:
 
     def describe(self) -> str:
         """The report for people."""
-        sources = ", ".join(
-            f"{name} {drawn:,} of {self.rows[name]:,} ({drawn / max(1, self.rows[name]):.2f} passes)"
-            for name, drawn in self.drawn.items()
-        )
+        sources = ", ".join(map(self._describe_source, self.drawn))
         skipped = ", ".join(
             f"positions {one.start} to {one.end - 1}, said after step {one.after_step} ({one.reason})" for one in self.skipped
         )
@@ -115,6 +114,11 @@ class AuditReport:
         lines += [f"order        another one from step {order['step'] + 1} on" for order in self.orders[1:]]
         lines += [f"event        {event['event']} after step {event['step']}" for event in self.events]
         return "\n".join(lines)
+
+    def _describe_source(self, name: str) -> str:
+        drawn, num_rows, padding = self.drawn[name], self.rows[name], self.padding[name]
+        apart = f", and {padding:,} as padding" if padding else ""
+        return f"{name} {drawn:,} of {num_rows:,} ({drawn / max(1, num_rows):.2f} passes{apart})"
 
     def to_json(self) -> dict[str, Any]:
         """The report for programs."""
@@ -290,9 +294,13 @@ def audit_run(run: Path, data: Path | None = None) -> AuditReport:
     targets = _Targets(rows)
     auditor = Auditor(run / LEDGER, build, targets.count, len(rows), targets.quarantine, targets.num_hidden)
     drawn = np.zeros(len(manifest.sources), np.int64)
+    padding = dict.fromkeys(manifest.sources, 0)
+    source_of = {shard.path: shard.source for shard in manifest.shards}
     for entry in read_ledger(run / LEDGER):
         used = auditor.follow(entry)
         drawn += np.bincount(rows.source_ids(used), minlength=len(drawn))
+        for shard in source_of.keys() & auditor.report.quarantined:
+            padding[source_of[shard]] += rows.num_rows_in([shard], used)
         if entry.head.lines in ends:
             _check_checkpoint(run, ends.pop(entry.head.lines), entry.head, auditor.report)
     report = auditor.report
@@ -309,7 +317,8 @@ def audit_run(run: Path, data: Path | None = None) -> AuditReport:
         )
     report.checkpoints = [saved.step for saved in checkpoints]
     for name, count, ranges in zip(manifest.sources, drawn.tolist(), rows.source_ranges(), strict=True):
-        report.rows[name], report.drawn[name] = int((ranges[:, 1] - ranges[:, 0]).sum()), count
+        report.rows[name], report.padding[name] = int((ranges[:, 1] - ranges[:, 0]).sum()), padding[name]
+        report.drawn[name] = count - padding[name]
     return report
 
 
@@ -345,7 +354,7 @@ def show_step(run: Path, step: int, *, data: Path | None = None, full: bool = Fa
 
 
 def _open_data(run: Path, data: Path | None) -> tuple[Path, Manifest, Rows]:
-    directory = data or load_config(run).data
+    directory = data_folder(run, data)
     manifest = read_manifest(directory)
     return directory, manifest, Rows(directory, manifest, "train", verify=True)
 

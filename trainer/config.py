@@ -156,7 +156,9 @@ class OptimConfig(Section):
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the gradient average")
     beta2: float = Field(0.95, ge=0, lt=1, description="decay of the squared-gradient average")
     eps: float = Field(1e-8, gt=0, lt=1, description="AdamW's epsilon")
-    clip_norm: float = Field(1.0, gt=0, description="largest global gradient norm; a larger one is scaled down to it")
+    clip_norm: float = Field(
+        1.0, gt=0, description="largest global gradient norm; a larger one is scaled down to it; with 1e9 none ever is"
+    )
     muon_momentum: float = Field(0.95, ge=0, lt=1, description="decay of Muon's momentum")
 
 

@@ -55,17 +55,21 @@ def converse(write_text: Writer, sampling: Sampling, read: Callable[[str], str],
     Args:
         write_text: continues a prompt.
         sampling: the first settings.
-        read: given what to show before it, returns the next line; raises EOFError at the end.
+        read: given what to show before it, returns the next line, with bytes that it cannot read as lone surrogates; raises
+            EOFError at the end.
         out: where all that is not a question goes.
     """
     while True:
         try:
-            line = read("> ")
+            line = _as_utf8(read("> "))
         except EOFError:
             out.write("\n")
             return
         except KeyboardInterrupt:
             out.write("\n")
+            continue
+        except UnicodeError:
+            out.write("that line is no UTF-8 text\n")
             continue
         if line.startswith("/") and not line.startswith("//"):
             sampling = _obey(line, sampling, out)
@@ -115,9 +119,14 @@ def _prompt_of(path: Path, number: int, line: str) -> str:
     try:
         prompt: str = json.loads(line)["prompt"]
         prompt.encode()  # half a surrogate pair, which JSON can escape, is no text
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ConfigError(f'{path}, line {number}: no text under "prompt"; each line must be like {{"prompt": "Once"}}') from None
     return prompt
+
+
+def _as_utf8(line: str) -> str:
+    """The line with its lone surrogates, which stand for bytes, read as UTF-8; raises UnicodeError where they are none."""
+    return line.encode(errors="surrogateescape").decode()
 
 
 def _obey(line: str, sampling: Sampling, out: IO[str]) -> Sampling:

@@ -8,16 +8,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import nn
 
 from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError
-from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.manifest import MANIFEST, Manifest, read_manifest
 from data_pipeline.settings import explain
 from data_pipeline.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.attention import choose_backend
+from trainer.changes import Changes
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import TrainConfig
 from trainer.determinism import configure_determinism
@@ -26,10 +28,11 @@ from trainer.evaluate import Grouping, evaluate
 from trainer.extension import load_extension, seeded_model
 from trainer.generate import TextModel
 from trainer.parallel import load_full
+from trainer.record import read_record
 from trainer.score_table import describe_evaluation
 from trainer.step import LossModule
 
-__all__ = ["evaluate_run", "load_checkpoint", "load_config", "load_model", "opened_text_model", "settings_here"]
+__all__ = ["data_folder", "evaluate_run", "load_checkpoint", "load_config", "load_model", "opened_text_model", "settings_here"]
 
 _RESTORE = "put the file back as the run wrote it, or use another run"
 
@@ -51,6 +54,24 @@ def load_config(run: Path) -> TrainConfig:
         raise CheckpointError(f"{path}: {explain(TrainConfig, error)}; {_RESTORE}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError) as error:
         raise CheckpointError(f"{path}: no settings of a training can be read ({error}); {_RESTORE}") from None
+
+
+def data_folder(run: Path, data: Path | None) -> Path:
+    """Where the prepared data of a run is: `data`, or where its settings say.
+
+    Raises:
+        CheckpointError: the directory holds no run, or its settings are damaged.
+        PreparedDataError: there is none where its settings say.
+    """
+    if data is not None:
+        return data
+    named = load_config(run).data
+    if not (named / MANIFEST).exists():
+        why = "" if named.is_absolute() else f": the run names it {named}, as seen from where it was trained"
+        raise PreparedDataError(
+            f"{run}: its data was looked for in {named.absolute()}, and no {MANIFEST} is there{why}; name its folder with --data"
+        )
+    return named
 
 
 def settings_here(config: TrainConfig) -> TrainConfig:
@@ -113,7 +134,7 @@ def evaluate_run(
     """
     config = settings_here(load_config(run))
     configure_determinism(config)
-    directory = data or config.data
+    directory = data_folder(run, data)
     manifest, tokenizer = read_manifest(directory), load_tokenizer(run / "tokenizer")
     rows = Rows(directory, manifest, "val", verify=config.verify_data)
     _check_fit(run, directory, manifest, tokenizer, len(rows), config.model.context)
@@ -121,6 +142,7 @@ def evaluate_run(
     with joined_group(config.device) as group:
         model, step = load_model(run, config, which)
         model.to(group.device)
+        lost = _quarantined(run, manifest, step)
         backend = choose_backend(
             config.attention,
             group.device,
@@ -131,16 +153,26 @@ def evaluate_run(
         result = evaluate(
             LossModule(model, config.loss),
             backend,
-            rows,
+            rows.without(lost),
             config.model_copy(update={"eval": settings}),
             group,
             grouping=Grouping.of(manifest, tokenizer),
         )
+    left_out = rows.num_rows_in(lost, np.arange(len(rows)))
     if not as_json:
-        return describe_evaluation(result, step, by)
+        note = f"\n\nleft out, as by the run: {left_out:,} of {len(rows):,} rows, of shards in quarantine" if left_out else ""
+        return describe_evaluation(result, step, by) + note
     total = {"val_loss" if name == "loss" else name: value for name, value in result.total.to_json().items()}
     groups = {f"by_{name}": {group: score.to_json() for group, score in result.groups[name].items()} for name in by}
-    return json.dumps({"step": step, **total, "rows": result.num_rows, **groups}, ensure_ascii=False)
+    return json.dumps({"step": step, **total, "rows": result.num_rows, "left_out": left_out, **groups}, ensure_ascii=False)
+
+
+def _quarantined(run: Path, manifest: Manifest, step: int) -> frozenset[str]:
+    """The shards that a run had put into quarantine by a step; of other data than its own, none."""
+    record = read_record(run)
+    if manifest.root_digest != record["data"]["root_digest"]:
+        return frozenset()
+    return Changes.from_json(record.get("changes", ())).quarantined(step)
 
 
 def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, num_rows: int, context: int) -> None:

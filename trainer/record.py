@@ -322,7 +322,8 @@ def environment_facts() -> dict[str, Any]:
 
 @cache
 def _packages() -> dict[str, str]:
-    return {found.metadata["Name"].lower(): found.version for found in distributions()}
+    # What an installer has left half-removed has no name.
+    return {name.lower(): found.version for found in distributions() if (name := found.metadata["Name"])}
 
 
 def _digests(run: Path, names: Iterable[str]) -> dict[str, str]:

@@ -25,7 +25,7 @@ from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.tensor_file import same_bytes, spec_of
 from trainer.config import TrainConfig
 from trainer.history import METRICS, read_events
-from trainer.inspect_run import load_config
+from trainer.inspect_run import data_folder, load_config
 from trainer.ledger import LEDGER
 from trainer.loop import train
 from trainer.record import read_record
@@ -36,6 +36,7 @@ __all__ = ["ChildError", "Replay", "choose_start", "first_difference", "replay_r
 _ROOT = Path(__file__).resolve().parents[1]
 _COMPARED = {"train": ("loss_hex", "grad_norm", "lr", "tokens"), "eval": ("val_loss_hex", "targets")}
 """What of an event has to be the same; the other fields are times."""
+_DEFAULT_STEPS = 10
 _LAST_LINES = 5
 
 _Events = Mapping[tuple[str, int], Mapping[str, Any]]
@@ -71,13 +72,13 @@ class Replay:
 
 
 def replay_run(
-    run: Path, num_steps: int, *, start: int | None = None, data: Path | None = None, allow_changes: tuple[str, ...] = ()
+    run: Path, num_steps: int | None, *, start: int | None = None, data: Path | None = None, allow_changes: tuple[str, ...] = ()
 ) -> Replay:
     """Trains `num_steps` steps of a run again.
 
     Args:
         run: its directory, which is only read.
-        num_steps: how many.
+        num_steps: how many; None: 10, or as many as there are.
         start: the step of the checkpoint to begin from, or 0; None chooses.
         data: where the prepared data is now, if it was moved.
         allow_changes: what may differ in the run's identity, which then says why bits do.
@@ -89,10 +90,11 @@ def replay_run(
     record = read_record(run)
     config = load_config(run)
     extension = run / "extension.py" if record["identity"]["extension"] else None
-    settings = config.model_copy(update={"data": (data or config.data).absolute(), "extension": extension})
+    settings = config.model_copy(update={"data": data_folder(run, data).absolute(), "extension": extension})
     store = CheckpointStore(run / "checkpoints")
     recorded = _events(run)
     last = max((step for event, step in recorded if event == "train"), default=0)
+    num_steps = num_steps or max(1, min(_DEFAULT_STEPS, last - (start or 0)))
     begin = choose_start(store.steps(), last, num_steps, start)
     end = begin + num_steps
     num_ranks = 1 if config.reproducibility == "elastic" else int(record["environment"]["world_size"])
@@ -129,8 +131,10 @@ def choose_start(saved: list[int], last: int, num_steps: int, wanted: int | None
         ConfigError: there is no such checkpoint, or there are not so many steps after it.
     """
     if wanted is not None and wanted not in (0, *saved):
-        raise ConfigError(f"--from {wanted}: no checkpoint of this step; there are 0 (the seed), {', '.join(map(str, saved))}")
+        raise ConfigError(f"--from {wanted}: no checkpoint of this step; there are {', '.join(['0 (the seed)', *map(str, saved)])}")
     begin = wanted if wanted is not None else max((step for step in saved if step + num_steps <= last), default=0)
+    if begin >= last:
+        raise ConfigError(f"the run has no step after step {begin} to train again; begin earlier with --from, or train on")
     if begin + num_steps > last:
         raise ConfigError(f"--replay {num_steps}: the run has {last - begin} steps after step {begin}; replay as many or fewer")
     return begin
@@ -153,12 +157,19 @@ def copy_state(run: Path, again: Path, step: int) -> None:
 def replay_config(
     config: TrainConfig, record: Mapping[str, Any], run: Path, end: int, allow_changes: tuple[str, ...]
 ) -> TrainConfig:
-    """The settings of a run for a replay up to step `end`: what its bits depend on is what was recorded."""
+    """The settings of a run for a replay up to step `end`: what its bits depend on is what was recorded.
+
+    Nothing but that step ends a replay. Above all not its evaluations, of which it has more than the run: one wherever it saves.
+    And no tracking service hears of it.
+    """
     identity = record["identity"]
     settings = config.model_dump()
     settings |= {"recipe": None, "run": run, "threads": identity["threads"]}
     settings |= {"limits": {"steps": end}, "resume": {"allow_changes": allow_changes}}
     settings["schedule"]["decay_steps"] = identity["schedule.decay_steps"]
+    settings["eval"]["patience"] = None
+    settings["alerts"] = {name: "log" if value == "stop" else value for name, value in settings["alerts"].items()}
+    settings["log"] |= {"report": False, "wandb_project": None, "mlflow_uri": None}
     return TrainConfig(**settings)
 
 
@@ -181,9 +192,12 @@ def first_difference(recorded: Checkpoint, again: Checkpoint) -> str:
 
 
 def _difference_in_events(recorded: _Events, again: _Events, before: int, stop: int) -> str:
-    """The first number that differs in the steps after `before` up to `stop`."""
+    """The first number that differs in the steps after `before` up to `stop`.
+
+    An evaluation that only the run made says nothing: the run may have ended there once, or had another `eval.every_steps` then.
+    """
     for (event, step), facts in recorded.items():
-        if not before < step <= stop or event not in _COMPARED:
+        if not before < step <= stop or event not in _COMPARED or (event == "eval" and (event, step) not in again):
             continue
         found = again.get((event, step), {})
         for name in _COMPARED[event]:
@@ -202,7 +216,7 @@ def _train(config: TrainConfig, num_ranks: int) -> None:
         train(config)
         return
     recipe, exit_file = config.run.parent / "replay.toml", config.run.parent / "exit"
-    recipe.write_text(to_toml("train", config.model_dump(mode="json")))
+    recipe.write_text(to_toml("train", config.model_dump(mode="json")), encoding="utf-8")
     exit_file.unlink(missing_ok=True)
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("TRAIN_", "PET_"))}
     variables |= {"OMP_NUM_THREADS": str(config.threads), EXIT_FILE_VARIABLE: str(exit_file)}

@@ -30,7 +30,7 @@ from trainer.config import TrainConfig
 from trainer.determinism import configure_determinism, device_name, flags, threads_per_rank
 from trainer.distributed import joined_group
 from trainer.history import METRICS, read_events
-from trainer.inspect_run import load_config
+from trainer.inspect_run import data_folder, load_config
 from trainer.ledger import LEDGER, LedgerStep, read_ledger
 from trainer.record import environment_facts, flattened, read_record
 from trainer.replay import replay_run
@@ -98,7 +98,7 @@ def verify_run(
     Args:
         run: its directory.
         level: the highest level, of `LEVELS`.
-        num_steps: steps to train again, whatever the level; 10 at the level `replay`.
+        num_steps: steps to train again, whatever the level; None at the level `replay`: 10, or as many as there are.
         start: the step to train again from; None chooses.
         data: where the prepared data is now, if it was moved.
         sources: what the data was prepared from: paths, or `name=path` for a source that a recipe names.
@@ -115,11 +115,11 @@ def verify_run(
         facts = {"differences": [asdict(one) | {"changes_bits": one.changes_bits} for one in differences]}
         yield Outcome("environment", _environment_text(differences), facts)
     if "data" in levels:
-        directory = data or load_config(run).data
+        directory = data_folder(run, data)
         yield prepare_again(directory, read_manifest(directory), sources)
     if "replay" in levels or num_steps:
         changed = tuple(one.name for one in differences if one.name.startswith(_IN_IDENTITY))
-        replay = replay_run(run, num_steps or 10, start=start, data=data, allow_changes=changed)
+        replay = replay_run(run, num_steps, start=start, data=data, allow_changes=changed)
         if replay.difference:
             because = f"; of the environment differs {', '.join(changed)}" if changed else ""
             raise CheckpointError(f"{run}: {replay.difference}{because}")
@@ -141,7 +141,7 @@ def check_integrity(run: Path, data: Path | None = None) -> Outcome:
     for step in store.steps():
         store.verify(step)
     lost = {shard for change in Changes.from_json(record.get("changes", ())).made for shard in change.shards}
-    num_files = _check_data(data or load_config(run).data, record["data"]["root_digest"], lost)
+    num_files = _check_data(data_folder(run, data), record["data"]["root_digest"], lost)
     report = audit_run(run, data)
     num_events = _check_metrics(run, report)
     for name, digest in record["files"].items():
@@ -193,7 +193,7 @@ def prepare_again(directory: Path, manifest: Manifest, sources: Sequence[str]) -
         return Outcome("data", f"data         not prepared again: {reason}", {"prepared_again": False, "reason": reason})
     with tempfile.TemporaryDirectory(prefix="prepared-again-") as name:
         output, recipe = Path(name) / "data", Path(name) / "recipe.toml"
-        recipe.write_text(to_toml("prepare", recipe_of(manifest, sources)))
+        recipe.write_text(to_toml("prepare", recipe_of(manifest, sources)), encoding="utf-8")
         plain = [source for source in sources if "=" not in source]
         command = [sys.executable, "-m", "data_pipeline", "prepare", "--recipe", str(recipe), "--output", str(output)]
         done = subprocess.run(

@@ -26,6 +26,7 @@ from trainer import session as sessions
 from trainer.audit import audit_run, show_step
 from trainer.config import TrainConfig
 from trainer.distributed import Group
+from trainer.inspect_run import evaluate_run
 from trainer.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
 from trainer.loop import train
 from trainer.metrics import StepFacts
@@ -135,6 +136,7 @@ def test_a_shard_in_quarantine_is_padding_and_all_else_stays_as_it_was(
     config = tiny_config(data, run, bad_data=QUARANTINE, prefetch=1, checkpoint={"keep_last": 9})
     whole = tmp_path / "whole"
     train(tiny_config(data, whole))
+    drawn = audit_run(whole).drawn
     with after_step(6, lambda: flip(data / LOST)), caplog.at_level(logging.WARNING):
         result = train(config)
     [(step, shards)] = quarantines(run)
@@ -148,6 +150,11 @@ def test_a_shard_in_quarantine_is_padding_and_all_else_stays_as_it_was(
     report = audit_run(run)
     assert report.quarantined == [LOST]
     assert report.uncounted > 0
+    before, after = report.drawn["b"], report.padding["b"]
+    assert (sum(report.drawn.values()) + after, report.padding["a"]) == (12 * 8, 0)
+    assert before == report.uncounted
+    assert after == drawn["b"] - before > 0
+    assert f"b {before} of 31 ({before / 31:.2f} passes, and {after} as padding)" in report.describe()
     assert f"quarantine   {LOST}; the targets of {report.uncounted} of their rows" in report.describe()
     assert "not looked at" in check_integrity(run).text
     assert result.endswith("steps 12")
@@ -189,6 +196,23 @@ def test_validation_rows_that_cannot_be_read_follow_the_policy(data: Path, tmp_p
     assert quarantines(tmp_path / "run") == [(4, ("val/a-00000.arrow",))]
     assert [event["targets"] > 0 for event in metrics(tmp_path / "run", "eval")] == [True, False, False, False]
     audit_run(tmp_path / "run")
+
+
+def test_a_run_is_evaluated_without_what_it_had_in_quarantine(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    config = tiny_config(
+        data, run, bad_data={"policy": "quarantine", "max_share": 1}, checkpoint={"every_steps": 3, "keep_last": 9}
+    )
+    with after_step(3, lambda: truncate(data / "val/a-00000.arrow")):
+        train(config)
+    assert quarantines(run) == [(4, ("val/a-00000.arrow",))]
+    result = json.loads(evaluate_run(run, "latest", as_json=True))
+    assert (result["left_out"], result["targets"]) == (9, metrics(run, "eval")[-1]["targets"])
+    assert evaluate_run(run, "latest", as_json=False).endswith("left out, as by the run: 9 of 9 rows, of shards in quarantine")
+    other = write_prepared(tmp_path / "other", seed=5)
+    assert json.loads(evaluate_run(run, "latest", data=other, as_json=True))["left_out"] == 0
+    with pytest.raises(PreparedDataError, match=r"val/a-00000\.arrow"):
+        evaluate_run(run, "3", as_json=True)
 
 
 def with_token(data: Path, shard: str, token: int) -> None:

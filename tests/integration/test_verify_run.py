@@ -21,6 +21,7 @@ from tests.support.prepared import write_prepared
 from tests.support.runs import metrics, run_command, start_ranks, tiny_config
 from trainer.audit import audit_run, show_step
 from trainer.checkpoint import CheckpointStore
+from trainer.inspect_run import evaluate_run
 from trainer.ledger import LEDGER
 from trainer.loop import train
 from trainer.record import read_record
@@ -117,6 +118,30 @@ def test_steps_are_replayed_from_any_checkpoint(run: Path, start: int, num_steps
     assert (replay.start, replay.end, replay.tensors_at, replay.difference) == (start, start + num_steps, compared, "")
 
 
+def test_evaluations_that_only_the_replay_makes_do_not_end_it(data: Path, tmp_path: Path) -> None:
+    """It ends, and so evaluates, at every checkpoint, where a step or two improve less than the run did between two of its own."""
+    run = tmp_path / "run"
+    settings: dict[str, Any] = {"every_steps": 5, "patience": 1, "min_delta": 0.05}
+    train(tiny_config(data, run, limits={"steps": 15}, eval=settings, checkpoint={"every_steps": 1, "keep_last": 8}))
+    assert read_record(run)["ended_by"] == "limits.steps"
+    replay = replay_run(run, 5, start=10)
+    assert (replay.tensors_at, replay.difference) == ((11, 12, 13, 14, 15), "")
+
+
+def test_a_run_that_went_on_with_other_evaluations_is_replayed(data: Path, tmp_path: Path) -> None:
+    """The one where it first ended is none of those that the replay makes; nor are those of an interval that was changed."""
+    run = tmp_path / "run"
+    for num_steps, interval in ((5, 4), (10, 3)):
+        train(tiny_config(data, run, limits={"steps": num_steps}, eval={"every_steps": interval}, checkpoint={"keep_last": 1}))
+    assert [event["step"] for event in metrics(run, "eval")] == [0, 4, 5, 6, 9, 10]
+    assert replay_run(run, 10, start=0).difference == ""
+    path = run / "metrics.jsonl"
+    event = metrics(run, "eval")[-2]
+    better = event | {"val_loss": 1.0, "val_loss_hex": (1.0).hex()}
+    path.write_text(path.read_text().replace(json.dumps(event), json.dumps(better)))
+    assert replay_run(run, 10, start=0).difference.startswith("step 9 is the first that differs: val_loss_hex was 0x1.0")
+
+
 CHANGES: dict[str, tuple[Callable[[Path, Path], Path], type[ProjectError]]] = {
     "shard": (lambda _, data: flip_bit(data / "train" / "b-00000.arrow"), PreparedDataError),
     "validation": (lambda _, data: flip_bit(data / "val" / "a-00000.arrow"), PreparedDataError),
@@ -160,6 +185,36 @@ def test_other_data_is_named_and_moved_data_is_found(run: Path, data: Path, tmp_
     for check in (check_integrity, audit_run):
         with pytest.raises(PreparedDataError, match="--data"):
             check(run, other)
+
+
+def test_data_that_is_not_where_the_run_names_it_is_asked_for(
+    run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settings keep a relative path as it was given; from another directory it leads elsewhere."""
+    settings = (run / "config.toml").read_text()
+    assert str(data) in settings
+    (run / "config.toml").write_text(settings.replace(str(data), data.name))
+    reseal(run)
+    monkeypatch.chdir(data.parent)
+    assert check_integrity(run).level == "integrity"
+    monkeypatch.chdir(tmp_path)
+    looks: list[Callable[..., object]] = [check_integrity, audit_run, partial(replay_run, num_steps=2)]
+    looks += [partial(show_step, step=3), partial(evaluate_run, which="latest", as_json=True)]
+    for look in looks:
+        with pytest.raises(
+            PreparedDataError, match=rf"looked for in {tmp_path / data.name}, .* from where it was trained; .* --data"
+        ):
+            look(run)
+        look(run, data=data)
+
+
+def test_as_many_steps_are_replayed_as_there_are(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(tiny_config(data, run, limits={"steps": 5}, checkpoint={"every_steps": 4}))
+    whole = replay_run(run, None)
+    assert (whole.start, whole.end, whole.difference) == (0, 5, "")
+    last = replay_run(run, None, start=4)
+    assert (last.start, last.end, last.difference) == (4, 5, "")
 
 
 def test_a_changed_weight_whose_digests_were_made_right_again_is_found_by_replay(run: Path) -> None:

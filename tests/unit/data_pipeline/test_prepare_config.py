@@ -37,6 +37,19 @@ def test_sources_may_be_missing_where_the_built_in_corpus_stands_in() -> None:
     assert PrepareConfig(if_empty="builtin").sources == ()
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--source", "x"), r"did you mean --sources\?"),
+        (("--source.web.paths", "x"), r"--source.web.paths: only a recipe can hold it: \[prepare.source\]$"),
+        (("--balance.weights", "1"), r"--balance.weights: only a recipe can hold it: \[prepare.balance.weights\]$"),
+    ],
+)
+def test_what_only_a_recipe_can_hold_is_told_from_a_slip_of_the_pen(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(*words)
+
+
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_recipe_can_be_read(path: Any) -> None:
     assert load("--recipe", path.stem, "--sources", "somewhere").sources == ("somewhere",)

@@ -1,4 +1,7 @@
 import argparse
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -14,6 +17,7 @@ from data_pipeline.settings import Section, Settings, environment_names, help_pa
 
 class Optim(Section):
     lr: float = Field(1e-3, gt=0, le=1, description="peak learning rate")
+    clip: float = Field(1.0, gt=0, description="longest gradient; 1e9: any")
 
 
 class Group(Section):
@@ -30,12 +34,14 @@ class Config(Settings):
     saving: Literal["none", "full"] = Field("full", description="saving")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="precision")
     every: int | None = Field(None, ge=1, description="every")
+    minutes: float | None = Field(None, gt=0, description="minutes")
     shares: tuple[Annotated[float, Field(le=1)], Annotated[float, Field(le=1)]] = Field((0.5, 0.25), description="shares")
     optim: Optim = Field(Optim(), description="optimizer")
     group: dict[str, Group] = Field(default_factory=dict, description="groups")
     weights: dict[str, float] = Field(default_factory=dict, description="weights")
 
 
+ROOT = Path(__file__).resolve().parents[3]
 PARSER = help_parser(Config, "demo", "A demonstration.")
 
 
@@ -103,6 +109,14 @@ def test_lists_are_several_words_or_a_json_list() -> None:
         ("", {}, "data is not set; give --data or DEMO_DATA"),
         ("--data x --recipe nowhere", {}, "recipe 'nowhere': no file .* the recipes are .*smoke"),
         ("--data", {}, "expected one argument"),
+        ("--data x --optim.clip inf", {}, r"optim.clip = 'inf': .* a finite number \(longest gradient; 1e9: any\)$"),
+        ("--data x", {"DEMO_MINUTES": "-inf"}, r"minutes = '-inf': .* a finite number or none \(minutes\)$"),
+        ("--data x --optim.lr nan", {}, "optim.lr = 'nan': input should be a finite number"),
+        ("--data caf\udce9", {}, r"command line: 'caf\\udce9' is no UTF-8 text"),
+        ("", {"DEMO_DATA": "caf\udce9"}, r"environment: 'caf\\udce9' is no UTF-8 text"),
+        ("--weights.a 1", {}, r"--weights.a: only a recipe can hold it: \[train.weights\]$"),
+        ("--group.a.files=x", {}, r"only a recipe can hold it: \[train.group\]$"),
+        ("--data x", {"DEMO_WEIGHTS__A": "1"}, r"DEMO_WEIGHTS__A: only a recipe can hold it: \[train.weights\]$"),
     ],
 )
 def test_a_mistake_is_answered_with_its_name_and_the_remedy(arguments: str, environment: dict[str, str], message: str) -> None:
@@ -119,6 +133,8 @@ def test_a_mistake_is_answered_with_its_name_and_the_remedy(arguments: str, envi
         ("[train]\nevry = 1", "train.evry is no setting; did you mean every"),
         ("[trian]\nevery = 1", r"unknown table \[trian\]; did you mean train"),
         ("every = ", "not valid TOML"),
+        ("train = 5", r"train = 5 is no table; write \[train\] and its settings below"),
+        ("prepare = []", r"prepare = \[\] is no table"),
     ],
 )
 def test_a_mistake_in_a_recipe_names_the_file(tmp_path: Path, text: str, message: str) -> None:
@@ -129,6 +145,23 @@ def test_a_mistake_in_a_recipe_names_the_file(tmp_path: Path, text: str, message
     assert str(path) in str(caught.value)
 
 
+def test_a_folder_is_no_recipe(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"recipe '{tmp_path}/': {tmp_path} is a folder; name a .toml file"):
+        load(f"--data x --recipe {tmp_path}/")
+
+
+def test_a_recipe_is_utf8_whatever_the_locale_says(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_bytes('[train]\ndata = "Ä中"\n'.encode())
+    program = (
+        f"from tests.unit.data_pipeline.test_settings import load\nprint(ascii(load('--recipe {tmp_path}/mine.toml').data.name))"
+    )
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=os.environ | locale, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "'\\xc4\\u4e2d'\n", done.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -137,6 +170,8 @@ def test_a_mistake_in_a_recipe_names_the_file(tmp_path: Path, text: str, message
         ("group.a = 3", "group.a: input should be a valid dictionary"),
         ("shares = [0.5]", r"^shares = \[0.5\]: too few values$"),
         ("shares = []", r"^shares = \[\]: too few values$"),
+        ("weights.a = inf", r"^weights.a = inf: input should be a finite number$"),
+        ("weights.a = nan", r"^weights.a = nan: input should be a finite number$"),
     ],
 )
 def test_a_mistake_in_a_table_of_the_users_or_in_a_list_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -185,4 +220,4 @@ def test_help_names_the_type_of_each_value_of_a_list() -> None:
 
 
 def test_environment_names_are_the_settings_in_capitals() -> None:
-    assert environment_names(Config)[-1] == "DEMO_OPTIM__LR"
+    assert environment_names(Config)[-2:] == ["DEMO_OPTIM__LR", "DEMO_OPTIM__CLIP"]

@@ -45,6 +45,12 @@ def test_ctrl_c_ends_a_continuation_or_a_line_and_never_the_program() -> None:
     assert Terminal("break", KeyboardInterrupt, "once").run() == "break and\n\nonce and on\n\n"
 
 
+def test_a_line_that_is_no_utf8_is_answered_and_the_next_one_continued() -> None:
+    terminal = Terminal("caf\udce9", "/stop \udce9", "\ud83d", "caf\udcc3\udca9", "once")
+    assert terminal.run() == "that line is no UTF-8 text\n" * 3 + "café and on\nonce and on\n\n"
+    assert [prompt for prompt, _ in terminal.asked] == ["café", "once"]
+
+
 def test_settings_hold_from_the_line_on_that_changes_them() -> None:
     terminal = Terminal("a", "/temperature 0.5", "/top_k 7", "/stop  end", "b", "/top_k none", "/stop", "/seed 3", "c")
     assert "temperature 0.5\n" in terminal.run()
@@ -118,6 +124,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_prompt(tmp_path: Path) -> Non
         ("a.jsonl", b"[1]\n", "line 1: no text"),
         ("a.jsonl", b'{"prompt": 3}\n', "line 1: no text"),
         ("a.jsonl", b'{"prompt": "\\ud83d"}\n', "line 1: no text"),
+        ("a.jsonl", b"[" * 100_000, r'line 1: no text under "prompt"'),
         (None, b"", "cannot be read"),
     ],
 )

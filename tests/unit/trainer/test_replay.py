@@ -38,8 +38,12 @@ def test_a_start_that_is_asked_for_is_taken_or_refused() -> None:
     assert choose_start([5, 10], 12, 2, 0) == 0
     with pytest.raises(ConfigError, match=r"--from 7: no checkpoint of this step; there are 0 \(the seed\), 5, 10"):
         choose_start([5, 10], 12, 2, 7)
+    with pytest.raises(ConfigError, match=r"there are 0 \(the seed\)$"):
+        choose_start([], 12, 2, 7)
     with pytest.raises(ConfigError, match="the run has 2 steps after step 10"):
         choose_start([5, 10], 12, 3, 10)
+    with pytest.raises(ConfigError, match="the run has no step after step 10 to train again"):
+        choose_start([5, 10], 10, 1, 10)
 
 
 def test_equal_tensors_are_equal() -> None:
@@ -73,8 +77,22 @@ def test_a_replay_has_the_settings_on_which_the_bits_depend_from_the_record(tmp_
     assert (again.run, again.threads, again.schedule.decay_steps) == (tmp_path / "again", 3, 15)
     assert again.limits.model_dump() == {"steps": 9, "epochs": None, "tokens": None, "minutes": None}
     assert again.resume.allow_changes == ("device",)
-    same = ("model", "batch", "optim", "seed", "data", "eval")
+    same = ("model", "batch", "optim", "seed", "data", "eval", "alerts")
     assert all(getattr(again, name) == getattr(config, name) for name in same)
+
+
+def test_nothing_but_its_last_step_ends_a_replay_and_no_service_hears_of_it(tmp_path: Path) -> None:
+    config = tiny_config(
+        tmp_path / "data",
+        tmp_path / "run",
+        eval={"patience": 2},
+        alerts={"plateau": "stop", "disk": "stop", "throughput": "off"},
+        log={"report": True, "wandb_project": "mine", "mlflow_uri": "http://here"},
+    )
+    again = replay_config(config, {"identity": {"threads": 1, "schedule.decay_steps": 15}}, tmp_path / "again", 9, ())
+    assert again.eval.patience is None
+    assert (again.alerts.plateau, again.alerts.disk, again.alerts.throughput) == ("log", "log", "off")
+    assert (again.log.report, again.log.wandb_project, again.log.mlflow_uri) == (False, None, None)
 
 
 def test_the_outcome_says_what_was_compared() -> None:

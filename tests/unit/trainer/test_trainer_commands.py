@@ -85,6 +85,20 @@ def test_words_that_cannot_be_obeyed_are_refused(words: tuple[str, ...], message
         main(["generate", "run", *words])
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("verify", "run", "--level", "integrity", "--from", "0"), "add --replay N or --level replay, or leave out --from"),
+        (("verify", "run", "--sources", "text"), "add --level data, or leave out --sources"),
+        (("verify", "run", "--replay", "3", "--sources", "text"), "add --level data, or leave out --sources"),
+        (("audit", "run", "--full"), "add --step N, or leave out --full"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        main(words)
+
+
 def test_help_names_every_command_and_another_word_is_refused_with_them(capsys: pytest.CaptureFixture[str]) -> None:
     main([])
     commands = [line.split()[0] for line in capsys.readouterr().out.split("commands:\n")[1].splitlines()]
