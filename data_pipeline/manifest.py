@@ -14,10 +14,12 @@ from typing import Any
 from data_pipeline.errors import PreparedDataError
 from data_pipeline.files import canonical_json, digest_bytes
 
-__all__ = ["FORMAT", "MANIFEST", "Manifest", "ShardEntry", "read_manifest"]
+__all__ = ["FORMAT", "MANIFEST", "PUBLISHED", "Manifest", "ShardEntry", "files_in_manifest", "read_manifest"]
 
 FORMAT = "packed-rows/2"
 MANIFEST = "manifest.json"
+PUBLISHED = "published.json"
+"""The note beside the manifest: what preparations have put there."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,17 @@ def read_manifest(directory: Path) -> Manifest:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
         raise PreparedDataError(f"{path}: format {found!r}, but this version reads {FORMAT!r}; run `prepare` again")
     return _parse(value, path)
+
+
+def files_in_manifest(directory: Path) -> set[str]:
+    """The files that a manifest names, also one of an older format or with damage that leaves it legible; else none."""
+    try:
+        value = json.loads((directory / MANIFEST).read_bytes())
+        if not value["format"].startswith(FORMAT.partition("/")[0] + "/"):
+            return set()
+        return {*value["files"], *(shard["path"] for shard in value["shards"])}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return set()
 
 
 def _parse(value: Mapping[str, Any], path: Path) -> Manifest:

@@ -78,7 +78,7 @@ def config_of(corpus: Path, output: Path, **settings: Any) -> PrepareConfig:
     return PrepareConfig(sources=(str(corpus / "web"), str(corpus / "books")), output=output, **{**SMALL, "workers": 1, **settings})
 
 
-NOT_DIGESTED = {"inputs.json", ".prepare.lock", "timings.json", "report.html", "DATA_CARD.md"}
+NOT_DIGESTED = {"inputs.json", "published.json", ".prepare.lock", "timings.json", "report.html", "DATA_CARD.md"}
 
 
 def content_of(folder: Path) -> dict[str, str]:
@@ -533,3 +533,13 @@ def test_an_output_that_is_a_file_is_refused(corpus: Path, tmp_path: Path) -> No
     (tmp_path / "file").touch()
     done = run("prepare", "--sources", corpus / "web", "--output", tmp_path / "file")
     assert (done.returncode, done.stderr.count("\n")) == (74, 1)
+
+
+def test_an_output_with_files_of_the_users_own_is_refused_and_they_stay(corpus: Path, tmp_path: Path) -> None:
+    for side in ("train", "val"):
+        (tmp_path / side).mkdir()
+        (tmp_path / side / "a.txt").write_text("mine")
+    done = run("prepare", "--sources", corpus / "web", "--output", tmp_path, *SMALL_ARGUMENTS)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "train/a.txt and 1 more would be replaced" in done.stderr
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["train", "train/a.txt", "val", "val/a.txt"]
