@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import ConfigError, PreparedDataError, StorageError
-from data_pipeline.files import canonical_json, commit_directory, is_unfinished, sync_directory, write_atomic
+from data_pipeline.files import canonical_json, commit_directory, digest_file, is_unfinished, sync_directory, write_atomic
 from data_pipeline.manifest import MANIFEST, PUBLISHED, Manifest, files_in_manifest, read_manifest
 from data_pipeline.published import CHOSEN, TOKENS
 
@@ -25,13 +27,15 @@ __all__ = [
     "REPORT_PAGE",
     "TIMINGS",
     "TOKENIZER",
-    "clear_work",
     "exclusive",
     "find_finished",
     "json_lines",
     "publish",
+    "settle",
     "work_directory",
 ]
+
+logger = logging.getLogger(__name__)
 
 INPUTS, REJECTS, REPORT, REPORT_PAGE, CARD = "inputs.json", "rejects.jsonl", "report.json", "report.html", "DATA_CARD.md"
 TIMINGS, TOKENIZER = "timings.json", "tokenizer"
@@ -139,20 +143,36 @@ def _note(directory: Path, files: Mapping[str, Any]) -> None:
 
 
 def find_finished(directory: Path, fingerprint: str, *, with_rejects: bool) -> Manifest | None:
-    """The manifest of a folder that already holds what these settings and inputs give, every file in its place with its size."""
+    """The manifest of a folder that already holds what these settings and inputs give, every file in its place and undamaged.
+
+    A file that is as the note says is not read: a terabyte would take an hour. Of any other the digest decides.
+    """
     try:
         manifest = read_manifest(directory)
     except PreparedDataError:
         return None
-    complete = all(_size(directory / shard.path) == shard.bytes for shard in manifest.shards)
-    complete &= all((directory / name).is_file() for name in manifest.files)
-    complete &= (directory / REJECTS).is_file() or not with_rejects
-    return manifest if complete and manifest.fingerprint == fingerprint else None
+    if manifest.fingerprint != fingerprint or (with_rejects and not (directory / REJECTS).is_file()):
+        return None
+    noted = _noted(directory)
+    for name, digest in manifest.digests.items():
+        state = _state(directory / name)
+        if state is None or (state != noted.get(name) and not _matches(directory / name, digest)):
+            logger.warning("%s: missing or damaged since it was published; all is prepared again", directory / name)
+            return None
+    return manifest
 
 
 def work_directory(directory: Path, fingerprint: str) -> Path:
     """Where the stages leave their results for these settings and inputs; work on others is not in the way."""
     return directory / _WORK / fingerprint.removeprefix("sha256:")[:16]
+
+
+def settle(directory: Path, manifest: Manifest) -> None:
+    """Removes the work of published data, and notes its files as they are, so that they need not be read to be known again."""
+    clear_work(directory)  # first: a file that loses one of its names has another time of change
+    files = {name: _state(directory / name) for name in manifest.digests}
+    if files != _noted(directory):
+        _note(directory, files)
 
 
 def clear_work(directory: Path) -> None:
@@ -199,7 +219,7 @@ def publish(
     _note(directory, dict.fromkeys({*_own_files(directory), *shards, *files}))
     _swap(built, directory)
     write_atomic(directory / MANIFEST, manifest_bytes)
-    clear_work(directory)
+    settle(directory, sealed)
     return sealed
 
 
@@ -228,11 +248,20 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _size(path: Path) -> int:
+def _state(path: Path) -> list[int] | None:
+    """Size and times of a file, which tell whether anything was written to it; None where there is none."""
     try:
-        return path.stat().st_size
+        status = path.stat()
     except OSError:
-        return -1
+        return None
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns] if stat.S_ISREG(status.st_mode) else None
+
+
+def _matches(path: Path, digest: str) -> bool:
+    try:
+        return digest_file(path) == digest
+    except OSError:  # a device that cannot read it, which writing it again may mend
+        return False
 
 
 def json_lines(values: Iterable[Mapping[str, Any]]) -> bytes:

@@ -172,6 +172,12 @@ def test_a_second_run_finds_everything_done(prepared: Path, corpus: Path, monkey
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
 def forbidden(*_: object) -> None:
     raise AssertionError("this work was already done")
 
@@ -183,8 +189,10 @@ def forbidden(*_: object) -> None:
         lambda corpus, output: (output / "manifest.json").unlink(),
         lambda corpus, output: next((output / "train").iterdir()).unlink(),
         lambda corpus, output: (output / "report.json").unlink(),
+        lambda corpus, output: flip_a_byte(next((output / "train").iterdir())),
+        lambda corpus, output: os.truncate(output / "tokens" / "000000.arrow", 0),
     ],
-    ids=["input", "manifest", "shard", "report"],
+    ids=["input", "manifest", "shard", "report", "byte", "table"],
 )
 def test_what_is_missing_or_changed_is_prepared_again(corpus: Path, tmp_path: Path, change: Callable[[Path, Path], object]) -> None:
     shutil.copytree(corpus, tmp_path / "corpus")
@@ -520,9 +528,7 @@ def test_a_changed_byte_in_any_file_is_found_by_verify(prepared: Path, tmp_path:
     for name in [*(shard.path for shard in manifest.shards[:2]), *manifest.files, "manifest.json"]:
         folder = tmp_path / name.replace("/", "-")
         shutil.copytree(prepared, folder)
-        data = bytearray((folder / name).read_bytes())
-        data[len(data) // 2] ^= 1
-        (folder / name).write_bytes(data)
+        flip_a_byte(folder / name)
         done = run("verify", folder)
         assert (done.returncode, done.stderr.count("\n")) == (3, 1)
         assert f"{folder / name}: " in done.stderr

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from data_pipeline.errors import ConfigError
+from data_pipeline.errors import ConfigError, PreparedDataError
 from data_pipeline.files import digest_bytes
+from data_pipeline.inspection import verify
 from data_pipeline.manifest import Manifest, ShardEntry, read_manifest
-from data_pipeline.publish import exclusive, publish, work_directory
+from data_pipeline.publish import exclusive, find_finished, publish, settle, work_directory
+from data_pipeline.shards import Rows
 
 
 def manifest_of(shards: dict[str, bytes], files: dict[str, bytes]) -> Manifest:
@@ -144,3 +149,58 @@ def test_killed_while_it_publishes_the_next_preparation_knows_what_is_its_own(
             give(tmp_path, b"second")
     assert give(tmp_path, b"third") == read_manifest(tmp_path)
     assert (tmp_path / "train" / "a-00000.arrow").read_bytes() == b"third"
+
+
+def found(directory: Path, manifest: Manifest) -> Manifest | None:
+    return find_finished(directory, manifest.fingerprint, with_rejects=False)
+
+
+def test_published_data_is_found_without_reading_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = give(tmp_path)
+    monkeypatch.setattr("data_pipeline.publish.digest_file", lambda path: pytest.fail(f"{path} was read"))
+    assert found(tmp_path, manifest) == manifest
+
+
+@pytest.mark.parametrize("name", ["train/a-00000.arrow", "tokens/000000.arrow", "tokenizer/bytes.json"])
+@pytest.mark.parametrize("data", [b"", b"r0ws"], ids=["emptied", "changed"])
+def test_a_damaged_file_is_seen_whatever_its_size_and_time(tmp_path: Path, name: str, data: bytes) -> None:
+    manifest = give(tmp_path)
+    before = (tmp_path / name).stat()
+    (tmp_path / name).write_bytes(data)
+    os.utime(tmp_path / name, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert found(tmp_path, manifest) is None
+
+
+def test_a_copy_is_read_once_and_then_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = give(tmp_path / "first")
+    shutil.copytree(tmp_path / "first", tmp_path / "copy", copy_function=shutil.copyfile)
+    assert found(tmp_path / "copy", manifest) == manifest
+    settle(tmp_path / "copy", manifest)
+    monkeypatch.setattr("data_pipeline.publish.digest_file", lambda path: pytest.fail(f"{path} was read"))
+    assert found(tmp_path / "copy", manifest) == manifest
+
+
+def damage_unseen(directory: Path, name: str) -> None:
+    """Changes a byte as a failing device does: no size and no time tells."""
+    (directory / name).write_bytes(b"r0ws")
+    note = json.loads((directory / "published.json").read_bytes())
+    status = (directory / name).stat()
+    note["files"][name] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    (directory / "published.json").write_text(json.dumps(note))
+
+
+def test_damage_that_no_time_tells_is_seen_once_verify_has_found_it(tmp_path: Path) -> None:
+    manifest = give(tmp_path)
+    damage_unseen(tmp_path, "tokens/000000.arrow")
+    assert found(tmp_path, manifest) == manifest
+    with pytest.raises(PreparedDataError, match="run `prepare` again"):
+        verify(tmp_path)
+    assert found(tmp_path, manifest) is None
+
+
+def test_damage_that_no_time_tells_is_seen_once_a_reader_has_found_it(tmp_path: Path) -> None:
+    manifest = give(tmp_path)
+    damage_unseen(tmp_path, "train/a-00000.arrow")
+    with pytest.raises(PreparedDataError, match="run `prepare` again"):
+        Rows(tmp_path, manifest, "train").read(np.arange(1))
+    assert found(tmp_path, manifest) is None
