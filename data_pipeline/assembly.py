@@ -28,7 +28,7 @@ from data_pipeline.tokenizer import supplied_files
 
 __all__ = ["PIPELINE_VERSION", "Prepared", "assemble", "fingerprint_of", "settings_of"]
 
-PIPELINE_VERSION = 2
+PIPELINE_VERSION = 3
 """Raised whenever the same settings and input would give other bytes, so that what an older version left is not taken for done."""
 
 
