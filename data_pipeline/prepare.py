@@ -43,7 +43,7 @@ def prepare(config: PrepareConfig) -> Manifest:
 
     Raises:
         SourceError: the input is missing or malformed, or leaves too little text.
-        ConfigError: the settings do not fit the input.
+        ConfigError: the settings do not fit the input, or the output folder holds files of somebody else's.
         StoppedBySignal: SIGTERM came; the next run goes on from here.
     """
     output = config.output

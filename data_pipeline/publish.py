@@ -11,7 +11,7 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from data_pipeline.errors import ConfigError, PreparedDataError, StorageError
@@ -29,6 +29,7 @@ __all__ = [
     "TOKENIZER",
     "exclusive",
     "find_finished",
+    "is_written_by_prepare",
     "json_lines",
     "publish",
     "settle",
@@ -140,6 +141,11 @@ def _noted(directory: Path) -> dict[str, Any]:
 
 def _note(directory: Path, files: Mapping[str, Any]) -> None:
     write_atomic(directory / PUBLISHED, canonical_json({"format": _NOTE_FORMAT, "files": files}))
+
+
+def is_written_by_prepare(path: PurePath) -> bool:
+    """Whether a path, relative to an output folder, has the place of something that preparations leave there."""
+    return path.parts[:1] in {(name,) for name in (*_SINGLE_FILES, *_FOLDERS, _WORK, _LOCK)}
 
 
 def find_finished(directory: Path, fingerprint: str, *, with_rejects: bool) -> Manifest | None:
