@@ -18,15 +18,17 @@ from data_pipeline.published import CHOSEN, TOKENS
 from data_pipeline.report_html import render_report
 from data_pipeline.settings import Section
 from data_pipeline.shards import token_type
+from data_pipeline.sources.formats import printable
 from data_pipeline.split import Split
 from data_pipeline.stages.packing_rows import PackResult, PackTask
 from data_pipeline.stages.plan import DocumentsOf
 from data_pipeline.stages.vocabulary import TrainedTokenizer
 from data_pipeline.tasks import data_path
+from data_pipeline.tokenizer import supplied_files
 
 __all__ = ["PIPELINE_VERSION", "Prepared", "assemble", "fingerprint_of", "settings_of"]
 
-PIPELINE_VERSION = 2
+PIPELINE_VERSION = 3
 """Raised whenever the same settings and input would give other bytes, so that what an older version left is not taken for done."""
 
 
@@ -75,10 +77,27 @@ def _digest_of_files(setting: str, value: Any) -> Any:
     if not isinstance(value, Path):
         return None
     try:
-        files = sorted(path for path in value.rglob("*") if path.is_file()) if value.is_dir() else [value]
-        return digest_bytes(canonical_json([digest_file(path) for path in files]))
+        files = _files_of_tokenizer(value) if setting == "tokenizer.path" else _files_at(value)
+        return digest_bytes(canonical_json([[printable(name), digest_file(path)] for name, path in files]))
     except OSError as error:
         raise ConfigError(f"{setting} = {value}: cannot be read ({error.strerror}); check the path") from None
+
+
+def _files_at(path: Path) -> list[tuple[str, Path]]:
+    """The files that a path stands for, each with what its name means: its place in a folder, or else its format."""
+    if not path.is_dir():
+        return [(_extensions(path), path)]
+    return [(file.relative_to(path).as_posix(), file) for file in sorted(path.rglob("*")) if file.is_file()]
+
+
+def _files_of_tokenizer(path: Path) -> list[tuple[str, Path]]:
+    """The files that a supplied tokenizer is read from, however it was named."""
+    model, *beside = supplied_files(path)
+    return [(_extensions(model), model), *((file.name, file) for file in beside)]
+
+
+def _extensions(path: Path) -> str:
+    return "".join(path.suffixes[-2:])
 
 
 def fingerprint_of(settings: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]) -> str:

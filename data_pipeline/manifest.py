@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from typing import Any
 from data_pipeline.errors import PreparedDataError
 from data_pipeline.files import canonical_json, digest_bytes
 
-__all__ = ["FORMAT", "MANIFEST", "Manifest", "ShardEntry", "read_manifest"]
+__all__ = ["FORMAT", "MANIFEST", "PUBLISHED", "Manifest", "ShardEntry", "distrust", "files_in_manifest", "read_manifest"]
 
 FORMAT = "packed-rows/2"
 MANIFEST = "manifest.json"
+PUBLISHED = "published.json"
+"""The note beside the manifest: what preparations have put there, with sizes and times."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,11 @@ class Manifest:
     """The report's counts."""
     root_digest: str = field(default="")
 
+    @property
+    def digests(self) -> dict[str, str]:
+        """The digest of every file that it answers for."""
+        return {shard.path: shard.sha256 for shard in self.shards} | self.files
+
     def sealed(self) -> tuple[Manifest, bytes]:
         """This manifest with its root digest, as it is read back, and the bytes of its file.
 
@@ -100,6 +108,26 @@ def read_manifest(directory: Path) -> Manifest:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
         raise PreparedDataError(f"{path}: format {found!r}, but this version reads {FORMAT!r}; run `prepare` again")
     return _parse(value, path)
+
+
+def distrust(directory: Path) -> None:
+    """Takes away the note of prepared data that was found damaged, so that the next `prepare` reads every file before it trusts it.
+
+    A device can change what it holds without any new size or time. Where the folder cannot be written to, the note stays.
+    """
+    with suppress(OSError):
+        (directory / PUBLISHED).unlink()
+
+
+def files_in_manifest(directory: Path) -> set[str]:
+    """The files that a manifest names, also one of an older format or with damage that leaves it legible; else none."""
+    try:
+        value = json.loads((directory / MANIFEST).read_bytes())
+        if not value["format"].startswith(FORMAT.partition("/")[0] + "/"):
+            return set()
+        return {*value["files"], *(shard["path"] for shard in value["shards"])}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return set()
 
 
 def _parse(value: Mapping[str, Any], path: Path) -> Manifest:

@@ -14,7 +14,7 @@ from data_pipeline.config import PrepareConfig
 from data_pipeline.engine import stop_on_signals
 from data_pipeline.manifest import Manifest
 from data_pipeline.partitions import cut_into_partitions
-from data_pipeline.publish import INPUTS, REJECTS, TOKENIZER, clear_work, exclusive, find_finished, json_lines, work_directory
+from data_pipeline.publish import INPUTS, REJECTS, TOKENIZER, exclusive, find_finished, json_lines, settle, work_directory
 from data_pipeline.report import Results, collect_rejects, make_report
 from data_pipeline.runner import open_runner_of
 from data_pipeline.sources.inputs import find_inputs, remember_digests
@@ -43,7 +43,7 @@ def prepare(config: PrepareConfig) -> Manifest:
 
     Raises:
         SourceError: the input is missing or malformed, or leaves too little text.
-        ConfigError: the settings do not fit the input.
+        ConfigError: the settings do not fit the input, or the output folder holds files of somebody else's.
         StoppedBySignal: SIGTERM came; the next run goes on from here.
     """
     output = config.output
@@ -56,7 +56,7 @@ def prepare(config: PrepareConfig) -> Manifest:
         fingerprint = fingerprint_of(settings, [file.identity for file in inputs])
         finished = find_finished(output, fingerprint, with_rejects=config.keep_rejects)
         if finished is not None:
-            clear_work(output)
+            settle(output, finished)
             logger.info("%s already holds this data, with these settings and inputs: nothing to do", output)
             return finished
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
+import re
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePath
 from typing import Any
 
-from data_pipeline.errors import PreparedDataError, StorageError
-from data_pipeline.files import commit_directory, is_unfinished, sync_directory, write_atomic
-from data_pipeline.manifest import MANIFEST, Manifest, read_manifest
+from data_pipeline.errors import ConfigError, PreparedDataError, StorageError
+from data_pipeline.files import canonical_json, commit_directory, digest_file, is_unfinished, sync_directory, write_atomic
+from data_pipeline.manifest import MANIFEST, PUBLISHED, Manifest, files_in_manifest, read_manifest
 from data_pipeline.published import CHOSEN, TOKENS
 
 __all__ = [
@@ -24,19 +27,26 @@ __all__ = [
     "REPORT_PAGE",
     "TIMINGS",
     "TOKENIZER",
-    "clear_work",
     "exclusive",
     "find_finished",
+    "is_written_by_prepare",
     "json_lines",
     "publish",
+    "settle",
     "work_directory",
 ]
+
+logger = logging.getLogger(__name__)
 
 INPUTS, REJECTS, REPORT, REPORT_PAGE, CARD = "inputs.json", "rejects.jsonl", "report.json", "report.html", "DATA_CARD.md"
 TIMINGS, TOKENIZER = "timings.json", "tokenizer"
 _NOT_ALWAYS_WRITTEN = (REJECTS, TOKENS, CHOSEN)
+_SINGLE_FILES = (MANIFEST, PUBLISHED, INPUTS, REPORT, REPORT_PAGE, CARD, TIMINGS, REJECTS)
+_FOLDERS = ("train", "val", TOKENIZER, TOKENS, CHOSEN)
 _WORK = ".work"
+_WORK_NAME = re.compile("[0-9a-f]{16}")
 _LOCK = ".prepare.lock"
+_NOTE_FORMAT = "published-files/1"
 
 
 @contextmanager
@@ -44,9 +54,11 @@ def exclusive(directory: Path) -> Iterator[None]:
     """Holds a folder against a second preparation at the same time, and removes what a killed one left half written.
 
     Raises:
+        ConfigError: files of somebody else's would be replaced.
         StorageError: another one is at work in it, or it cannot be written to.
     """
     try:
+        check_nothing_foreign(directory)
         directory.mkdir(parents=True, exist_ok=True)
         file = (directory / _LOCK).open("a")
     except (FileExistsError, NotADirectoryError):
@@ -60,7 +72,7 @@ def exclusive(directory: Path) -> Iterator[None]:
             raise StorageError(
                 f"{directory}: another `prepare` is writing to it; wait for its end, or choose another --output"
             ) from None
-        for path in [path for path in (*directory.glob(".*"), *(directory / _WORK).rglob(".*")) if is_unfinished(path)]:
+        for path in _half_written(directory):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
@@ -68,16 +80,92 @@ def exclusive(directory: Path) -> Iterator[None]:
         yield
 
 
+def _half_written(directory: Path) -> list[Path]:
+    beside = [path for name in (MANIFEST, PUBLISHED, INPUTS) for path in directory.glob(f".{name}.*")]
+    inside = [path for work in _works(directory) for path in work.rglob(".*")]
+    return [path for path in (*beside, *inside) if is_unfinished(path)]
+
+
+def check_nothing_foreign(directory: Path) -> None:
+    """Refuses a folder in which publishing would replace a file that no preparation has put there.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    own = _own_files(directory)
+    foreign = [name for name in _files_in_the_way(directory) if name not in own]
+    if foreign:
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        raise ConfigError(
+            f"{directory}: {foreign[0]}{more} would be replaced, and no `prepare` has written it; choose another --output, "
+            "or move it away"
+        )
+
+
+def _own_files(directory: Path) -> set[str]:
+    """What preparations have put into a folder, by their own records of it."""
+    listed = _noted(directory).keys() | files_in_manifest(directory)
+    if listed:
+        return {*listed, *_SINGLE_FILES}
+    return {INPUTS} if _holds_digests(directory / INPUTS) else set()  # the only one that is there before anything is published
+
+
+def _files_in_the_way(directory: Path) -> Iterator[str]:
+    """Every file that has the place of something that is published, or lies in a folder that has."""
+    for path in (directory / name for name in (*_SINGLE_FILES, *_FOLDERS)):
+        if path.is_dir():
+            inside = (file for file in path.rglob("*") if file.is_symlink() or not file.is_dir())
+            yield from sorted(file.relative_to(directory).as_posix() for file in inside)
+        elif os.path.lexists(path):
+            yield path.name
+
+
+def _holds_digests(path: Path) -> bool:
+    """Whether a file is what `remember_digests` writes."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(value, dict) and all(name.startswith("sha256:") for name in value)
+
+
+def _noted(directory: Path) -> dict[str, Any]:
+    """The files that the note names, as they were when they were last found in order; nothing without a note."""
+    try:
+        value = json.loads((directory / PUBLISHED).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    is_note = isinstance(value, dict) and value.get("format") == _NOTE_FORMAT and isinstance(value.get("files"), dict)
+    return value["files"] if is_note else {}
+
+
+def _note(directory: Path, files: Mapping[str, Any]) -> None:
+    write_atomic(directory / PUBLISHED, canonical_json({"format": _NOTE_FORMAT, "files": files}))
+
+
+def is_written_by_prepare(path: PurePath) -> bool:
+    """Whether a path, relative to an output folder, has the place of something that preparations leave there."""
+    return path.parts[:1] in {(name,) for name in (*_SINGLE_FILES, *_FOLDERS, _WORK, _LOCK)}
+
+
 def find_finished(directory: Path, fingerprint: str, *, with_rejects: bool) -> Manifest | None:
-    """The manifest of a folder that already holds what these settings and inputs give, every file in its place with its size."""
+    """The manifest of a folder that already holds what these settings and inputs give, every file in its place and undamaged.
+
+    A file that is as the note says is not read: a terabyte would take an hour. Of any other the digest decides.
+    """
     try:
         manifest = read_manifest(directory)
     except PreparedDataError:
         return None
-    complete = all(_size(directory / shard.path) == shard.bytes for shard in manifest.shards)
-    complete &= all((directory / name).is_file() for name in manifest.files)
-    complete &= (directory / REJECTS).is_file() or not with_rejects
-    return manifest if complete and manifest.fingerprint == fingerprint else None
+    if manifest.fingerprint != fingerprint or (with_rejects and not (directory / REJECTS).is_file()):
+        return None
+    noted = _noted(directory)
+    for name, digest in manifest.digests.items():
+        state = _state(directory / name)
+        if state is None or (state != noted.get(name) and not _matches(directory / name, digest)):
+            logger.warning("%s: missing or damaged since it was published; all is prepared again", directory / name)
+            return None
+    return manifest
 
 
 def work_directory(directory: Path, fingerprint: str) -> Path:
@@ -85,9 +173,25 @@ def work_directory(directory: Path, fingerprint: str) -> Path:
     return directory / _WORK / fingerprint.removeprefix("sha256:")[:16]
 
 
+def settle(directory: Path, manifest: Manifest) -> None:
+    """Removes the work of published data, and notes its files as they are, so that they need not be read to be known again."""
+    clear_work(directory)  # first: a file that loses one of its names has another time of change
+    files = {name: _state(directory / name) for name in manifest.digests}
+    if files != _noted(directory):
+        _note(directory, files)
+
+
 def clear_work(directory: Path) -> None:
     """Removes the stages' results, of any settings: once data is published they have no use."""
-    shutil.rmtree(directory / _WORK, ignore_errors=True)
+    for work in _works(directory):
+        shutil.rmtree(work, ignore_errors=True)
+    with suppress(OSError):  # it is not there, or holds something else
+        (directory / _WORK).rmdir()
+
+
+def _works(directory: Path) -> list[Path]:
+    """The folders that `work_directory` has named, whatever else lies beside them."""
+    return [path for path in (directory / _WORK).glob("*") if _WORK_NAME.fullmatch(path.name)]
 
 
 def publish(
@@ -100,8 +204,12 @@ def publish(
     """Puts shards and files in their place under `directory`, replaces what an earlier preparation left, and removes the work.
 
     Returns the manifest with its root digest. Killed at any point, running it again completes it: until the work is removed, the
-    stages' results stay where they are, as links to the same bytes.
+    stages' results stay where they are, as links to the same bytes, and the note says what in the folder is a preparation's.
+
+    Raises:
+        ConfigError: files of somebody else's would be replaced.
     """
+    check_nothing_foreign(directory)
     built = work / "final"
     shutil.rmtree(built, ignore_errors=True)
     sealed, manifest_bytes = manifest.sealed()
@@ -114,9 +222,10 @@ def publish(
             _link(content, target)
     for split in ("train", "val"):
         (built / split).mkdir(exist_ok=True)
+    _note(directory, dict.fromkeys({*_own_files(directory), *shards, *files}))
     _swap(built, directory)
     write_atomic(directory / MANIFEST, manifest_bytes)
-    clear_work(directory)
+    settle(directory, sealed)
     return sealed
 
 
@@ -130,7 +239,7 @@ def _swap(built: Path, directory: Path) -> None:
     commit_directory(built, ready)
     # From here until the new manifest is written the folder holds no prepared data, and says so.
     for name in (MANIFEST, *dict.fromkeys((*_NOT_ALWAYS_WRITTEN, *sorted(os.listdir(ready))))):  # noqa: PTH208 - names are wanted
-        if (directory / name).exists():
+        if os.path.lexists(directory / name):
             (directory / name).rename(outgoing / name)
     sync_directory(directory)
     for name in sorted(os.listdir(ready)):  # noqa: PTH208
@@ -145,11 +254,20 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _size(path: Path) -> int:
+def _state(path: Path) -> list[int] | None:
+    """Size and times of a file, which tell whether anything was written to it; None where there is none."""
     try:
-        return path.stat().st_size
+        status = path.stat()
     except OSError:
-        return -1
+        return None
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns] if stat.S_ISREG(status.st_mode) else None
+
+
+def _matches(path: Path, digest: str) -> bool:
+    try:
+        return digest_file(path) == digest
+    except OSError:  # a device that cannot read it, which writing it again may mend
+        return False
 
 
 def json_lines(values: Iterable[Mapping[str, Any]]) -> bytes:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.errors import PreparedDataError
 from data_pipeline.files import digest_file
-from data_pipeline.manifest import Manifest, ShardEntry
+from data_pipeline.manifest import Manifest, ShardEntry, distrust
 
 __all__ = ["RowBatch", "Rows", "ShardContent", "ShardError", "token_type", "write_shard"]
 
@@ -222,6 +222,7 @@ class Rows:
         try:
             return question(self._opened(number), rows)
         except PreparedDataError as error:
+            distrust(self._directory)
             problem = ShardError(entry.path, str(error))
         except OSError as error:
             error.filename = error.filename or str(self._directory / entry.path)

@@ -10,6 +10,8 @@ text.
 
 from __future__ import annotations
 
+import codecs
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,6 +31,7 @@ _SHORTEST_RUN = 8  # words
 _FILTER_BITS = 22
 _FILTER_MASK = np.uint64((1 << _FILTER_BITS) - 1)
 _BATCH_ITEMS = 1 << 12
+_BLANK_LINES = re.compile(r"\n(?:[^\S\n]*+\n)++")
 
 Hashes = NDArray[np.uint64]
 Int64s = NDArray[np.int64]
@@ -103,15 +106,18 @@ def load_benchmarks(paths: tuple[Path, ...], num_words: int) -> BenchmarkIndex:
 
 
 def read_items(path: Path) -> Iterator[list[str]]:
-    """The texts of each item of a benchmark: all strings of a line of .jsonl, or a paragraph of .txt.
+    """The texts of each item of a benchmark: all strings of a line of .jsonl, or a paragraph of .txt, which ends at a blank line.
+
+    Lines may end as on any system, and a byte order mark is no part of the text.
 
     Raises:
         SourceError: the file is missing, malformed, or of a kind that is not read.
     """
-    data = _checked(path).read_bytes()
+    data = _checked(path).read_bytes().removeprefix(codecs.BOM_UTF8)
     if path.suffix == ".txt":
         try:
-            yield from ([paragraph] for paragraph in data.decode().split("\n\n") if paragraph.strip())
+            text = data.decode().replace("\r\n", "\n").replace("\r", "\n")
+            yield from ([paragraph] for paragraph in _BLANK_LINES.split(text) if paragraph.strip())
         except UnicodeDecodeError as error:
             raise SourceError(f"{path}: not UTF-8 ({error}); a benchmark must be") from None
         return

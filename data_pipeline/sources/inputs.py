@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from data_pipeline.config import BUILTIN, Kind, PrepareConfig
 from data_pipeline.errors import ConfigError, SourceError
 from data_pipeline.files import canonical_json, digest_bytes, write_atomic
+from data_pipeline.publish import is_written_by_prepare
 from data_pipeline.sources.builtin import code_files, manual_file, standard_library
 from data_pipeline.sources.formats import UNDERSTOOD, Compression, Format, Shape, is_hidden, shape_of
 from data_pipeline.sources.storage import Found, Location, digest, is_url, list_files
@@ -80,7 +81,7 @@ def find_inputs(config: PrepareConfig, known_digests: Path) -> tuple[InputFile, 
 
     Raises:
         SourceError: a source is missing, cannot be reached, or holds no text.
-        ConfigError: a source's name cannot be that of a file.
+        ConfigError: a source's name cannot be that of a file, or a source is the output folder.
     """
     found = list(_find_all(config))
     if not found and config.if_empty == "builtin":
@@ -132,11 +133,13 @@ def _find_named(named: str, source: _Source, config: PrepareConfig) -> tuple[str
     if named == BUILTIN:
         return BUILTIN, list(_find_builtin(replace(source, max_bytes=None)))
     listing = list_files(named, config.limits)
+    if listing.is_folder and not is_url(named) and Path(listing.root).resolve() == config.output.resolve():
+        raise ConfigError(f"source {named} is the output folder; choose another --output, inside it if need be")
     if not listing.files and config.if_empty == "error" and not listing.is_folder:
         is_pattern = glob.has_magic(_shown(named))
         remedy = "no file matches; check the pattern" if is_pattern else "no such file or folder; check the path"
         raise SourceError(f"source {_shown(named)}: {remedy}, or use the word {BUILTIN} for the built-in corpus")
-    files = [file for file in listing.files if not (listing.is_folder and _is_set_aside(file.path))]
+    files = [file for file in _not_prepared(listing.files, config.output) if not (listing.is_folder and _is_set_aside(file.path))]
     usable = [_input(file, shape, source) for file in files if (shape := shape_of(file.path)) is not None]
     if not usable and config.if_empty == "error":
         raise SourceError(f"source {_shown(named)}: no file with text in it{_seen(files)}; what is understood: {UNDERSTOOD}")
@@ -180,6 +183,21 @@ def _input(file: Found, shape: Shape, source: _Source) -> InputFile:
 def _is_set_aside(path: str) -> bool:
     """Dot files, and the README that explains the folder, are no text to train on."""
     return is_hidden(path) or path == "README.md"
+
+
+def _not_prepared(files: Iterable[Found], output: Path) -> Iterator[Found]:
+    """All files but those that `prepare` leaves in its output folder, which may lie inside a source."""
+    real_output = output.resolve()
+    real_folders: dict[str, Path] = {}  # there are far fewer than files, and each takes a look at the disk
+    for file in files:
+        if not file.location.store:
+            folder, _, name = file.location.name.rpartition("/")
+            if folder not in real_folders:
+                real_folders[folder] = Path(folder or "/").resolve()
+            place = real_folders[folder] / name
+            if place.is_relative_to(real_output) and is_written_by_prepare(place.relative_to(real_output)):
+                continue
+        yield file
 
 
 def _shown(named: str) -> str:

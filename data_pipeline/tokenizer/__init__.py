@@ -34,6 +34,7 @@ __all__ = [
     "open_supplied",
     "round_trip_failures",
     "save_tokenizer",
+    "supplied_files",
 ]
 
 _MAX_FILE_BYTES = 256 << 20
@@ -84,6 +85,15 @@ def open_supplied(path: Path, chosen: Mapping[str, str]) -> Tokenizer:
         raise ConfigError(f"tokenizer.path: {file} cannot be used: {error}") from None
 
 
+def supplied_files(path: Path) -> list[Path]:
+    """The files that `open_supplied` reads: the tokenizer's own first, then those beside it that name special tokens.
+
+    Raises:
+        ConfigError: there is no tokenizer of this name.
+    """
+    return _with_siblings(_file_of(path))
+
+
 def _file_of(path: Path) -> Path:
     if not path.is_dir():
         if path.suffix not in (".json", ".model"):
@@ -100,11 +110,15 @@ def _file_of(path: Path) -> Path:
 
 def _read_with_siblings(file: Path) -> _Files:
     """A tokenizer's file and those beside it that name special tokens, by name."""
-    siblings = [file.with_name(name) for name in SIBLINGS]
-    paths = [file, *(path for path in siblings if path.is_file())]
+    paths = _with_siblings(file)
     if too_large := [path for path in paths if path.stat().st_size > _MAX_FILE_BYTES]:
         raise ValueError(f"{too_large[0].name} has more than {_MAX_FILE_BYTES >> 20} MiB, which no tokenizer has")
     return {path.name: path.read_bytes() for path in paths}
+
+
+def _with_siblings(file: Path) -> list[Path]:
+    siblings = [file.with_name(name) for name in SIBLINGS]
+    return [file, *(path for path in siblings if path.is_file())]
 
 
 def _characters(files: _Files) -> Tokenizer:

@@ -36,6 +36,7 @@ def test_the_folder_holds_these_files_and_no_others(prepared: tuple[Path, Manife
         *(f"chosen/{number:06d}.arrow" for number in range(9)),
         "inputs.json",
         "manifest.json",
+        "published.json",
         "report.html",
         "report.json",
         "timings.json",

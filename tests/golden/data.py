@@ -1,7 +1,8 @@
 """Prepares a fixed text and prints the digests that every machine must get: `python -m tests.golden.data > tests/golden/data.json`.
 
-They change only with the format, the settings below, or a library that decides bytes (sentencepiece, pyarrow): say so in the
-changelog then. Unigram is left out, because its training computes in floating point and may differ between processors.
+They change only with the format, `PIPELINE_VERSION`, the settings below, or a library that decides bytes (sentencepiece, pyarrow):
+say so in the changelog then. Unigram is left out, because its training computes in floating point and may differ between
+processors.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def config_of(corpus: Path, output: Path, **settings: Any) -> PrepareConfig:
     return PrepareConfig(sources=(str(corpus / "web"), str(corpus / "books")), output=output, **{**SMALL, "workers": 1, **settings})
 
 
-NOT_DIGESTED = {"inputs.json", ".prepare.lock", "timings.json", "report.html", "DATA_CARD.md"}
+NOT_DIGESTED = {"inputs.json", "published.json", ".prepare.lock", "timings.json", "report.html", "DATA_CARD.md"}
 
 
 def content_of(folder: Path) -> dict[str, str]:
@@ -172,6 +172,12 @@ def test_a_second_run_finds_everything_done(prepared: Path, corpus: Path, monkey
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
 def forbidden(*_: object) -> None:
     raise AssertionError("this work was already done")
 
@@ -183,8 +189,10 @@ def forbidden(*_: object) -> None:
         lambda corpus, output: (output / "manifest.json").unlink(),
         lambda corpus, output: next((output / "train").iterdir()).unlink(),
         lambda corpus, output: (output / "report.json").unlink(),
+        lambda corpus, output: flip_a_byte(next((output / "train").iterdir())),
+        lambda corpus, output: os.truncate(output / "tokens" / "000000.arrow", 0),
     ],
-    ids=["input", "manifest", "shard", "report"],
+    ids=["input", "manifest", "shard", "report", "byte", "table"],
 )
 def test_what_is_missing_or_changed_is_prepared_again(corpus: Path, tmp_path: Path, change: Callable[[Path, Path], object]) -> None:
     shutil.copytree(corpus, tmp_path / "corpus")
@@ -520,9 +528,7 @@ def test_a_changed_byte_in_any_file_is_found_by_verify(prepared: Path, tmp_path:
     for name in [*(shard.path for shard in manifest.shards[:2]), *manifest.files, "manifest.json"]:
         folder = tmp_path / name.replace("/", "-")
         shutil.copytree(prepared, folder)
-        data = bytearray((folder / name).read_bytes())
-        data[len(data) // 2] ^= 1
-        (folder / name).write_bytes(data)
+        flip_a_byte(folder / name)
         done = run("verify", folder)
         assert (done.returncode, done.stderr.count("\n")) == (3, 1)
         assert f"{folder / name}: " in done.stderr
@@ -533,3 +539,13 @@ def test_an_output_that_is_a_file_is_refused(corpus: Path, tmp_path: Path) -> No
     (tmp_path / "file").touch()
     done = run("prepare", "--sources", corpus / "web", "--output", tmp_path / "file")
     assert (done.returncode, done.stderr.count("\n")) == (74, 1)
+
+
+def test_an_output_with_files_of_the_users_own_is_refused_and_they_stay(corpus: Path, tmp_path: Path) -> None:
+    for side in ("train", "val"):
+        (tmp_path / side).mkdir()
+        (tmp_path / side / "a.txt").write_text("mine")
+    done = run("prepare", "--sources", corpus / "web", "--output", tmp_path, *SMALL_ARGUMENTS)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "train/a.txt and 1 more would be replaced" in done.stderr
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["train", "train/a.txt", "val", "val/a.txt"]

@@ -20,7 +20,7 @@ from data_pipeline.inspection import verify
 __all__ = ["FinishedWork", "bytes_done_before", "content_of", "kill_at_random", "run", "start", "timed_run"]
 
 ROOT = Path(__file__).resolve().parents[2]
-_NOT_DIGESTED = (".prepare.lock", "inputs.json", "timings.json", "report.html")
+_NOT_DIGESTED = (".prepare.lock", "inputs.json", "published.json", "timings.json", "report.html")
 """What a folder holds besides the reproducible output: this machine's matters, and a page that shows times."""
 
 

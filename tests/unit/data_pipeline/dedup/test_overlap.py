@@ -76,6 +76,27 @@ def test_paragraphs_of_a_text_file_are_items(tmp_path: Path) -> None:
     assert [text.strip() for [text] in read_items(path)] == ["one\nparagraph", "another"]
 
 
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("blank", ["", " ", "\t \u3000"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_blank_lines_part_the_items_however_they_are_written(tmp_path: Path, newline: str, blank: str, mark: str) -> None:
+    path = tmp_path / "quiz.txt"
+    path.write_bytes((mark + newline.join(["one", "paragraph", blank, blank, "another", blank, "", ""])).encode())
+    assert [text.strip() for [text] in read_items(path)] == ["one\nparagraph", "another"]
+
+
+def test_json_lines_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "quiz.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"q": "a"}\r\n"b"\r\n')
+    assert list(read_items(path)) == [["a"], ["b"]]
+
+
+def test_a_long_text_of_blanks_is_split_in_linear_time(tmp_path: Path) -> None:
+    path = tmp_path / "quiz.txt"
+    path.write_text(f"one{' ' * 1_000_000}{chr(10) * 1_000_000}{' ' * 1_000_000}two\n")
+    assert [text.strip() for [text] in read_items(path)] == ["one", "two"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -197,3 +197,28 @@ def test_a_file_name_that_is_no_unicode_can_be_listed(tmp_path: Path) -> None:
     [file] = find(tmp_path)
     assert file.path == r"caf\udce9\n.txt"
     file.path.encode()
+
+
+@pytest.mark.parametrize("name", ["", "*/*", "out/report.html"])
+def test_what_a_preparation_leaves_inside_a_source_is_not_read(tmp_path: Path, name: str) -> None:
+    write(tmp_path, "in/a.txt", "out/report.html", "out/DATA_CARD.md", "out/inputs.json", "out/rejects.jsonl", "out/train/a.txt")
+    write(tmp_path, "out/.work/b/c.txt", "out/mine.txt", "other/report.html")
+    alias = tmp_path.parent / f"{tmp_path.name}-alias"
+    alias.symlink_to(tmp_path / "out")
+    for output in (tmp_path / "out", alias, tmp_path / "in" / ".." / "out"):
+        found = find(str(tmp_path / name), "builtin", output=output, if_empty="builtin", limits={"max_bytes_per_source": 1000})
+        paths = [file.path for file in found if not file.source.startswith("stdlib")]
+        assert paths == ([] if "report" in name else ["in/a.txt", "other/report.html", "out/mine.txt"])
+
+
+def test_a_source_inside_the_output_folder_is_read(tmp_path: Path) -> None:
+    write(tmp_path, "raw/train/a.txt", "raw/report.html")
+    assert [file.path for file in find(tmp_path / "raw", output=tmp_path)] == ["report.html", "train/a.txt"]
+
+
+def test_a_source_that_is_the_output_folder_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "a.txt")
+    (tmp_path.parent / f"{tmp_path.name}-alias").symlink_to(tmp_path)
+    for output in (tmp_path, tmp_path.parent / f"{tmp_path.name}-alias"):
+        with pytest.raises(ConfigError, match=r"is the output folder; choose another --output"):
+            find(tmp_path, output=output)

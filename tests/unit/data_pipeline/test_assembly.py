@@ -1,0 +1,83 @@
+"""The fingerprint tells settings apart by what the files that they name mean, and not by where those lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_pipeline.assembly import fingerprint_of, settings_of
+from data_pipeline.config import PrepareConfig
+from data_pipeline.errors import ConfigError
+
+
+def fingerprint(**settings: Any) -> str:
+    return fingerprint_of(settings_of(PrepareConfig(sources=("builtin",), **settings)), [])
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    """A folder with the files of a tokenizer; nobody opens them here."""
+    folder = tmp_path / "tok"
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "README.md"):
+        (folder / name).write_text(f"{name} as it was")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("named", ["tokenizer.json", "."])
+def test_every_file_that_a_supplied_tokenizer_is_read_from_counts(tokenizer: Path, named: str, name: str) -> None:
+    before = fingerprint(tokenizer={"path": tokenizer / named})
+    (tokenizer / name).write_text("changed")
+    changed = fingerprint(tokenizer={"path": tokenizer / named})
+    (tokenizer / name).unlink()
+    if name != "tokenizer.json":
+        assert len({before, changed, fingerprint(tokenizer={"path": tokenizer / named})}) == 3
+    else:
+        assert before != changed
+
+
+def test_what_a_tokenizer_is_not_read_from_and_where_it_lies_do_not_count(tokenizer: Path, tmp_path: Path) -> None:
+    before = fingerprint(tokenizer={"path": tokenizer / "tokenizer.json"})
+    (tokenizer / "README.md").write_text("changed")
+    moved = tokenizer.rename(tmp_path / "moved")
+    assert fingerprint(tokenizer={"path": moved}) == fingerprint(tokenizer={"path": moved / "tokenizer.json"}) == before
+
+
+@pytest.mark.parametrize(
+    ("section", "setting", "names"),
+    [
+        ("dedup", "benchmarks", ("a.txt", "a.jsonl")),
+        ("augment", "synonyms", ("a.tsv", "a.json")),
+        ("quality", "good", ("a.txt", "a.jsonl", "a.txt.gz", "a.jsonl.gz")),
+        ("tokenizer", "path", ("a.json", "a.model")),
+    ],
+)
+def test_equal_bytes_of_another_format_count_as_other_settings(
+    tmp_path: Path, section: str, setting: str, names: tuple[str, ...]
+) -> None:
+    def of(name: str) -> str:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"the same")
+        values: dict[str, Any] = {setting: path if setting in ("synonyms", "path") else (path,)}
+        return fingerprint(**{section: values | ({"bad": (path,)} if section == "quality" else {})})
+
+    assert len({of(name) for name in names}) == len(names)
+    assert of(f"elsewhere/b{''.join(Path(names[0]).suffixes)}") == of(names[0])
+
+
+def test_the_names_in_a_folder_of_examples_count_even_strange_ones(tmp_path: Path) -> None:
+    folder = tmp_path / "good"
+    folder.mkdir()
+    (folder / "a\udcff.txt").write_bytes(b"the same")
+    before = fingerprint(quality={"good": (folder,), "bad": (folder,)})
+    (folder / "a\udcff.txt").rename(folder / "a.jsonl")
+    assert fingerprint(quality={"good": (folder,), "bad": (folder,)}) != before
+
+
+def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.path"):
+        settings_of(PrepareConfig(sources=("builtin",), tokenizer={"path": tmp_path / "none.json"}))
