@@ -21,7 +21,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from data_pipeline import prepare as module_of_prepare
 from data_pipeline.config import FIM_TOKENS, PrepareConfig
 from data_pipeline.dedup import duplicates as dedup_stages
-from data_pipeline.errors import ExitCode, StoppedBySignal, exit_code_of
+from data_pipeline.errors import ConfigError, ExitCode, StoppedBySignal, exit_code_of
 from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.prepare import prepare
 from data_pipeline.published import PublishedDocument, read_documents
@@ -88,6 +88,25 @@ def test_repacked_it_is_what_prepare_writes_with_that_length(tmp_path: Path, met
     expected = prepare_small(tmp_path / "short", sources, row_length=96, **settings)
     assert repack(tmp_path / "long", tmp_path / "repacked", 96) == expected
     assert content_of(tmp_path / "repacked") == content_of(tmp_path / "short")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "bound"),
+    [
+        ("row_length", -5, "greater than or equal to 8"),
+        ("row_length", 0, "greater than or equal to 8"),
+        ("row_length", 1, "greater than or equal to 8"),
+        ("row_length", 7, "greater than or equal to 8"),
+        ("row_length", 99999999999999, "less than or equal to 1048576"),
+        ("workers", -1, "greater than or equal to 1"),
+        ("workers", 0, "greater than or equal to 1"),
+        ("workers", 5000, "less than or equal to 4096"),
+    ],
+)
+def test_repack_refuses_the_numbers_that_prepare_refuses(tmp_path: Path, option: str, value: int, bound: str) -> None:
+    numbers = {"row_length": 64, "workers": 1} | {option: value}
+    with pytest.raises(ConfigError, match=rf"^{option} = {value}: input should be {bound}$"):
+        repack(tmp_path, tmp_path / "again", **numbers)
 
 
 def test_without_kept_tokens_the_commands_that_need_them_say_so(tmp_path: Path) -> None:
