@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import PreparedDataError
-from data_pipeline.files import canonical_json, digest_bytes
+from data_pipeline.files import canonical_json, digest_bytes, digest_file
 
-__all__ = ["FORMAT", "MANIFEST", "Manifest", "ShardEntry", "read_manifest"]
+__all__ = ["FORMAT", "MANIFEST", "Manifest", "ShardEntry", "check_digests", "read_manifest"]
 
 FORMAT = "packed-rows/2"
 MANIFEST = "manifest.json"
@@ -100,6 +100,20 @@ def read_manifest(directory: Path) -> Manifest:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
         raise PreparedDataError(f"{path}: format {found!r}, but this version reads {FORMAT!r}; run `prepare` again")
     return _parse(value, path)
+
+
+def check_digests(directory: Path, digests: Mapping[str, str]) -> None:
+    """Reads files of prepared data, by name, and compares each with the digest that the manifest has of it.
+
+    Raises:
+        PreparedDataError: a file is missing or changed; the message names the first one.
+    """
+    for name, expected in digests.items():
+        path = directory / name
+        if not path.is_file():
+            raise PreparedDataError(f"{path}: missing; run `prepare` again")
+        if (found := digest_file(path)) != expected:
+            raise PreparedDataError(f"{path}: {found}, but the manifest says {expected}; the file was changed: run `prepare` again")
 
 
 def _parse(value: Mapping[str, Any], path: Path) -> Manifest:

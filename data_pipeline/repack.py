@@ -19,7 +19,7 @@ from data_pipeline.errors import ConfigError
 from data_pipeline.lengths import compare_row_lengths
 from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.publish import TOKENIZER, exclusive, work_directory
-from data_pipeline.published import CHOSEN, TOKENS, check_tokens_kept
+from data_pipeline.published import CHOSEN, TOKENS, check_tables, check_tokenizer, check_tokens_kept
 from data_pipeline.report import row_counts
 from data_pipeline.runner import Runner, open_runner
 from data_pipeline.settings import explain
@@ -57,7 +57,7 @@ def repack(directory: Path, output: Path, row_length: int, workers: int | None =
     Raises:
         ConfigError: a number is out of the range that it has in `prepare`, it was prepared without keeping the tokens, or `output`
             is the same folder.
-        PreparedDataError: something of it is missing.
+        PreparedDataError: something of it is missing or changed.
     """
     check_numbers(row_length, workers)
     if directory.resolve() == output.resolve():
@@ -66,6 +66,10 @@ def repack(directory: Path, output: Path, row_length: int, workers: int | None =
     check_tokens_kept(directory, before)
     settings = before.config | {"row_length": row_length}
     with stop_on_signals(), exclusive(output):
+        # Before a byte of them is read: what is packed gets digests of its own, which would hold whatever was wrong with it.
+        check_tokenizer(directory, before)
+        for number in range(len(before.partitions)):
+            check_tables(directory, before, number)
         work = work_directory(output, fingerprint_of(settings, before.inputs))
         with open_runner(("count", "pack"), min(workers or available_cores(), len(before.partitions))) as run:
             counted = count_all(run, directory, before, work)

@@ -21,10 +21,10 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from data_pipeline import prepare as module_of_prepare
 from data_pipeline.config import FIM_TOKENS, PrepareConfig
 from data_pipeline.dedup import duplicates as dedup_stages
-from data_pipeline.errors import ConfigError, ExitCode, StoppedBySignal, exit_code_of
+from data_pipeline.errors import ConfigError, ExitCode, PreparedDataError, StoppedBySignal, exit_code_of
 from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.prepare import prepare
-from data_pipeline.published import PublishedDocument, read_documents
+from data_pipeline.published import PublishedDocument, read_document, read_documents
 from data_pipeline.repack import repack
 from data_pipeline.shards import Rows
 from data_pipeline.split import SPLITS, Split
@@ -109,6 +109,26 @@ def test_repack_refuses_the_numbers_that_prepare_refuses(tmp_path: Path, option:
         repack(tmp_path, tmp_path / "again", **numbers)
 
 
+@pytest.mark.parametrize("name", ["tokens/000000.arrow", "chosen/000000.arrow", "tokenizer/bytes.json"])
+@pytest.mark.parametrize("damage", ["some bytes of it are others", "it is empty"])
+def test_damaged_tables_are_named_by_all_that_read_them(tmp_path: Path, name: str, damage: str) -> None:
+    prepare_small(tmp_path / "out", {"text": write_texts(tmp_path / "text.jsonl", sentences(1, 80))})
+    data = (tmp_path / "out" / name).read_bytes()
+    middle = len(data) // 2
+    damaged = data[:middle] + bytes(400) + data[middle + 400 :] if damage != "it is empty" else b""
+    (tmp_path / "out" / name).write_bytes(damaged)
+    manifest = read_manifest(tmp_path / "out")
+    readers: list[Callable[[], object]] = [
+        lambda: repack(tmp_path / "out", tmp_path / "again", 64, 1),
+        lambda: next(read_documents(tmp_path / "out", manifest, "train")),
+        lambda: read_document(tmp_path / "out", manifest, 0),
+    ]
+    for reader in readers:
+        with pytest.raises(PreparedDataError, match=rf"{name}: sha256:.* but the manifest says .*; the file was changed"):
+            reader()
+    assert not (tmp_path / "again" / "manifest.json").exists()
+
+
 def test_without_kept_tokens_the_commands_that_need_them_say_so(tmp_path: Path) -> None:
     text = write_texts(tmp_path / "text.jsonl", sentences(1, 80))
     prepare_small(tmp_path / "out", {"text": text}, packing={"keep_tokens": False})
@@ -131,9 +151,10 @@ def test_a_document_found_in_a_row_can_be_read(tmp_path: Path) -> None:
     done = run("inspect", tmp_path / "out", "--document", str(identity))
     assert done.stdout == written[identity] + "\n"
     assert done.stdout.rstrip("\n") == decoded_rows(tmp_path / "out", "train")[3]
-    missing = run("inspect", tmp_path / "out", "--document", "999")
-    assert (missing.returncode, missing.stderr.count("\n")) == (ExitCode.CONFIG, 1)
-    assert "holds no document 999; ids stand in the column `documents`" in missing.stderr
+    for absent in ("999",):
+        missing = run("inspect", tmp_path / "out", "--document", absent)
+        assert (missing.returncode, missing.stderr.count("\n")) == (ExitCode.CONFIG, 1)
+        assert f"holds no document {absent}; ids stand in the column `documents`" in missing.stderr
 
 
 # quality
