@@ -81,7 +81,7 @@ def read_document(directory: Path, manifest: Manifest, identity: int) -> Publish
     """
     check_tokens_kept(directory, manifest)
     number = partition_of(identity)
-    if number < len(manifest.partitions):
+    if 0 <= number < len(manifest.partitions):
         for batch in _taken(directory, manifest, number):
             found = batch.filter(pa.array(batch.column("id").to_numpy() == identity))
             if found.num_rows:
