@@ -196,12 +196,13 @@ def _count(batch: pa.RecordBatch, copies_D: NDArray[np.uint8], result: SelectRes
 
 
 def _reasons(batch: pa.RecordBatch, cuts: Cuts) -> NDArray[np.object_]:
-    """Why each document is not good enough; empty where it is."""
-    if not (cuts.by_perplexity or cuts.by_classifier):
-        return np.full(batch.num_rows, "", np.object_)
-    scores_D = batch.column("perplexity").to_numpy() if cuts.by_perplexity else None
-    probabilities_D = batch.column("wanted").to_numpy() if cuts.by_classifier else None
-    reasons_D: NDArray[np.object_] = _REASONS[judge(cuts.bounds, scores_D, probabilities_D)]
+    """Why each document is not good enough; empty where it is. One without a token can stand in no row."""
+    reasons_D: NDArray[np.object_] = np.full(batch.num_rows, "", np.object_)
+    if cuts.by_perplexity or cuts.by_classifier:
+        scores_D = batch.column("perplexity").to_numpy() if cuts.by_perplexity else None
+        probabilities_D = batch.column("wanted").to_numpy() if cuts.by_classifier else None
+        reasons_D = _REASONS[judge(cuts.bounds, scores_D, probabilities_D)]
+    reasons_D[np.diff(batch.column("tokens").offsets.to_numpy()) == 0] = Reason.NO_TOKENS
     return reasons_D
 
 

@@ -374,6 +374,24 @@ def test_a_supplied_tokenizer_is_used_as_it_is_wherever_it_lies(
     assert any(path.read_bytes() == moved.read_bytes() for path in (tmp_path / "first" / "tokenizer").iterdir())
 
 
+@pytest.mark.parametrize("by", ["none", "source"])
+def test_a_document_without_a_token_is_dropped_and_counted(tmp_path: Path, by: str) -> None:
+    letters = {letter: number for number, letter in enumerate(["<pad>", *"abcdefghijklmnopqrstuvwxyz"])}
+    TokenizersTokenizer(models.BPE(letters, [])).save(str(tmp_path / "tokenizer.json"))
+    unknown = [text.upper() for text in sentences(2, 5)]
+    source = write_texts(tmp_path / "text.jsonl", [*unknown, *sentences(1, 60)])
+    tokenizer = {"path": tmp_path / "tokenizer.json", "pad_token": "<pad>", "add_bos": False, "add_eos": False}
+    prepare_small(tmp_path / "out", {"text": source}, tokenizer=tokenizer, balance={"by": by}, keep_rejects=True)
+    report = report_of(tmp_path / "out")
+    assert report["rejected"]["quality"] == {"no-tokens": 5}
+    assert report["documents"]["read"] == 65 == report["documents"]["kept"] + report["documents"]["rejected"]
+    identities = {document.id for document in documents(tmp_path / "out")}
+    assert (len(identities), min(identities)) == (60, 5)
+    rejects = [json.loads(line) for line in (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()]
+    assert [reject["sample"] for reject in rejects] == [text[:200] for text in unknown]
+    assert repack(tmp_path / "out", tmp_path / "again", 64, 1).totals["documents"] == report["documents"]
+
+
 # judging
 
 GERMAN = "Der alte Mann ging langsam durch den stillen Wald und dachte an die Tage, die längst vergangen waren. "
