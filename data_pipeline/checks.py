@@ -87,14 +87,14 @@ def _commonest(read: Sequence[ReadResult]) -> str:
 def check_selected(selected: Sequence[SelectResult]) -> None:
     """Refuses settings of quality and balance that leave nothing of a side that there was."""
     for side in SPLITS:
-        if not any(result.kept[side] for result in selected):
+        offered = sum(result.offered[side] for result in selected)
+        if offered and not any(result.kept[side] for result in selected):
             reasons = add_counts(result.rejected for result in selected)
-            if reasons:
-                found = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-                raise SourceError(
-                    f"no {side} document is left after selection ({found}); loosen the thresholds of quality, or change the "
-                    "weights of balance"
-                )
+            found = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+            raise SourceError(
+                f"none of {offered} {side} documents is left after selection ({found}); loosen the thresholds of quality, change "
+                "the weights of balance, or take a tokenizer that knows this text"
+            )
 
 
 def warn_of_losses(duplicates: Duplicates, config: PrepareConfig) -> None:

@@ -104,6 +104,8 @@ class SelectResult:
     kinds: Counts = field(default_factory=dict)
     samples: list[dict[str, Any]] = field(default_factory=list)
     """The first rejected documents of each reason."""
+    offered: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    """Documents that there were to choose from."""
 
 
 def select_partition(task: SelectTask) -> SelectResult:
@@ -180,6 +182,7 @@ def _count(batch: pa.RecordBatch, copies_D: NDArray[np.uint8], result: SelectRes
     kept_D = copies_D > 0
     for number, split in enumerate(SPLITS):
         side_D = kept_D & (split_D == number)
+        result.offered[split] += int((split_D == number).sum())
         result.kept[split] += int(side_D.sum())
         result.bytes[split] += int(bytes_D[side_D].sum())
         result.tokens[split] += int((tokens_D * copies_D)[side_D].sum())

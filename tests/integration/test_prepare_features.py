@@ -21,7 +21,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from data_pipeline import prepare as module_of_prepare
 from data_pipeline.config import FIM_TOKENS, PrepareConfig
 from data_pipeline.dedup import duplicates as dedup_stages
-from data_pipeline.errors import ConfigError, ExitCode, PreparedDataError, StoppedBySignal, exit_code_of
+from data_pipeline.errors import ConfigError, ExitCode, PreparedDataError, SourceError, StoppedBySignal, exit_code_of
 from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.prepare import prepare
 from data_pipeline.published import PublishedDocument, read_document, read_documents
@@ -228,6 +228,21 @@ def test_a_metadata_field_balances_and_too_little_is_repeated(tmp_path: Path) ->
     of_common = sum(times[text] * len(text.encode()) for text in set(common))
     assert of_rare / (of_rare + of_common) == pytest.approx(0.5, abs=0.03)
     assert Counter(decoded_rows(tmp_path / "out", "val")).most_common(1)[0][1] == 1, "validation is as it was"
+
+
+def test_selection_is_refused_where_it_leaves_nothing_of_a_side_that_there_was(tmp_path: Path) -> None:
+    sources = {
+        "text": write_texts(tmp_path / "text.jsonl", sentences(1, 60)),
+        "other": write_texts(tmp_path / "b.jsonl", noise(3, 9)),
+    }
+    nobody = {"val_fraction": 1e-9, "min_val_documents": 0}
+    manifest = prepare_small(tmp_path / "out", sources, balance={"by": "source"}, split=nobody)
+    assert (manifest.totals["documents"]["val"], manifest.totals["rejected"]["balance"].keys()) == (0, {"over-share"})
+    letters = {letter: number for number, letter in enumerate(["<pad>", "ж"])}
+    TokenizersTokenizer(models.BPE(letters, [])).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = {"path": tmp_path / "tokenizer.json", "pad_token": "<pad>", "add_bos": False, "add_eos": False}
+    with pytest.raises(SourceError, match=r"none of \d+ train documents is left after selection \(69 no-tokens\)"):
+        prepare_small(tmp_path / "none", sources, tokenizer=tokenizer)
 
 
 # augmentation
