@@ -391,7 +391,7 @@ class LimitSettings(Section):
     max_line_bytes: int = Field(
         16 * _MIB, ge=64, description="longest line, row or field that is read, in bytes; a longer one is rejected unread"
     )
-    max_document_bytes: int = Field(32 * _MIB, ge=64, description="largest text file that may be one document, in bytes")
+    max_document_bytes: int = Field(32 * _MIB, ge=64, description="largest file or paragraph that may be one document, in bytes")
     max_json_depth: int = Field(100, ge=1, le=500, description="deepest nesting of a JSON line, in levels")
     max_expansion: int = Field(400, ge=2, description="decompressed bytes per compressed byte at which a file is given up")
     max_decompressed_bytes: int = Field(1 << 40, ge=1024, description="decompressed bytes at which a file is given up")
