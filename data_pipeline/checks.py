@@ -32,10 +32,13 @@ def check_positions_exist(inputs: Sequence[InputFile], config: PrepareConfig) ->
 
 
 def check_trusted(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
-    """Refuses a trusted source that is none of the sources, before an hour goes by."""
+    """Refuses a trusted source, or one with a weight, that is none of the sources, before an hour goes by."""
     sources = list(dict.fromkeys(file.source for file in inputs))
     if config.quality.trusted not in (None, *sources):
         raise ConfigError(f"quality.trusted = {config.quality.trusted} is no source; there are {', '.join(sources)}")
+    weighed = config.balance.weights if config.balance.by == "source" else {}
+    if unknown := [name for name in weighed if name not in (*sources, *config.source)]:
+        raise ConfigError(f"balance.weights.{unknown[0]} is no source; there are {', '.join(sources)}")
 
 
 def check_rejected(partitions: Sequence[Partition], read: Sequence[ReadResult], config: PrepareConfig) -> None:

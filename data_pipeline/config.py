@@ -267,6 +267,9 @@ class BalanceSettings(Section):
     def _field_is_named(self) -> Self:
         if (self.by == "field") != (self.field is not None):
             raise ValueError(f"by = {self.by} and field = {self.field} do not agree; set both, or neither")
+        unknown = [name for name in self.weights if name not in KINDS] if self.by == "kind" else []
+        if unknown:
+            raise ValueError(f"weights.{unknown[0]} is no kind of text; there are {', '.join(KINDS)}")
         if negative := [name for name, weight in self.weights.items() if not 0 <= weight < float("inf")]:
             raise ValueError(f"weights.{negative[0]} = {self.weights[negative[0]]}: a weight is a finite number from 0")
         return self
@@ -475,13 +478,18 @@ class PrepareConfig(Settings):
     def _settings_agree(self) -> Self:
         if not self.sources and not self.source and self.if_empty == "error":
             raise ValueError(f"sources is not set; give --sources PATH, or the word {BUILTIN} for the built-in corpus")
-        if self.split.by == "tail" and self.text.documents != "chunks":
+        own = {f"source.{name}.": self.for_source(name) for name in self.source}
+        of_sources = own if own and not self.sources else {"": self} | own
+        for place, config in of_sources.items():
+            if self.split.by == "tail" and config.text.documents != "chunks":
+                raise ValueError(
+                    f"split.by = tail cuts files by position, but {place}text.documents = {config.text.documents}; "
+                    f"set {place}text.documents to chunks, or split.by to content"
+                )
+        if self.balance.field is not None and all(self.balance.field not in one.records.metadata for one in of_sources.values()):
             raise ValueError(
-                f"split.by = tail cuts files by position, but text.documents = {self.text.documents}; "
-                "set text.documents to chunks, or split.by to content"
+                f"balance.field = {self.balance.field}, but no source keeps a field of this name; add it to records.metadata"
             )
-        for name in self.source:
-            self.for_source(name)
         return self
 
     def for_source(self, name: str) -> PrepareConfig:

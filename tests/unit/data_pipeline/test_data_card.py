@@ -114,7 +114,7 @@ def test_the_sources_of_the_recipe_keep_their_order(tmp_path: Path) -> None:
 
 def test_names_that_are_no_bare_words_are_read_back(tmp_path: Path) -> None:
     weights = {"en, de": 1.0, "😀": 2.0, "a.b": 3.0, "": 4.0}
-    config, card = card_of(("a",), sources=("a",), balance={"by": "kind", "weights": weights})
+    config, card = card_of(("a",), sources=("a",), balance={"by": "language", "weights": weights})
     assert rebuilt(card, tmp_path).balance == config.balance
 
 
