@@ -50,6 +50,8 @@ def test_the_card_says_what_the_data_is_and_leaves_what_it_cannot_know_to_the_us
     assert "| deduplicate | near-duplicate | 2,873 | 22.4 % |" in section(card, "What was removed")
     assert "Copies of validation documents in training: 0 exact, 0 near." in section(card, "Splits")
     assert "| de | 3,100 | 2,700,000 | 3.33 |" in section(card, "Tokenizer")
+    assert "Every text that was tried comes back exactly." in section(card, "Tokenizer")
+    assert "Documents that cleaning changed, those that were rejected later among them:" in section(card, "What was removed")
     assert "Rows of 1,024 tokens, as set, hold" in section(card, "Lengths")
     assert "Documents of web were lost to duplicates" in section(card, "Known limits")
 
