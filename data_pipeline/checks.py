@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dedup.duplicates import Duplicates
@@ -22,6 +23,8 @@ from data_pipeline.tasks import add_counts
 __all__ = ["check_positions_exist", "check_rejected", "check_selected", "check_split", "check_trusted", "warn_of_losses"]
 
 logger = logging.getLogger(__name__)
+
+_SHOWN = 3  # files in a message
 
 
 def check_positions_exist(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
@@ -42,21 +45,51 @@ def check_trusted(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
 
 
 def check_rejected(partitions: Sequence[Partition], read: Sequence[ReadResult], config: PrepareConfig) -> None:
-    """Refuses input of which more is malformed than the reject budget allows."""
+    """Refuses input of which more is malformed than the reject budget allows; warns where all of a source or file is lost in it."""
     documents = sum(result.documents for result in read)
     malformed: Counter[Reason] = Counter()
     for result in read:
         malformed.update({Reason(reason): count for reason, count in result.rejected.items() if Reason(reason).malformed})
     if malformed.total() <= config.limits.max_rejected_fraction * documents:
+        _warn_of_lost_sources(partitions, read)
+        _warn_of_lost_files(partitions, read)
         return
     first = next(sample for sample in collect_rejects(partitions, read) if Reason(sample["reason"]).malformed)
     [(commonest, count)] = malformed.most_common(1)
-    where = f"{first['path']}:{first['line']}" if first["line"] else first["path"]
     raise SourceError(
-        f"source {first['source']}, {where}: {first['reason']}: {first['detail']}; the first of {malformed.total()} malformed "
+        f"source {first['source']}, {_place(first)}; the first of {malformed.total()} malformed "
         f"among {documents} documents (most often {commonest}, {count}), and limits.max_rejected_fraction = "
         f"{config.limits.max_rejected_fraction}; mend the input or raise that limit"
     )
+
+
+def _warn_of_lost_sources(partitions: Sequence[Partition], read: Sequence[ReadResult]) -> None:
+    """A budget for all sources together can let one of them go whole."""
+    of_source: dict[str, list[ReadResult]] = {}
+    for result in read:
+        of_source.setdefault(result.source, []).append(result)
+    for source, results in of_source.items():
+        if not any(result.kept for result in results):
+            documents = sum(result.documents for result in results)
+            samples = (sample for sample in collect_rejects(partitions, read) if sample["source"] == source)
+            first = next((f"; the first is {_place(sample)}" for sample in samples), "")
+            logger.warning(
+                "source %s: nothing of it is kept, of %d documents (%s%s)", source, documents, _commonest(results), first
+            )
+
+
+def _warn_of_lost_files(partitions: Sequence[Partition], read: Sequence[ReadResult]) -> None:
+    """A file that cannot be read on is one rejection, however many documents it holds. Members of archives are not named."""
+    given_up = [sample for sample in collect_rejects(partitions, read) if not sample["line"] and "!/" not in sample["path"]]
+    if given_up:
+        shown = "; ".join(f"source {sample['source']}, {_place(sample)}" for sample in given_up[:_SHOWN])
+        more = "; and more, see the report" if len(given_up) > _SHOWN else ""
+        logger.warning("files that were given up, with what came after in them: %s%s", shown, more)
+
+
+def _place(sample: Mapping[str, Any]) -> str:
+    where = f"{sample['path']}:{sample['line']}" if sample["line"] else sample["path"]
+    return f"{where}: {sample['reason']}: {sample['detail']}"
 
 
 def check_split(read: Sequence[ReadResult], split: Sequence[SplitResult], config: PrepareConfig) -> None:

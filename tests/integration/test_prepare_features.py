@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 from collections import Counter
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer as TokenizersTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -405,6 +408,28 @@ def test_a_document_without_a_token_is_dropped_and_counted(tmp_path: Path, by: s
     rejects = [json.loads(line) for line in (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()]
     assert [reject["sample"] for reject in rejects] == [text[:200] for text in unknown]
     assert repack(tmp_path / "out", tmp_path / "again", 64, 1).totals["documents"] == report["documents"]
+
+
+# what is lost in reading
+
+
+def test_a_source_and_a_file_that_are_lost_whole_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_texts(tmp_path / "good" / "a.jsonl", sentences(1, 120))
+    rows = pa.table({"body": sentences(2, 1000)})
+    for name in ("good/other.parquet", "lost/a.parquet"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        pq.write_table(rows, tmp_path / name)
+    (tmp_path / "short").mkdir()
+    (tmp_path / "short" / "a.txt").write_text("short")
+    prepare_small(tmp_path / "out", {name: tmp_path / name for name in ("good", "lost", "short")})
+    column = "no-text-field: column 'text' is not there; there are 'body'; see records.text_field"
+    warnings = [
+        rf"source lost: nothing of it is kept, of 1 documents \(1 no-text-field; the first is a\.parquet: {column}\)",
+        r"source short: nothing of it is kept, of 1 documents \(1 too-short; the first is a\.txt:1: too-short: .*\)",
+        rf"files that were given up.*: source good, other\.parquet: {column}; source lost, a\.parquet: {column}",
+    ]
+    for expected, found in zip(warnings, caplog.messages, strict=True):
+        assert re.fullmatch(expected, found)
 
 
 # judging
