@@ -29,7 +29,7 @@ from data_pipeline.errors import SourceError
 from data_pipeline.sources.formats import is_hidden, printable
 from data_pipeline.sources.streams import Readable
 
-__all__ = ["Found", "Listing", "Location", "check_unchanged", "digest", "is_url", "list_files", "open_file"]
+__all__ = ["Found", "Listing", "Location", "check_unchanged", "digest", "found_here", "is_url", "list_files", "open_file"]
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,8 @@ class Found:
     """What changes when the file does: the time of its last change, or the checksum of a store."""
     checksum: str = ""
     """`algorithm:value` as the store has it; empty where content must be read to know it."""
+    status_stamp: str = ""
+    """Time of the last change to anything about a file of this machine, its name and the stamp above among it: nobody sets it."""
 
 
 @dataclass(frozen=True)
@@ -145,12 +147,12 @@ def digest(location: Location, num_bytes: int, limits: LimitSettings) -> str:
 def _list_local(named: str) -> Listing:
     path = Path(named)
     if path.is_dir():
-        return Listing(named, [_found_here(path, file) for file in _files_below(path)], is_folder=True)
+        return Listing(named, [found_here(path, file) for file in _files_below(path)], is_folder=True)
     if path.is_file():
-        return Listing(named, [_found_here(path.parent, path)], is_folder=False)
+        return Listing(named, [found_here(path.parent, path)], is_folder=False)
     folder = Path(*_before_magic(path.parts))
-    names = glob.glob(named, recursive=True) if glob.has_magic(named) else []  # noqa: PTH207 - absolute patterns
-    files = [_found_here(folder, Path(name)) for name in names if Path(name).is_file()]
+    names = sorted(set(glob.glob(named, recursive=True))) if glob.has_magic(named) else []  # noqa: PTH207 - absolute patterns
+    files = [found_here(folder, Path(name)) for name in names if Path(name).is_file()]
     return Listing(str(folder) if files else named, files, is_folder=False)
 
 
@@ -195,10 +197,12 @@ def _unreadable(path: Path, error: OSError) -> SourceError:
     return SourceError(f"{printable(str(path))}: cannot be read ({error.strerror}); give access to it, or name other sources")
 
 
-def _found_here(folder: Path, file: Path) -> Found:
+def found_here(folder: Path, file: Path) -> Found:
+    """A file of this machine, and its path relative to a folder."""
     status = file.stat()
     path = printable(file.relative_to(folder).as_posix())
-    return Found(Location(str(file.absolute())), path, status.st_size, str(status.st_mtime_ns))
+    stamp, status_stamp = str(status.st_mtime_ns), str(status.st_ctime_ns)
+    return Found(Location(str(file.absolute())), path, status.st_size, stamp, status_stamp=status_stamp)
 
 
 def _before_magic(parts: Sequence[str]) -> Iterator[str]:
