@@ -267,6 +267,9 @@ class BalanceSettings(Section):
     def _field_is_named(self) -> Self:
         if (self.by == "field") != (self.field is not None):
             raise ValueError(f"by = {self.by} and field = {self.field} do not agree; set both, or neither")
+        unknown = [name for name in self.weights if name not in KINDS] if self.by == "kind" else []
+        if unknown:
+            raise ValueError(f"weights.{unknown[0]} is no kind of text; there are {', '.join(KINDS)}")
         if negative := [name for name, weight in self.weights.items() if not 0 <= weight < float("inf")]:
             raise ValueError(f"weights.{negative[0]} = {self.weights[negative[0]]}: a weight is a finite number from 0")
         return self
@@ -391,7 +394,7 @@ class LimitSettings(Section):
     max_line_bytes: int = Field(
         16 * _MIB, ge=64, description="longest line, row or field that is read, in bytes; a longer one is rejected unread"
     )
-    max_document_bytes: int = Field(32 * _MIB, ge=64, description="largest text file that may be one document, in bytes")
+    max_document_bytes: int = Field(32 * _MIB, ge=64, description="largest file or paragraph that may be one document, in bytes")
     max_json_depth: int = Field(100, ge=1, le=500, description="deepest nesting of a JSON line, in levels")
     max_expansion: int = Field(400, ge=2, description="decompressed bytes per compressed byte at which a file is given up")
     max_decompressed_bytes: int = Field(1 << 40, ge=1024, description="decompressed bytes at which a file is given up")
@@ -475,13 +478,18 @@ class PrepareConfig(Settings):
     def _settings_agree(self) -> Self:
         if not self.sources and not self.source and self.if_empty == "error":
             raise ValueError(f"sources is not set; give --sources PATH, or the word {BUILTIN} for the built-in corpus")
-        if self.split.by == "tail" and self.text.documents != "chunks":
+        own = {f"source.{name}.": self.for_source(name) for name in self.source}
+        of_sources = own if own and not self.sources else {"": self} | own
+        for place, config in of_sources.items():
+            if self.split.by == "tail" and config.text.documents != "chunks":
+                raise ValueError(
+                    f"split.by = tail cuts files by position, but {place}text.documents = {config.text.documents}; "
+                    f"set {place}text.documents to chunks, or split.by to content"
+                )
+        if self.balance.field is not None and all(self.balance.field not in one.records.metadata for one in of_sources.values()):
             raise ValueError(
-                f"split.by = tail cuts files by position, but text.documents = {self.text.documents}; "
-                "set text.documents to chunks, or split.by to content"
+                f"balance.field = {self.balance.field}, but no source keeps a field of this name; add it to records.metadata"
             )
-        for name in self.source:
-            self.for_source(name)
         return self
 
     def for_source(self, name: str) -> PrepareConfig:

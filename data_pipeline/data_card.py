@@ -17,7 +17,7 @@ from data_pipeline.config import BUILTIN, OVERRIDABLE, PrepareConfig
 from data_pipeline.lengths import truncation_advice
 from data_pipeline.manifest import Manifest
 from data_pipeline.settings import to_toml
-from data_pipeline.wording import decimal, known, largest_first, part, share, size, visible
+from data_pipeline.wording import decimal, known, largest_first, part, round_trip, share, size, visible
 
 __all__ = ["render_card"]
 
@@ -231,7 +231,8 @@ def _removed(report: Report) -> str:
     changed = [(_escaped(rule), f"{count:,}") for rule, count in cleaned]
     parts = [total, _table(("stage", "reason", "documents", "share of all read"), lines, numbers=2)]
     if changed:
-        parts += ["Documents that were changed and kept:", _table(("rule", "documents"), changed, numbers=1)]
+        title = "Documents that cleaning changed, those that were rejected later among them:"
+        parts += [title, _table(("rule", "documents"), changed, numbers=1)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -253,9 +254,8 @@ def _splits(report: Report) -> str:
 
 def _tokenizer(manifest: Manifest, report: Report) -> str:
     lines = [f"{manifest.tokenizer_kind}, {manifest.vocab_size:,} tokens, `{manifest.tokenizer_digest}`."]
-    failures = part(report, "tokenizer").get("round_trip_failures")
-    if failures is not None:
-        lines[0] += " Every text comes back exactly." if not failures else f" {failures:,} texts do not come back exactly."
+    if words := round_trip(part(report, "tokenizer")):
+        lines[0] += f" {words[0].upper()}{words[1:]}."
     by_language = [
         (_escaped(code), _number(one, "documents"), _number(one, "tokens"), decimal(one.get("bytes_per_token") or 0))
         for code, one in largest_first(part(report, "languages"), "bytes").items()

@@ -94,6 +94,7 @@ class Reason(StrEnum):
     EXACT_DUPLICATE = "exact-duplicate"
     NEAR_DUPLICATE = "near-duplicate"
     BENCHMARK_OVERLAP = "benchmark-overlap"
+    NO_TOKENS = "no-tokens"
     PERPLEXITY_LOW = "perplexity-low"
     PERPLEXITY_HIGH = "perplexity-high"
     CLASSIFIED_BAD = "classified-bad"
@@ -115,7 +116,7 @@ _STAGES = {
     **dict.fromkeys((Reason.EMPTY, Reason.TOO_SHORT, Reason.TOO_LONG), Stage.JUDGE),
     **{reason: Stage.JUDGE for reason in Reason if reason.startswith(_JUDGED)},
     **dict.fromkeys((Reason.EXACT_DUPLICATE, Reason.NEAR_DUPLICATE, Reason.BENCHMARK_OVERLAP), Stage.DEDUPLICATE),
-    **dict.fromkeys((Reason.PERPLEXITY_LOW, Reason.PERPLEXITY_HIGH, Reason.CLASSIFIED_BAD), Stage.QUALITY),
+    **dict.fromkeys((Reason.NO_TOKENS, Reason.PERPLEXITY_LOW, Reason.PERPLEXITY_HIGH, Reason.CLASSIFIED_BAD), Stage.QUALITY),
     Reason.OVER_SHARE: Stage.BALANCE,
 }
 

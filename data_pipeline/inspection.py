@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.errors import PreparedDataError
-from data_pipeline.files import digest_file
 from data_pipeline.lengths import truncation_advice
-from data_pipeline.manifest import Manifest, distrust, read_manifest
+from data_pipeline.manifest import Manifest, check_digests, read_manifest
 from data_pipeline.wording import known, largest_first, part, share, size, visible
 
 __all__ = ["describe", "summarise", "verify"]
@@ -27,13 +25,7 @@ def verify(directory: Path) -> Manifest:
         PreparedDataError: the manifest or a file is missing or changed; the message names the first one.
     """
     manifest = read_manifest(directory)
-    for name, expected in manifest.digests.items():
-        path = directory / name
-        if not path.is_file():
-            raise PreparedDataError(f"{path}: missing; run `prepare` again")
-        if (found := digest_file(path)) != expected:
-            distrust(directory)
-            raise PreparedDataError(f"{path}: {found}, but the manifest says {expected}; the file was changed: run `prepare` again")
+    check_digests(directory, manifest.digests)
     return manifest
 
 

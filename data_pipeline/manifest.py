@@ -13,9 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import PreparedDataError
-from data_pipeline.files import canonical_json, digest_bytes
+from data_pipeline.files import canonical_json, digest_bytes, digest_file
 
-__all__ = ["FORMAT", "MANIFEST", "PUBLISHED", "Manifest", "ShardEntry", "distrust", "files_in_manifest", "read_manifest"]
+__all__ = [
+    "FORMAT",
+    "MANIFEST",
+    "PUBLISHED",
+    "Manifest",
+    "ShardEntry",
+    "check_digests",
+    "distrust",
+    "files_in_manifest",
+    "read_manifest",
+]
 
 FORMAT = "packed-rows/2"
 MANIFEST = "manifest.json"
@@ -128,6 +138,21 @@ def files_in_manifest(directory: Path) -> set[str]:
         return {*value["files"], *(shard["path"] for shard in value["shards"])}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return set()
+
+
+def check_digests(directory: Path, digests: Mapping[str, str]) -> None:
+    """Reads files of prepared data, by name, and compares each with the digest that the manifest has of it.
+
+    Raises:
+        PreparedDataError: a file is missing or changed; the message names the first one.
+    """
+    for name, expected in digests.items():
+        path = directory / name
+        if not path.is_file():
+            raise PreparedDataError(f"{path}: missing; run `prepare` again")
+        if (found := digest_file(path)) != expected:
+            distrust(directory)
+            raise PreparedDataError(f"{path}: {found}, but the manifest says {expected}; the file was changed: run `prepare` again")
 
 
 def _parse(value: Mapping[str, Any], path: Path) -> Manifest:

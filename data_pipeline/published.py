@@ -11,12 +11,21 @@ import pyarrow as pa
 
 from data_pipeline.documents import partition_of
 from data_pipeline.errors import ConfigError, PreparedDataError
-from data_pipeline.manifest import Manifest
+from data_pipeline.manifest import Manifest, check_digests
 from data_pipeline.split import SPLITS, Split
 from data_pipeline.tasks import data_path, read_side_by_side
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["CHOSEN", "TOKENS", "PublishedDocument", "check_tokens_kept", "read_document", "read_documents"]
+__all__ = [
+    "CHOSEN",
+    "TOKENS",
+    "PublishedDocument",
+    "check_tables",
+    "check_tokenizer",
+    "check_tokens_kept",
+    "read_document",
+    "read_documents",
+]
 
 TOKENS, CHOSEN = "tokens", "chosen"
 """Folders with a table for each partition: its tokenised documents, and how often each of them was taken."""
@@ -49,11 +58,16 @@ def check_tokens_kept(directory: Path, manifest: Manifest) -> None:
 
 
 def read_documents(directory: Path, manifest: Manifest, split: Split) -> Iterator[PublishedDocument]:
-    """The documents of one side in their order, each once, however often it was taken."""
+    """The documents of one side in their order, each once, however often it was taken.
+
+    Raises:
+        ConfigError: it was prepared without keeping the tokens.
+        PreparedDataError: a table or the tokenizer is missing or changed.
+    """
     check_tokens_kept(directory, manifest)
-    tokenizer = load_tokenizer(directory / "tokenizer")
+    tokenizer = _tokenizer(directory, manifest)
     for number, partition in enumerate(manifest.partitions):
-        for batch in _taken(directory, number):
+        for batch in _taken(directory, manifest, number):
             on_side_D = batch.column("split").to_numpy() == SPLITS.index(split)
             yield from _decode(batch.filter(pa.array(on_side_D)), partition["source"], tokenizer)
 
@@ -63,18 +77,44 @@ def read_document(directory: Path, manifest: Manifest, identity: int) -> Publish
 
     Raises:
         ConfigError: there is no such document, or it was rejected.
+        PreparedDataError: its table or the tokenizer is missing or changed.
     """
     check_tokens_kept(directory, manifest)
     number = partition_of(identity)
-    if number < len(manifest.partitions):
-        for batch in _taken(directory, number):
+    if 0 <= number < len(manifest.partitions):
+        for batch in _taken(directory, manifest, number):
             found = batch.filter(pa.array(batch.column("id").to_numpy() == identity))
             if found.num_rows:
-                return next(_decode(found, manifest.partitions[number]["source"], load_tokenizer(directory / "tokenizer")))
+                return next(_decode(found, manifest.partitions[number]["source"], _tokenizer(directory, manifest)))
     raise ConfigError(f"{directory} holds no document {identity}; ids stand in the column `documents` of the shards")
 
 
-def _taken(directory: Path, number: int) -> Iterator[pa.RecordBatch]:
+def check_tables(directory: Path, manifest: Manifest, number: int) -> None:
+    """Compares the tables of a partition with the manifest, before they are mapped: what is in them then is what was written.
+
+    Raises:
+        PreparedDataError: one is missing or changed.
+    """
+    names = (f"{folder}/{number:06d}.arrow" for folder in (TOKENS, CHOSEN))
+    check_digests(directory, {name: manifest.files[name] for name in names})
+
+
+def check_tokenizer(directory: Path, manifest: Manifest) -> None:
+    """Compares the files of the tokenizer with the manifest.
+
+    Raises:
+        PreparedDataError: one is missing or changed.
+    """
+    check_digests(directory, {name: digest for name, digest in manifest.files.items() if name.startswith("tokenizer/")})
+
+
+def _tokenizer(directory: Path, manifest: Manifest) -> Tokenizer:
+    check_tokenizer(directory, manifest)
+    return load_tokenizer(directory / "tokenizer")
+
+
+def _taken(directory: Path, manifest: Manifest, number: int) -> Iterator[pa.RecordBatch]:
+    check_tables(directory, manifest, number)
     for batch, chosen in read_side_by_side(directory / TOKENS / f"{number:06d}", directory / CHOSEN / f"{number:06d}"):
         yield batch.filter(pa.array(chosen.column("copies").to_numpy() > 0))
 

@@ -10,17 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from pydantic import ValidationError
 
 from data_pipeline.assembly import Prepared, assemble, fingerprint_of
-from data_pipeline.config import PackingSettings
+from data_pipeline.config import BUILTIN, PackingSettings, PrepareConfig
 from data_pipeline.engine import available_cores, stop_on_signals
 from data_pipeline.errors import ConfigError
 from data_pipeline.lengths import compare_row_lengths
 from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.publish import TOKENIZER, exclusive, work_directory
-from data_pipeline.published import CHOSEN, TOKENS, check_tokens_kept
+from data_pipeline.published import CHOSEN, TOKENS, check_tables, check_tokenizer, check_tokens_kept
 from data_pipeline.report import row_counts
 from data_pipeline.runner import Runner, open_runner
+from data_pipeline.settings import explain
 from data_pipeline.split import SPLITS
 from data_pipeline.stages.plan import DocumentsOf, pack_all
 from data_pipeline.stages.vocabulary import TrainedTokenizer
@@ -53,15 +55,21 @@ def repack(directory: Path, output: Path, row_length: int, workers: int | None =
     """Writes the documents of prepared data under `output`, in rows of `row_length` tokens, and returns the manifest.
 
     Raises:
-        ConfigError: it was prepared without keeping the tokens, or `output` is the same folder.
-        PreparedDataError: something of it is missing.
+        ConfigError: a number is out of the range that it has in `prepare`, it was prepared without keeping the tokens, or `output`
+            is the same folder.
+        PreparedDataError: something of it is missing or changed.
     """
+    check_numbers(row_length, workers)
     if directory.resolve() == output.resolve():
         raise ConfigError(f"{output} is the data that is repacked; choose another --output")
     before = read_manifest(directory)
     check_tokens_kept(directory, before)
     settings = before.config | {"row_length": row_length}
     with stop_on_signals(), exclusive(output):
+        # Before a byte of them is read: what is packed gets digests of its own, which would hold whatever was wrong with it.
+        check_tokenizer(directory, before)
+        for number in range(len(before.partitions)):
+            check_tables(directory, before, number)
         work = work_directory(output, fingerprint_of(settings, before.inputs))
         with open_runner(("count", "pack"), min(workers or available_cores(), len(before.partitions))) as run:
             counted = count_all(run, directory, before, work)
@@ -94,6 +102,18 @@ def repack(directory: Path, output: Path, row_length: int, workers: int | None =
             timings=run.timings,
         )
         return assemble(prepared, output, work, {})
+
+
+def check_numbers(row_length: int, workers: int | None) -> None:
+    """Refuses what `prepare` refuses under the same names.
+
+    Raises:
+        ConfigError: one is out of range.
+    """
+    try:
+        PrepareConfig(sources=(BUILTIN,), row_length=row_length, workers=workers)
+    except ValidationError as error:
+        raise ConfigError(explain(PrepareConfig, error)) from None
 
 
 def count_all(run: Runner, directory: Path, manifest: Manifest, work: Path) -> list[CountResult]:

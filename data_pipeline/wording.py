@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["decimal", "duration", "known", "largest_first", "part", "share", "size", "visible"]
+__all__ = ["decimal", "duration", "known", "largest_first", "part", "round_trip", "share", "size", "visible"]
 
 _UNSEEN = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"))
 """Unicode categories of characters that show nothing, or that change how others are shown."""
@@ -21,6 +21,21 @@ def size(num_bytes: float) -> str:
         if num_bytes < 999.95:
             return f"{num_bytes:.1f} {unit}"
     return f"{num_bytes / 1000:,.1f} PB"
+
+
+def round_trip(tokenizer: Mapping[str, Any]) -> str:
+    """Whether texts come back from their tokens, as far as the report of a tokenizer tells; empty where it does not.
+
+    The first few documents of each partition are tried; unknown tokens are counted in all of them.
+    """
+    failures, unknown = tokenizer.get("round_trip_failures"), tokenizer.get("unknown")
+    if failures is None:
+        return ""
+    if failures:
+        return f"{failures:,} of the texts that were tried do not come back exactly"
+    if unknown:
+        return f"every text that was tried comes back exactly, but {unknown:,} tokens are unknown, whose texts do not"
+    return "every text that was tried comes back exactly"
 
 
 def known(report: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from data_pipeline.manifest import Manifest
 from data_pipeline.report_html.cells import NOTHING, Report, count_of, decimal_of, exact_share_of, flat, listed, share_of
 from data_pipeline.report_html.charts import Bin, histogram
 from data_pipeline.report_html.parts import Html, definitions, element, join, note, number_table
-from data_pipeline.wording import decimal, part
+from data_pipeline.wording import decimal, part, round_trip
 
 __all__ = ["lengths", "quality", "rows", "tokenizer"]
 
@@ -132,13 +132,12 @@ def rows(report: Report, method: str | None) -> Html:
 def tokenizer(report: Report, manifest: Manifest) -> Html:
     """Which tokenizer it is, whether it gives every text back, and whether validation is free of training text."""
     found, leaks = part(report, "tokenizer"), part(report, "leaks")
-    failures = found.get("round_trip_failures")
     shown: dict[str, object] = {
         "tokenizer": f"{manifest.tokenizer_kind}, {manifest.vocab_size:,} tokens, stored as {manifest.token_type}",
         "digest": element("code", manifest.tokenizer_digest),
     }
-    if failures is not None:
-        shown["round trip"] = "every text came back exactly" if not failures else f"{failures:,} texts did not come back exactly"
+    if words := round_trip(found):
+        shown["round trip"] = words
     if leaks:
         shown["leaks"] = (
             ", ".join(f"{count:,} {kind}" for kind, count in leaks.items()) + " copies of validation documents in training"

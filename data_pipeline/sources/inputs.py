@@ -17,7 +17,7 @@ from data_pipeline.files import canonical_json, digest_bytes, write_atomic
 from data_pipeline.publish import is_written_by_prepare
 from data_pipeline.sources.builtin import code_files, manual_file, standard_library
 from data_pipeline.sources.formats import UNDERSTOOD, Compression, Format, Shape, is_hidden, shape_of
-from data_pipeline.sources.storage import Found, Location, digest, is_url, list_files
+from data_pipeline.sources.storage import Found, Location, digest, found_here, is_url, list_files
 
 __all__ = ["InputFile", "Part", "find_inputs", "remember_digests"]
 
@@ -44,6 +44,8 @@ class InputFile:
     bytes: int
     stamp: str
     """Changes when the file does, and is cheaper to find out than its content."""
+    status_stamp: str = ""
+    """Changes when anything about the file does, its stamp included; no reason to refuse a file, but one to read it again."""
     checksum: str = ""
     """`sha256:…` of the content, or what the store knows of it: `md5:…`, `etag:…`, …"""
 
@@ -77,7 +79,7 @@ class _Source:
 def find_inputs(config: PrepareConfig, known_digests: Path) -> tuple[InputFile, ...]:
     """All files to read, in the order of the sources and then of their paths, with the digests of their content.
 
-    `known_digests` is a file written by `remember_digests`: it saves reading a file again whose size and time are unchanged.
+    `known_digests` is a file written by `remember_digests`: it saves reading a file again whose size and times are unchanged.
 
     Raises:
         SourceError: a source is missing, cannot be reached, or holds no text.
@@ -157,13 +159,8 @@ def _find_builtin(source: _Source) -> Iterator[InputFile]:
             f"the built-in corpus: Python's standard library in {library} has no source text; name --sources of your own"
         )
     for name, paths, shape in (("stdlib-code", code, Shape("text", "none", "code")), ("stdlib-manual", [manual], _TOPICS)):
-        found = [_in_library(library, path) for path in paths]
+        found = [found_here(library, path) for path in paths]
         yield from _first_bytes([_input(file, shape, replace(source, name=name)) for file in found], source.max_bytes)
-
-
-def _in_library(library: Path, path: Path) -> Found:
-    status = path.stat()
-    return Found(Location(str(path)), path.relative_to(library).as_posix(), status.st_size, str(status.st_mtime_ns))
 
 
 def _input(file: Found, shape: Shape, source: _Source) -> InputFile:
@@ -176,6 +173,7 @@ def _input(file: Found, shape: Shape, source: _Source) -> InputFile:
         kind=source.kind or shape.kind,
         bytes=file.bytes,
         stamp=file.stamp,
+        status_stamp=file.status_stamp,
         checksum=file.checksum,
     )
 
@@ -220,9 +218,12 @@ def _unique(name: str, taken: set[str]) -> str:
 
 
 def _first_bytes(files: Iterable[InputFile], max_bytes: int | None) -> Iterator[InputFile]:
-    """The files in name order, as long as those before have not used up `max_bytes`. Empty files hold no document."""
+    """The files in name order, as long as those before have not used up `max_bytes`. Empty files hold no document.
+
+    Two names that are printed alike are told apart by their bytes.
+    """
     used = 0
-    for file in sorted(files, key=lambda file: file.path):
+    for file in sorted(files, key=lambda file: (file.path, file.location.name)):
         if max_bytes is not None and used >= max_bytes:
             return
         if file.bytes:
@@ -260,4 +261,4 @@ def _read_known(path: Path) -> dict[str, str]:
 
 def _key(file: InputFile) -> str:
     """Tells a file from others and from what it was before. Names no folder of this machine: prepared data is handed on."""
-    return digest_bytes(f"{file.location}:{file.bytes}:{file.stamp}".encode(errors="surrogatepass"))
+    return digest_bytes(f"{file.location}:{file.bytes}:{file.stamp}:{file.status_stamp}".encode(errors="surrogatepass"))

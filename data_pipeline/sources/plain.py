@@ -36,22 +36,27 @@ def read_pieces(
 ) -> Iterator[Document | Rejection]:
     """Paragraphs, or chunks of whole lines; none reaches across byte `border`, where a split by position cuts the file."""
     by_paragraph = text.documents == "paragraphs"
-    piece: list[Line] = []
+    max_bytes = limits.max_document_bytes if by_paragraph else None
+    first: Line | None = None
+    piece = bytearray()  # each line with its end
     characters = 0
     for line in read_lines(blocks, limits.max_line_bytes):
         if line.too_long:
             yield Rejection.of_bytes(Reason.LINE_TOO_LONG, origin.path, line.number, line.data, "longer than limits.max_line_bytes")
             continue
-        ends = not line.data.strip() if by_paragraph else characters >= text.chunk_chars
-        if piece and (ends or piece[0].offset < border <= line.offset):
-            yield _join(piece, origin)
-            piece, characters = [], 0
-        if by_paragraph and not line.data.strip():
+        is_blank = by_paragraph and not line.data.strip()
+        ends = is_blank if by_paragraph else characters >= text.chunk_chars
+        if first and (ends or first.offset < border <= line.offset):
+            yield _document(first, piece, origin, max_bytes)
+            first, piece, characters = None, bytearray(), 0
+        if is_blank:
             continue
-        piece.append(line)
+        first = first or line
+        if max_bytes is None or len(piece) <= max_bytes:  # of one that is too large no more is kept
+            piece += line.data + b"\n"
         characters += len(line.data.decode("utf-8", "ignore")) + 1
-    if piece:
-        yield _join(piece, origin)
+    if first:
+        yield _document(first, piece, origin, max_bytes)
 
 
 def read_topics(blocks: Iterator[bytes], origin: Origin) -> Iterator[Document | Rejection]:
@@ -70,5 +75,8 @@ def read_topics(blocks: Iterator[bytes], origin: Origin) -> Iterator[Document | 
         yield origin.document(text, line, 0)
 
 
-def _join(lines: list[Line], origin: Origin) -> Document | Rejection:
-    return decode(b"\n".join(line.data for line in lines), origin, lines[0].number, lines[0].offset)
+def _document(first: Line, lines: bytearray, origin: Origin, max_bytes: int | None) -> Document | Rejection:
+    if max_bytes is not None and len(lines) - 1 > max_bytes:
+        detail = f"a paragraph of more than limits.max_document_bytes = {max_bytes}; set text.documents to chunks"
+        return Rejection.of_bytes(Reason.FILE_TOO_LARGE, origin.path, first.number, first.data, detail)
+    return decode(bytes(lines[:-1]), origin, first.number, first.offset)

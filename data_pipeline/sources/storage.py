@@ -9,9 +9,12 @@ MD5, CRC32C or entity tag), or else the time of its last change, so that a terab
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import logging
+import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,10 +26,10 @@ import fsspec
 
 from data_pipeline.config import LimitSettings
 from data_pipeline.errors import SourceError
-from data_pipeline.sources.formats import printable
+from data_pipeline.sources.formats import is_hidden, printable
 from data_pipeline.sources.streams import Readable
 
-__all__ = ["Found", "Listing", "Location", "check_unchanged", "digest", "is_url", "list_files", "open_file"]
+__all__ = ["Found", "Listing", "Location", "check_unchanged", "digest", "found_here", "is_url", "list_files", "open_file"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +37,7 @@ _MAX_WAIT_S = 30.0
 _STORE_BLOCK_BYTES = 4 << 20  # what a store is asked for at a time; their own default can be 50 MiB for each open file
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface-hub", "http": "aiohttp", "https": "aiohttp"}
 _GONE = (404, 410)  # HTTP status codes
+_SHOWN = 8  # names in a message
 
 Result = TypeVar("Result")
 
@@ -65,6 +69,8 @@ class Found:
     """What changes when the file does: the time of its last change, or the checksum of a store."""
     checksum: str = ""
     """`algorithm:value` as the store has it; empty where content must be read to know it."""
+    status_stamp: str = ""
+    """Time of the last change to anything about a file of this machine, its name and the stamp above among it: nobody sets it."""
 
 
 @dataclass(frozen=True)
@@ -141,19 +147,62 @@ def digest(location: Location, num_bytes: int, limits: LimitSettings) -> str:
 def _list_local(named: str) -> Listing:
     path = Path(named)
     if path.is_dir():
-        return Listing(named, [_found_here(path, file) for file in path.rglob("*") if file.is_file()], is_folder=True)
+        return Listing(named, [found_here(path, file) for file in _files_below(path)], is_folder=True)
     if path.is_file():
-        return Listing(named, [_found_here(path.parent, path)], is_folder=False)
+        return Listing(named, [found_here(path.parent, path)], is_folder=False)
     folder = Path(*_before_magic(path.parts))
-    names = glob.glob(named, recursive=True) if glob.has_magic(named) else []  # noqa: PTH207 - absolute patterns
-    files = [_found_here(folder, Path(name)) for name in names if Path(name).is_file()]
+    names = sorted(set(glob.glob(named, recursive=True))) if glob.has_magic(named) else []  # noqa: PTH207 - absolute patterns
+    files = [found_here(folder, Path(name)) for name in names if Path(name).is_file()]
     return Listing(str(folder) if files else named, files, is_folder=False)
 
 
-def _found_here(folder: Path, file: Path) -> Found:
+def _files_below(folder: Path) -> Iterator[Path]:
+    """The files of a folder and of those in it, links followed; hidden ones are left out, as they are no text to train on.
+
+    A link back to a folder that it is in leads to nothing new, and is not followed. Links that lead nowhere are named in a warning.
+
+    Raises:
+        SourceError: a folder, or what a link leads to, may not be read, so that nobody knows what is missing.
+    """
+    broken: list[str] = []
+    waiting: list[tuple[Path, frozenset[tuple[int, int]]]] = [(folder, frozenset())]
+    while waiting:
+        here, above = waiting.pop()
+        folders = []
+        try:
+            status = here.stat()
+            identity = (status.st_dev, status.st_ino)
+            names = [] if identity in above else sorted(os.listdir(here))  # noqa: PTH208 - names are wanted
+        except OSError as error:
+            raise _unreadable(here, error) from None
+        for path in (here / name for name in names if not is_hidden(name)):
+            try:
+                mode = path.stat().st_mode
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                    raise _unreadable(path, error) from None
+                broken.append(printable(path.relative_to(folder).as_posix()))
+                continue
+            if stat.S_ISDIR(mode):
+                folders.append((path, above | {identity}))
+            elif stat.S_ISREG(mode):
+                yield path
+        waiting += reversed(folders)
+    if broken:
+        shown = ", ".join(broken[:_SHOWN]) + (", …" if len(broken) > _SHOWN else "")
+        logger.warning("source %s: %d links lead nowhere: %s", printable(str(folder)), len(broken), shown)
+
+
+def _unreadable(path: Path, error: OSError) -> SourceError:
+    return SourceError(f"{printable(str(path))}: cannot be read ({error.strerror}); give access to it, or name other sources")
+
+
+def found_here(folder: Path, file: Path) -> Found:
+    """A file of this machine, and its path relative to a folder."""
     status = file.stat()
     path = printable(file.relative_to(folder).as_posix())
-    return Found(Location(str(file.absolute())), path, status.st_size, str(status.st_mtime_ns))
+    stamp, status_stamp = str(status.st_mtime_ns), str(status.st_ctime_ns)
+    return Found(Location(str(file.absolute())), path, status.st_size, stamp, status_stamp=status_stamp)
 
 
 def _before_magic(parts: Sequence[str]) -> Iterator[str]:

@@ -27,6 +27,7 @@ from data_pipeline.tasks import Counts, TableWriter, add_counts, commit_result
 __all__ = ["TEXT_SCHEMA", "ReadResult", "ReadTask", "read_partition"]
 
 _BATCH_CHARS = 1 << 20  # judged together: enough for vectorised rules, little enough for the memory
+_BATCH_METADATA_CHARS = 1 << 24  # apart from the text, as the tables are in these batches: only where it is large does it cut them
 _BATCH_ITEMS = 1 << 14
 TEXT_SCHEMA = pa.schema(
     [
@@ -100,15 +101,17 @@ def _batches(partition: Partition, config: PrepareConfig) -> Iterator[tuple[list
     """Everything that is read from a partition, in batches, each item with the part of a file that it comes from."""
     parts: list[Part] = []
     items: list[Document | Rejection] = []
-    characters = 0
+    characters = metadata = 0
     for part in partition.parts:
         for item in read_part(part, config):
             parts.append(part)
             items.append(item)
-            characters += len(item.text) if isinstance(item, Document) else 0
-            if characters >= _BATCH_CHARS or len(items) >= _BATCH_ITEMS:
+            if isinstance(item, Document):
+                characters += len(item.text)
+                metadata += len(item.metadata)
+            if characters >= _BATCH_CHARS or metadata >= _BATCH_METADATA_CHARS or len(items) >= _BATCH_ITEMS:
                 yield parts, items
-                parts, items, characters = [], [], 0
+                parts, items, characters, metadata = [], [], 0, 0
     if items:
         yield parts, items
 

@@ -104,6 +104,8 @@ class SelectResult:
     kinds: Counts = field(default_factory=dict)
     samples: list[dict[str, Any]] = field(default_factory=list)
     """The first rejected documents of each reason."""
+    offered: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    """Documents that there were to choose from."""
 
 
 def select_partition(task: SelectTask) -> SelectResult:
@@ -180,6 +182,7 @@ def _count(batch: pa.RecordBatch, copies_D: NDArray[np.uint8], result: SelectRes
     kept_D = copies_D > 0
     for number, split in enumerate(SPLITS):
         side_D = kept_D & (split_D == number)
+        result.offered[split] += int((split_D == number).sum())
         result.kept[split] += int(side_D.sum())
         result.bytes[split] += int(bytes_D[side_D].sum())
         result.tokens[split] += int((tokens_D * copies_D)[side_D].sum())
@@ -196,12 +199,13 @@ def _count(batch: pa.RecordBatch, copies_D: NDArray[np.uint8], result: SelectRes
 
 
 def _reasons(batch: pa.RecordBatch, cuts: Cuts) -> NDArray[np.object_]:
-    """Why each document is not good enough; empty where it is."""
-    if not (cuts.by_perplexity or cuts.by_classifier):
-        return np.full(batch.num_rows, "", np.object_)
-    scores_D = batch.column("perplexity").to_numpy() if cuts.by_perplexity else None
-    probabilities_D = batch.column("wanted").to_numpy() if cuts.by_classifier else None
-    reasons_D: NDArray[np.object_] = _REASONS[judge(cuts.bounds, scores_D, probabilities_D)]
+    """Why each document is not good enough; empty where it is. One without a token can stand in no row."""
+    reasons_D: NDArray[np.object_] = np.full(batch.num_rows, "", np.object_)
+    if cuts.by_perplexity or cuts.by_classifier:
+        scores_D = batch.column("perplexity").to_numpy() if cuts.by_perplexity else None
+        probabilities_D = batch.column("wanted").to_numpy() if cuts.by_classifier else None
+        reasons_D = _REASONS[judge(cuts.bounds, scores_D, probabilities_D)]
+    reasons_D[np.diff(batch.column("tokens").offsets.to_numpy()) == 0] = Reason.NO_TOKENS
     return reasons_D
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 from collections import Counter
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer as TokenizersTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -21,10 +24,10 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from data_pipeline import prepare as module_of_prepare
 from data_pipeline.config import FIM_TOKENS, PrepareConfig
 from data_pipeline.dedup import duplicates as dedup_stages
-from data_pipeline.errors import ExitCode, StoppedBySignal, exit_code_of
+from data_pipeline.errors import ConfigError, ExitCode, PreparedDataError, SourceError, StoppedBySignal, exit_code_of
 from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.prepare import prepare
-from data_pipeline.published import PublishedDocument, read_documents
+from data_pipeline.published import PublishedDocument, read_document, read_documents
 from data_pipeline.repack import repack
 from data_pipeline.shards import Rows
 from data_pipeline.split import SPLITS, Split
@@ -90,6 +93,45 @@ def test_repacked_it_is_what_prepare_writes_with_that_length(tmp_path: Path, met
     assert content_of(tmp_path / "repacked") == content_of(tmp_path / "short")
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "bound"),
+    [
+        ("row_length", -5, "greater than or equal to 8"),
+        ("row_length", 0, "greater than or equal to 8"),
+        ("row_length", 1, "greater than or equal to 8"),
+        ("row_length", 7, "greater than or equal to 8"),
+        ("row_length", 99999999999999, "less than or equal to 1048576"),
+        ("workers", -1, "greater than or equal to 1"),
+        ("workers", 0, "greater than or equal to 1"),
+        ("workers", 5000, "less than or equal to 4096"),
+    ],
+)
+def test_repack_refuses_the_numbers_that_prepare_refuses(tmp_path: Path, option: str, value: int, bound: str) -> None:
+    numbers = {"row_length": 64, "workers": 1} | {option: value}
+    with pytest.raises(ConfigError, match=rf"^{option} = {value}: input should be {bound}$"):
+        repack(tmp_path, tmp_path / "again", **numbers)
+
+
+@pytest.mark.parametrize("name", ["tokens/000000.arrow", "chosen/000000.arrow", "tokenizer/bytes.json"])
+@pytest.mark.parametrize("damage", ["some bytes of it are others", "it is empty"])
+def test_damaged_tables_are_named_by_all_that_read_them(tmp_path: Path, name: str, damage: str) -> None:
+    prepare_small(tmp_path / "out", {"text": write_texts(tmp_path / "text.jsonl", sentences(1, 80))})
+    data = (tmp_path / "out" / name).read_bytes()
+    middle = len(data) // 2
+    damaged = data[:middle] + bytes(400) + data[middle + 400 :] if damage != "it is empty" else b""
+    (tmp_path / "out" / name).write_bytes(damaged)
+    manifest = read_manifest(tmp_path / "out")
+    readers: list[Callable[[], object]] = [
+        lambda: repack(tmp_path / "out", tmp_path / "again", 64, 1),
+        lambda: next(read_documents(tmp_path / "out", manifest, "train")),
+        lambda: read_document(tmp_path / "out", manifest, 0),
+    ]
+    for reader in readers:
+        with pytest.raises(PreparedDataError, match=rf"{name}: sha256:.* but the manifest says .*; the file was changed"):
+            reader()
+    assert not (tmp_path / "again" / "manifest.json").exists()
+
+
 def test_without_kept_tokens_the_commands_that_need_them_say_so(tmp_path: Path) -> None:
     text = write_texts(tmp_path / "text.jsonl", sentences(1, 80))
     prepare_small(tmp_path / "out", {"text": text}, packing={"keep_tokens": False})
@@ -112,9 +154,10 @@ def test_a_document_found_in_a_row_can_be_read(tmp_path: Path) -> None:
     done = run("inspect", tmp_path / "out", "--document", str(identity))
     assert done.stdout == written[identity] + "\n"
     assert done.stdout.rstrip("\n") == decoded_rows(tmp_path / "out", "train")[3]
-    missing = run("inspect", tmp_path / "out", "--document", "999")
-    assert (missing.returncode, missing.stderr.count("\n")) == (ExitCode.CONFIG, 1)
-    assert "holds no document 999; ids stand in the column `documents`" in missing.stderr
+    for absent in ("999", "-1", str(1 << 70)):
+        missing = run("inspect", tmp_path / "out", "--document", absent)
+        assert (missing.returncode, missing.stderr.count("\n")) == (ExitCode.CONFIG, 1)
+        assert f"holds no document {absent}; ids stand in the column `documents`" in missing.stderr
 
 
 # quality
@@ -188,6 +231,21 @@ def test_a_metadata_field_balances_and_too_little_is_repeated(tmp_path: Path) ->
     of_common = sum(times[text] * len(text.encode()) for text in set(common))
     assert of_rare / (of_rare + of_common) == pytest.approx(0.5, abs=0.03)
     assert Counter(decoded_rows(tmp_path / "out", "val")).most_common(1)[0][1] == 1, "validation is as it was"
+
+
+def test_selection_is_refused_where_it_leaves_nothing_of_a_side_that_there_was(tmp_path: Path) -> None:
+    sources = {
+        "text": write_texts(tmp_path / "text.jsonl", sentences(1, 60)),
+        "other": write_texts(tmp_path / "b.jsonl", noise(3, 9)),
+    }
+    nobody = {"val_fraction": 1e-9, "min_val_documents": 0}
+    manifest = prepare_small(tmp_path / "out", sources, balance={"by": "source"}, split=nobody)
+    assert (manifest.totals["documents"]["val"], manifest.totals["rejected"]["balance"].keys()) == (0, {"over-share"})
+    letters = {letter: number for number, letter in enumerate(["<pad>", "ж"])}
+    TokenizersTokenizer(models.BPE(letters, [])).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = {"path": tmp_path / "tokenizer.json", "pad_token": "<pad>", "add_bos": False, "add_eos": False}
+    with pytest.raises(SourceError, match=r"none of \d+ train documents is left after selection \(69 no-tokens\)"):
+        prepare_small(tmp_path / "none", sources, tokenizer=tokenizer)
 
 
 # augmentation
@@ -332,6 +390,46 @@ def test_a_supplied_tokenizer_is_used_as_it_is_wherever_it_lies(
     assert first.fingerprint != other.fingerprint
     assert texts(tmp_path / "first") == texts(tmp_path / "third") == set(written)
     assert any(path.read_bytes() == moved.read_bytes() for path in (tmp_path / "first" / "tokenizer").iterdir())
+
+
+@pytest.mark.parametrize("by", ["none", "source"])
+def test_a_document_without_a_token_is_dropped_and_counted(tmp_path: Path, by: str) -> None:
+    letters = {letter: number for number, letter in enumerate(["<pad>", *"abcdefghijklmnopqrstuvwxyz"])}
+    TokenizersTokenizer(models.BPE(letters, [])).save(str(tmp_path / "tokenizer.json"))
+    unknown = [text.upper() for text in sentences(2, 5)]
+    source = write_texts(tmp_path / "text.jsonl", [*unknown, *sentences(1, 60)])
+    tokenizer = {"path": tmp_path / "tokenizer.json", "pad_token": "<pad>", "add_bos": False, "add_eos": False}
+    prepare_small(tmp_path / "out", {"text": source}, tokenizer=tokenizer, balance={"by": by}, keep_rejects=True)
+    report = report_of(tmp_path / "out")
+    assert report["rejected"]["quality"] == {"no-tokens": 5}
+    assert report["documents"]["read"] == 65 == report["documents"]["kept"] + report["documents"]["rejected"]
+    identities = {document.id for document in documents(tmp_path / "out")}
+    assert (len(identities), min(identities)) == (60, 5)
+    rejects = [json.loads(line) for line in (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()]
+    assert [reject["sample"] for reject in rejects] == [text[:200] for text in unknown]
+    assert repack(tmp_path / "out", tmp_path / "again", 64, 1).totals["documents"] == report["documents"]
+
+
+# what is lost in reading
+
+
+def test_a_source_and_a_file_that_are_lost_whole_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_texts(tmp_path / "good" / "a.jsonl", sentences(1, 120))
+    rows = pa.table({"body": sentences(2, 1000)})
+    for name in ("good/other.parquet", "lost/a.parquet"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        pq.write_table(rows, tmp_path / name)
+    (tmp_path / "short").mkdir()
+    (tmp_path / "short" / "a.txt").write_text("short")
+    prepare_small(tmp_path / "out", {name: tmp_path / name for name in ("good", "lost", "short")})
+    column = "no-text-field: column 'text' is not there; there are 'body'; see records.text_field"
+    warnings = [
+        rf"source lost: nothing of it is kept, of 1 documents \(1 no-text-field; the first is a\.parquet: {column}\)",
+        r"source short: nothing of it is kept, of 1 documents \(1 too-short; the first is a\.txt:1: too-short: .*\)",
+        rf"files that were given up.*: source good, other\.parquet: {column}; source lost, a\.parquet: {column}",
+    ]
+    for expected, found in zip(warnings, caplog.messages, strict=True):
+        assert re.fullmatch(expected, found)
 
 
 # judging

@@ -95,7 +95,7 @@ def example_report(size: int = 20_000) -> dict[str, Any]:
             "greedy": {"fill_rate": 0.99999, "cut_rate": 0.6412},
             "one-per-row": {"fill_rate": 0.5594, "cut_rate": 0.2205},
         },
-        "tokenizer": {"kind": "bpe", "vocab_size": 32_000, "digest": "sha256:" + "5a" * 32, "round_trip_failures": 0},
+        "tokenizer": {"kind": "bpe", "vocab_size": 32_000, "digest": "sha256:" + "5a" * 32, "round_trip_failures": 0, "unknown": 0},
     }
 
 

@@ -50,6 +50,8 @@ def test_the_card_says_what_the_data_is_and_leaves_what_it_cannot_know_to_the_us
     assert "| deduplicate | near-duplicate | 2,873 | 22.4 % |" in section(card, "What was removed")
     assert "Copies of validation documents in training: 0 exact, 0 near." in section(card, "Splits")
     assert "| de | 3,100 | 2,700,000 | 3.33 |" in section(card, "Tokenizer")
+    assert "Every text that was tried comes back exactly." in section(card, "Tokenizer")
+    assert "Documents that cleaning changed, those that were rejected later among them:" in section(card, "What was removed")
     assert "Rows of 1,024 tokens, as set, hold" in section(card, "Lengths")
     assert "Documents of web were lost to duplicates" in section(card, "Known limits")
 
@@ -114,7 +116,7 @@ def test_the_sources_of_the_recipe_keep_their_order(tmp_path: Path) -> None:
 
 def test_names_that_are_no_bare_words_are_read_back(tmp_path: Path) -> None:
     weights = {"en, de": 1.0, "😀": 2.0, "a.b": 3.0, "": 4.0}
-    config, card = card_of(("a",), sources=("a",), balance={"by": "kind", "weights": weights})
+    config, card = card_of(("a",), sources=("a",), balance={"by": "language", "weights": weights})
     assert rebuilt(card, tmp_path).balance == config.balance
 
 

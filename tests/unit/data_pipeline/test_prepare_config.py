@@ -22,6 +22,19 @@ def load(*arguments: str) -> PrepareConfig:
             r"text\.documents = file; set text\.documents to chunks, or split\.by to content",
         ),
         ({"sources": ["a"], "clean": {"min_chars": 9, "max_chars": 5}}, "max_chars = 5 is below min_chars = 9"),
+        (
+            {
+                "source": {"a": {"paths": ["a"]}, "b": {"paths": ["b"], "text": {"documents": "file"}}},
+                "split": {"by": "tail"},
+                "text": {"documents": "chunks"},
+            },
+            r"but source\.b\.text\.documents = file; set source\.b\.text\.documents to chunks",
+        ),
+        ({"sources": ["a"], "balance": {"by": "field", "field": "topic"}}, "balance.field = topic, but no source keeps a field"),
+        (
+            {"sources": ["a"], "balance": {"by": "kind", "weights": {"proze": 2}}},
+            "weights.proze is no kind of text; there are",
+        ),
         ({"sources": ["a"], "row_length": 4}, "greater than or equal to 8"),
         ({"sources": ["a"], "split": {"val_fraction": 1}}, "less than 1"),
         ({"sources": ["a"], "tokenizer": {"kind": "words"}}, "'bpe', 'unigram', 'char' or 'byte'"),
@@ -31,6 +44,15 @@ def load(*arguments: str) -> PrepareConfig:
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         PrepareConfig(**settings)
+
+
+def test_what_only_named_sources_must_have_they_may_set_themselves() -> None:
+    own = {"paths": ["a"], "text": {"documents": "chunks"}, "records": {"metadata": ["topic"]}}
+    balance = {"by": "field", "field": "topic"}
+    assert PrepareConfig(source={"a": own}, split={"by": "tail"}, balance=balance).balance.field == "topic"
+    assert PrepareConfig(sources=("b",), source={"a": own}, balance=balance).balance.field == "topic"
+    with pytest.raises(ValidationError, match=r"but text\.documents = file"):
+        PrepareConfig(sources=("b",), source={"a": own}, split={"by": "tail"})
 
 
 def test_sources_may_be_missing_where_the_built_in_corpus_stands_in() -> None:

@@ -64,7 +64,7 @@ def test_the_page_shows_every_part_of_the_report() -> None:
         "0.9 (set)",
         "web lost more of its documents to duplicates than the alarm allows",
         "max 1,000",
-        "every text came back exactly",
+        "every text that was tried comes back exactly",
         "best-fit (set)",
         "42 s in all",
         "tokenizer.vocab_size",

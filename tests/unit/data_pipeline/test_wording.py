@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.wording import decimal, duration, share, size, visible
+from data_pipeline.wording import decimal, duration, round_trip, share, size, visible
 
 
 @pytest.mark.parametrize(
@@ -73,3 +73,19 @@ def test_nothing_that_is_shown_is_unseen_or_steers_the_terminal(text: str) -> No
 
 def test_unseen_characters_are_named_and_others_stay() -> None:
     assert visible("a\u202eb\x1b[31m\ud800 naïve 文字 🙂\n\tनमस्ते") == "a⟨U+202E⟩b⟨U+001B⟩[31m⟨U+D800⟩ naïve 文字 🙂\n\tनमस्ते"
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ({}, ""),
+        ({"round_trip_failures": 0, "unknown": 0}, "every text that was tried comes back exactly"),
+        ({"round_trip_failures": 2, "unknown": 5}, "2 of the texts that were tried do not come back exactly"),
+        (
+            {"round_trip_failures": 0, "unknown": 24},
+            "every text that was tried comes back exactly, but 24 tokens are unknown, whose texts do not",
+        ),
+    ],
+)
+def test_texts_are_said_to_come_back_only_where_no_token_is_unknown(counts: dict[str, int], words: str) -> None:
+    assert round_trip(counts) == words

@@ -1,5 +1,6 @@
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from data_pipeline.files import digest_bytes
 from data_pipeline.sources import inputs as inputs_module
 from data_pipeline.sources.builtin import parse_topics
 from data_pipeline.sources.inputs import InputFile, find_inputs, remember_digests
-from data_pipeline.sources.storage import Location
+from data_pipeline.sources.storage import Listing, Location, list_files
 
 
 def write(folder: Path, *names: str, text: str = "some text") -> Path:
@@ -141,6 +142,36 @@ def test_an_unchanged_file_is_not_read_again_and_a_touched_one_is(tmp_path: Path
     [_, changed] = find(folder, known=known)
     assert read == ["b.txt"]
     assert changed.checksum == digest_bytes(b"same size")
+
+
+def test_a_file_of_the_same_size_whose_time_was_put_back_is_read_again(tmp_path: Path) -> None:
+    known = tmp_path / "inputs.json"
+    [file] = write(tmp_path / "books", "a.txt").iterdir()
+    before = file.stat()
+    remember_digests(find(file), known)
+    file.write_text("same size")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    [changed] = find(file, known=known)
+    assert changed.checksum == digest_bytes(b"same size")
+
+
+def test_a_pattern_that_finds_a_file_in_two_ways_names_it_once(tmp_path: Path) -> None:
+    write(tmp_path / "mix", "a.py", "deep/er/b.py")
+    assert [file.path for file in find(tmp_path / "mix" / "**" / "**" / "*.py")] == ["a.py", "deep/er/b.py"]
+
+
+def test_names_that_are_printed_alike_have_an_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (rb"caf\udce9.txt", b"caf\xe9.txt"):
+        (tmp_path / os.fsdecode(name)).write_bytes(name)
+
+    def listed_backwards(*arguments: Any) -> Listing:
+        listing = list_files(*arguments)
+        return replace(listing, files=listing.files[::-1])
+
+    found = find(tmp_path)
+    monkeypatch.setattr(inputs_module, "list_files", listed_backwards)
+    assert found == find(tmp_path)
+    assert [file.path for file in found] == [r"caf\udce9.txt"] * 2
 
 
 def test_a_damaged_list_of_digests_costs_only_time(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import io
 import lzma
 import random
 import tarfile
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,11 +18,13 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.config import PrepareConfig
+from data_pipeline.config import LimitSettings, PrepareConfig, TextSettings
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.errors import SourceError
 from data_pipeline.partitions import cut_into_partitions
+from data_pipeline.sources.decoding import Origin
 from data_pipeline.sources.inputs import InputFile, Part, find_inputs
+from data_pipeline.sources.plain import read_pieces
 from data_pipeline.sources.readers import read_part
 
 
@@ -93,6 +96,26 @@ def test_a_file_too_large_for_one_document_is_rejected_with_the_remedy(tmp_path:
     assert isinstance(item, Rejection)
     assert item.reason == Reason.FILE_TOO_LARGE
     assert "set text.documents to chunks" in item.detail
+
+
+def test_a_paragraph_too_large_for_one_document_is_rejected_and_the_next_one_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("before\n\n" + "word " * 6 + "\na line" * 9 + "\n\nafter\n\n" + "x" * 64)
+    before, too_large, after, largest = read_all(tmp_path, text={"documents": "paragraphs"}, limits={"max_document_bytes": 64})
+    assert texts([before, after, largest]) == ["before", "after", "x" * 64]
+    assert isinstance(too_large, Rejection)
+    assert (too_large.reason, too_large.line, too_large.sample) == (Reason.FILE_TOO_LARGE, 3, "word " * 6)
+    assert "a paragraph of more than limits.max_document_bytes = 64; set text.documents to chunks" in too_large.detail
+
+
+def test_the_memory_for_a_paragraph_does_not_grow_with_its_length(tmp_path: Path) -> None:
+    limits = LimitSettings(max_document_bytes=1 << 16)
+    blocks = (b"one sentence to a line.\n" * 4096 for _ in range(100))
+    tracemalloc.start()
+    [item] = read_pieces(blocks, Origin("a.txt"), TextSettings(documents="paragraphs"), limits)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert isinstance(item, Rejection)
+    assert peak_bytes < 1 << 20
 
 
 def test_what_a_damaged_archive_gives_before_its_damage_is_kept(tmp_path: Path) -> None:

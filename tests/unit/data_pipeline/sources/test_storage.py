@@ -1,5 +1,7 @@
+import errno
 import io
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -305,3 +307,54 @@ def test_a_store_that_says_not_found_for_other_failures_is_asked_again(
 
     monkeypatch.setattr(type(store), "info", flaky)
     assert [file.path for file in list_files("memory://data/a.txt", LIMITS).files] == ["a.txt"]
+
+
+def test_linked_folders_and_files_are_read_and_loops_are_not_followed(tmp_path: Path) -> None:
+    for name in ("big/a.txt", "big/deep/b.txt", "other/c.txt", "text/d.txt", "text/own/e.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"text of {name}")
+    (tmp_path / "text" / "corpus").symlink_to(tmp_path / "big")
+    (tmp_path / "text" / "f.txt").symlink_to(tmp_path / "other" / "c.txt")
+    (tmp_path / "big" / "deep" / "up").symlink_to("..")
+    (tmp_path / "big" / "across").symlink_to(tmp_path / "other")
+    (tmp_path / "other" / "back").symlink_to(tmp_path / "big")
+    found = find(str(tmp_path / "text"))
+    assert [(file.path, text) for file, text in zip(found, texts(found), strict=True)] == [
+        ("corpus/a.txt", "text of big/a.txt"),
+        ("corpus/across/c.txt", "text of other/c.txt"),
+        ("corpus/deep/b.txt", "text of big/deep/b.txt"),
+        ("d.txt", "text of text/d.txt"),
+        ("f.txt", "text of other/c.txt"),
+        ("own/e.txt", "text of text/own/e.txt"),
+    ]
+
+
+def test_links_that_lead_nowhere_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a.txt").write_text("some text")
+    (tmp_path / "deep").mkdir()
+    for name in ("deep/gone", "lost.txt", ".#hidden.txt"):
+        (tmp_path / name).symlink_to("nowhere")
+    (tmp_path / "itself").symlink_to("itself")
+    with caplog.at_level(logging.WARNING):
+        assert [file.path for file in find(str(tmp_path))] == ["a.txt"]
+    [message] = caplog.messages
+    assert message == f"source {tmp_path}: 3 links lead nowhere: itself, lost.txt, deep/gone"
+
+
+def test_a_folder_that_cannot_be_read_is_refused_and_a_hidden_one_is_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("some text")
+    (tmp_path / ".git").mkdir()
+    may_be_read = os.listdir
+
+    def listdir(folder: Path) -> list[str]:
+        if folder.name in ("closed", ".git"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+        return may_be_read(folder)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    assert [file.path for file in find(str(tmp_path))] == ["a.txt"]
+    (tmp_path / "closed").mkdir()
+    with pytest.raises(SourceError, match=r"/closed: cannot be read \(Permission denied\); give access to it"):
+        find(str(tmp_path))

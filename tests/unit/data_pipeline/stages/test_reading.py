@@ -1,0 +1,20 @@
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from data_pipeline.config import PrepareConfig
+from data_pipeline.partitions import cut_into_partitions
+from data_pipeline.sources.inputs import find_inputs
+from data_pipeline.stages.reading import ReadTask, read_partition
+from data_pipeline.tasks import read_batches
+from tests.support.corpora import sentences, write_texts
+
+
+def test_large_metadata_bounds_a_batch_as_text_does(tmp_path: Path) -> None:
+    source = write_texts(tmp_path / "text.jsonl", sentences(1, 600), notes="n" * 60_000)
+    config = PrepareConfig(sources=(str(source),), records={"metadata": ["notes"]}, partition_bytes=1 << 30)
+    [partition] = cut_into_partitions(find_inputs(config, tmp_path / "inputs.json"), config.partition_bytes)
+    result = read_partition(ReadTask(partition, config, tmp_path / "keys", tmp_path / "read"))
+    batches = list(read_batches(tmp_path / "read"))
+    assert [sum(batch.num_rows for batch in batches), result.kept] == [600, 600]
+    assert max(pc.sum(pc.binary_length(batch.column("metadata"))).as_py() for batch in batches) < (1 << 24) + 60_100
