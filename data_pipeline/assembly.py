@@ -19,6 +19,7 @@ from data_pipeline.report_html import render_report
 from data_pipeline.settings import Section
 from data_pipeline.shards import token_type
 from data_pipeline.sources.formats import printable
+from data_pipeline.sources.storage import files_below
 from data_pipeline.split import Split
 from data_pipeline.stages.packing_rows import PackResult, PackTask
 from data_pipeline.stages.plan import DocumentsOf
@@ -87,7 +88,7 @@ def _files_at(path: Path) -> list[tuple[str, Path]]:
     """The files that a path stands for, each with what its name means: its place in a folder, or else its format."""
     if not path.is_dir():
         return [(_extensions(path), path)]
-    return [(file.relative_to(path).as_posix(), file) for file in sorted(path.rglob("*")) if file.is_file()]
+    return [(file.relative_to(path).as_posix(), file) for file in sorted(files_below(path))]
 
 
 def _files_of_tokenizer(path: Path) -> list[tuple[str, Path]]:

@@ -29,7 +29,18 @@ from data_pipeline.errors import SourceError
 from data_pipeline.sources.formats import is_hidden, printable
 from data_pipeline.sources.streams import Readable
 
-__all__ = ["Found", "Listing", "Location", "check_unchanged", "digest", "found_here", "is_url", "list_files", "open_file"]
+__all__ = [
+    "Found",
+    "Listing",
+    "Location",
+    "check_unchanged",
+    "digest",
+    "files_below",
+    "found_here",
+    "is_url",
+    "list_files",
+    "open_file",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +158,7 @@ def digest(location: Location, num_bytes: int, limits: LimitSettings) -> str:
 def _list_local(named: str) -> Listing:
     path = Path(named)
     if path.is_dir():
-        return Listing(named, [found_here(path, file) for file in _files_below(path)], is_folder=True)
+        return Listing(named, [found_here(path, file) for file in files_below(path)], is_folder=True)
     if path.is_file():
         return Listing(named, [found_here(path.parent, path)], is_folder=False)
     folder = Path(*_before_magic(path.parts))
@@ -156,7 +167,7 @@ def _list_local(named: str) -> Listing:
     return Listing(str(folder) if files else named, files, is_folder=False)
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
+def files_below(folder: Path) -> Iterator[Path]:
     """The files of a folder and of those in it, links followed; hidden ones are left out, as they are no text to train on.
 
     A link back to a folder that it is in leads to nothing new, and is not followed. Links that lead nowhere are named in a warning.

@@ -81,3 +81,14 @@ def test_the_names_in_a_folder_of_examples_count_even_strange_ones(tmp_path: Pat
 def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.path"):
         settings_of(PrepareConfig(sources=("builtin",), tokenizer={"path": tmp_path / "none.json"}))
+
+
+def test_the_files_of_a_linked_folder_count(tmp_path: Path) -> None:
+    good, bad, elsewhere = (tmp_path / name for name in ("good", "bad", "elsewhere"))
+    for folder in (good, bad, elsewhere):
+        folder.mkdir()
+        (folder / "a.txt").write_text("text")
+    (good / "linked").symlink_to(elsewhere)
+    before = fingerprint(quality={"good": [good], "bad": [bad]})
+    (elsewhere / "a.txt").write_text("other text")
+    assert fingerprint(quality={"good": [good], "bad": [bad]}) != before
