@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 from data_pipeline.errors import ConfigError
 from data_pipeline.manifest import Manifest
@@ -56,7 +57,8 @@ def plan_run(config: TrainConfig, manifest: Manifest, num_rows: int) -> Plan:
     by its count.
     """
     limits, batch_rows = config.limits, config.batch.global_rows
-    epoch_rows = None if limits.epochs is None else math.ceil(limits.epochs * num_rows)
+    # As it was written: 1.1 epochs of 350 rows are 385 rows, and the float product is a little more.
+    epoch_rows = None if limits.epochs is None else math.ceil(Fraction(str(limits.epochs)) * num_rows)
     row_targets = sum(shard.targets for shard in manifest.shards if shard.split == "train") / num_rows
     counted = [limits.steps, None if epoch_rows is None else math.ceil(epoch_rows / batch_rows)]
     certain = [steps for steps in counted if steps is not None]
