@@ -352,22 +352,13 @@ def _stop_one_rank(nemesis: Nemesis, process: subprocess.Popen[bytes]) -> list[i
     return everything
 
 
-def _damage_a_checkpoint(nemesis: Nemesis, process: subprocess.Popen[bytes]) -> list[int]:
-    everything = _kill_everything(nemesis, process)
-    nemesis.damage_newest_checkpoint()
-    return everything
+def _kill_everything_and(then: Callable[[Nemesis], None]) -> Callable[[Nemesis, subprocess.Popen[bytes]], list[int]]:
+    def strike(nemesis: Nemesis, process: subprocess.Popen[bytes]) -> list[int]:
+        everything = _kill_everything(nemesis, process)
+        then(nemesis)
+        return everything
 
-
-def _damage_a_shard(nemesis: Nemesis, process: subprocess.Popen[bytes]) -> list[int]:
-    everything = _kill_everything(nemesis, process)
-    nemesis.damage_shard()
-    return everything
-
-
-def _tear_the_logs(nemesis: Nemesis, process: subprocess.Popen[bytes]) -> list[int]:
-    everything = _kill_everything(nemesis, process)
-    nemesis.tear_logs()
-    return everything
+    return strike
 
 
 STRIKES: dict[str, Callable[[Nemesis, subprocess.Popen[bytes]], list[int]]] = {
@@ -378,8 +369,8 @@ STRIKES: dict[str, Callable[[Nemesis, subprocess.Popen[bytes]], list[int]]] = {
     "stop": _stop,
     "stop twice": _stop_twice,
     "stop one rank": _stop_one_rank,
-    "damage a checkpoint": _damage_a_checkpoint,
-    "damage a shard": _damage_a_shard,
-    "tear the logs": _tear_the_logs,
+    "damage a checkpoint": _kill_everything_and(Nemesis.damage_newest_checkpoint),
+    "damage a shard": _kill_everything_and(Nemesis.damage_shard),
+    "tear the logs": _kill_everything_and(Nemesis.tear_logs),
 }
 STOPS = ("stop", "stop twice", "stop one rank")
