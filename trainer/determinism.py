@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import torch
 
 from data_pipeline.errors import ConfigError
 from trainer.config import TrainConfig
 
-__all__ = ["configure_determinism", "device_name", "flags", "seed_micro_batch", "threads_per_rank"]
+__all__ = ["configure_determinism", "cpu_kernels", "device_name", "flags", "seed_micro_batch", "threads_per_rank"]
 
 _FLAGS = (
     "ATEN_CPU_CAPABILITY",
@@ -24,6 +25,7 @@ _FLAGS = (
 )
 """Environment variables that choose other kernels, and so other bits."""
 
+_CPUINFO, _CACHES = Path("/proc/cpuinfo"), Path("/sys/devices/system/cpu/cpu0/cache")
 _REPEATABLE_WORKSPACES = (":4096:8", ":16:8")
 
 
@@ -62,8 +64,22 @@ def threads_per_rank(config: TrainConfig) -> int:
 
 
 def device_name(device: torch.device) -> str:
-    """The model of the GPU, or the instruction set that the CPU's kernels use."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.backends.cpu.get_cpu_capability()}"
+    """The model of the GPU; of a CPU, which has no name that tells, what chooses its kernels."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {cpu_kernels()}"
+
+
+def cpu_kernels() -> str:
+    """What chooses the CPU's kernels and the blocks they cut matrices into: its maker, its instruction sets, its caches.
+
+    Two CPUs of torch's level AVX512 can give other bits: MKL looks at the maker, oneDNN at instructions beyond that level and at
+    the caches' sizes.
+    """
+    known = torch.cpu.get_capabilities()
+    narrow = sorted(
+        name for name, has in known.items() if has is True and name.endswith(("bf16", "fp16", "fp16_arith", "sve", "sve2"))
+    )
+    caches = "+".join(path.read_text().strip() for path in sorted(_CACHES.glob("index*/size")))
+    return " ".join(filter(None, (_cpu_maker(), torch.backends.cpu.get_cpu_capability(), *narrow, caches)))
 
 
 def flags() -> dict[str, str]:
@@ -80,6 +96,16 @@ def seed_micro_batch(seed: int, step: int, number: int) -> None:
     torch.default_generator.manual_seed(mixed)  # torch.manual_seed also visits devices that are not there: 1.2 ms each time
     if torch.cuda.is_available():
         torch.cuda.manual_seed(mixed)
+
+
+def _cpu_maker() -> str:
+    """As Linux names it: by name on x86, by number on ARM; nothing where neither is known."""
+    try:
+        lines = _CPUINFO.read_text().splitlines()
+    except OSError:
+        return ""
+    parts = (line.partition(":")[2].strip() for line in lines if line.startswith(("vendor_id", "CPU implementer", "CPU part")))
+    return " ".join(dict.fromkeys(parts))
 
 
 def _check_environment(config: TrainConfig) -> None:

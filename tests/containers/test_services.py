@@ -126,7 +126,7 @@ def test_a_stopped_run_goes_on_to_the_same_losses(whole: Services) -> None:
 @pytest.mark.claim("18", "`docker compose stop` at a random time", unit="stops")
 def test_stops_at_random_times_lose_no_step_and_change_no_bit(whole: Services) -> None:
     expected, number = losses(whole, "whole"), 0
-    for seed in seeds(2, 20):
+    for seed in seeds(2, 100):
         name = f"stops-{number}"
         run = whole.with_variables(RUN_NAME=name)
         run.compose("up", "--detach")

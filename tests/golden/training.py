@@ -20,6 +20,7 @@ from data_pipeline.settings import help_parser, load_settings
 from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT, losses, metrics
 from trainer.config import TrainConfig
+from trainer.determinism import cpu_kernels
 
 __all__ = ["LOSSES", "RECIPES", "processor", "train_recipe"]
 
@@ -31,11 +32,8 @@ OVERRIDES = {"demo": ("--batch.global_rows", "4", "--batch.micro", "2")}
 
 
 def processor() -> str:
-    """What chooses the kernels and their blocks: vendor, instruction set, caches and version of torch."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    vendor = next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "unknown vendor")
-    caches = "+".join(path.read_text().strip() for path in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")))
-    return f"{vendor} {torch.backends.cpu.get_cpu_capability()} {caches} torch {torch.__version__.partition('+')[0]}"
+    """What chooses the kernels and their blocks: the CPU, and the version of torch."""
+    return f"{cpu_kernels()} torch {torch.__version__.partition('+')[0]}"
 
 
 def train_recipe(recipe: str, folder: Path) -> dict[str, list[str]]:

@@ -237,6 +237,18 @@ def test_a_run_of_another_configuration_is_refused_with_the_way_to_go_on(data: P
     assert train(tiny_config(data, run, **changed, resume={"allow_changes": ["optim.lr"]})).endswith("steps 12")
 
 
+def test_a_run_is_not_moved_unnoticed_to_a_processor_that_gives_other_bits(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, moved = tmp_path / "run", {"device": "cpu", "limits": {"steps": 12}}
+    train(tiny_config(data, run, device="cpu", limits={"steps": 5}))
+    (tmp_path / "cpuinfo").write_text("vendor_id\t: Another\n")
+    monkeypatch.setattr("trainer.determinism._CPUINFO", tmp_path / "cpuinfo")
+    with pytest.raises(ConfigError, match=r"device was cpu, \S.* and is cpu, Another .*--resume.allow_changes device"):
+        train(tiny_config(data, run, **moved))
+    assert train(tiny_config(data, run, **moved, resume={"allow_changes": ["device"]})).endswith("steps 12")
+
+
 @pytest.mark.parametrize(
     ("setting", "changes"),
     [

@@ -81,7 +81,7 @@ def write_run(directory: Path, events: Iterable[Mapping[str, Any]] | None, /, **
         "status": "finished",
         "step": 60,
         "weights": "sha256:" + "77" * 32,
-        "identity": {"device": "cpu", "extension": None, "threads": 2, "torch": "2.13.0", "data": "sha256:" + "aa" * 32},
+        "identity": {"device": "cpu, AVX512", "extension": None, "threads": 2, "torch": "2.13.0", "data": "sha256:" + "aa" * 32},
         "data": {"root_digest": "sha256:" + "aa" * 32, "tokenizer_digest": "sha256:" + "bb" * 32},
         "environment": {
             "python": "3.11.2", "torch": "2.13.0", "cuda": None, "packages": {"numpy": "2.0"}, "locks": {"r.lock": "sha256:1"},

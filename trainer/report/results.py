@@ -47,7 +47,8 @@ def introduction(run: RecordedRun) -> str:
     weights = f"{run.num_weights / 1e6:,.2f}M weights" if run.num_weights else "no checkpoint yet"
     ranks = int(environment.get("world_size", 1))
     gpus = ", ".join(dict.fromkeys(map(str, environment.get("gpus") or ())))
-    device = gpus if identity.get("device") != "cpu" and gpus else environment.get("processor") or identity.get("device", "cpu")
+    device = str(identity.get("device", "cpu"))
+    device = (environment.get("processor") or device) if device.startswith("cpu") else gpus or device
     own_code = ", with code of its own (extension.py)" if identity.get("extension") else ""
     return (
         f"A decoder of {model.get('layers')} layers, width {model.get('width')} ({weights}), trained with {optimizer.get('kind')} "

@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -6,7 +7,7 @@ import torch
 from data_pipeline.errors import ConfigError
 from tests.support.runs import tiny_config
 from trainer.config import TrainConfig
-from trainer.determinism import configure_determinism, flags, seed_micro_batch, threads_per_rank
+from trainer.determinism import configure_determinism, device_name, flags, seed_micro_batch, threads_per_rank
 
 
 def config(**changes: Any) -> TrainConfig:
@@ -72,3 +73,54 @@ def test_only_variables_that_are_set_are_recorded(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SECRET_TOKEN", "canary")
     assert flags()["NCCL_ALGO"] == "Ring"
     assert not {"MKL_CBWR", "SECRET_TOKEN"} & flags().keys()
+
+
+X86 = "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: a name\n\nprocessor\t: 1\nvendor_id\t: GenuineIntel\n"
+ARM = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n\nprocessor\t: 1\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "level", "capabilities", "caches", "name"),
+    [
+        (X86, "AVX512", {"avx2": True}, ("48K", "2048K"), "cpu, GenuineIntel AVX512 48K+2048K"),
+        (
+            X86.replace("GenuineIntel", "AuthenticAMD"),
+            "AVX512",
+            {"avx2": True},
+            ("48K", "2048K"),
+            "cpu, AuthenticAMD AVX512 48K+2048K",
+        ),
+        (X86, "AVX2", {"avx2": True}, ("48K", "2048K"), "cpu, GenuineIntel AVX2 48K+2048K"),
+        (
+            X86,
+            "AVX512",
+            {"avx512_bf16": True, "amx_bf16": True, "amx_fp16": False, "l2_cache_size": 1},
+            ("48K", "2048K"),
+            "cpu, GenuineIntel AVX512 amx_bf16 avx512_bf16 48K+2048K",
+        ),
+        (X86, "AVX512", {"avx2": True}, ("48K", "1024K"), "cpu, GenuineIntel AVX512 48K+1024K"),
+        (ARM, "SVE256", {"neon": True, "bf16": True, "sve": True}, (), "cpu, 0x41 0xd40 SVE256 bf16 sve"),
+        (None, "DEFAULT", {}, (), "cpu, DEFAULT"),
+    ],
+    ids=("one", "maker", "level", "instructions", "caches", "arm", "unknown"),
+)
+def test_processors_whose_kernels_differ_have_other_names(
+    cpuinfo: str | None,
+    level: str,
+    capabilities: dict[str, Any],
+    caches: tuple[str, ...],
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if cpuinfo is not None:
+        (tmp_path / "cpuinfo").write_text(cpuinfo)
+    for number, size in enumerate(caches):
+        folder = tmp_path / f"index{number}"
+        folder.mkdir()
+        (folder / "size").write_text(f"{size}\n")
+    monkeypatch.setattr("trainer.determinism._CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("trainer.determinism._CACHES", tmp_path)
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: level)
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: capabilities)
+    assert device_name(torch.device("cpu")) == name

@@ -22,6 +22,7 @@ from trainer.report import report_at_end, write_report
 from trainer.report.curves import Curve
 from trainer.report.parts import element, join, table, text
 from trainer.report.reading import number, read_run
+from trainer.report.results import introduction
 from trainer.report.run_charts import hardware_charts, layer_charts
 from trainer.report.writing import render_report
 
@@ -173,6 +174,19 @@ def test_losses_that_are_no_numbers_are_said_and_marked(tmp_path: Path) -> None:
     shown = render_report(read_run(write_run(tmp_path / "run", events)))
     assert "<b>inf</b>" in shown, "the last loss"
     assert shown.count("not finite at step 2") == 3, "in loss, perplexity and gradient norm"
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "shown"),
+    [
+        ("cpu, AVX512", ["NVIDIA H100"], "a processor"),
+        ("cpu, AVX512", [], "a processor"),
+        ("NVIDIA H100", ["NVIDIA H100"] * 2, "NVIDIA H100"),
+    ],
+)
+def test_the_introduction_names_what_the_run_was_trained_on(device: str, gpus: list[str], shown: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [], identity={"device": device}, environment={"gpus": gpus, "processor": "a processor"})
+    assert introduction(read_run(run)).endswith(f"rank on {shown}.")
 
 
 def test_every_gpu_of_a_machine_with_eight_has_its_line() -> None:
