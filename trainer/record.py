@@ -1,7 +1,8 @@
 """The run directory: one writer at a time, and `record.json`, which says what the run was made from.
 
 The part of the record called `identity` holds all that the bits of the run depend on. A run is continued only where it is the same.
-Its `changes` say from which step on micro-batches were smaller, or shards left out (see `changes`), than the identity says.
+Its `changes` say from which step on micro-batches were smaller, or shards left out (see `changes`), than the identity says, and
+`earlier` up to which step identity or environment were other ones, oldest first: what stood there then, where it is not the same.
 It is sealed with a digest of its own, and its `files` holds those of the others. No host, user or path goes into it, and of
 the environment's variables only those that are named in this program, so that no secret can.
 """
@@ -11,16 +12,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import platform
 import shutil
 import socket
-import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache
-from importlib.metadata import distributions
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -35,6 +33,7 @@ from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.determinism import device_name, flags, threads_per_rank
 from trainer.distributed import Group
+from trainer.environment import Difference, environment_facts, find_differences, flattened
 from trainer.history import METRICS, events_until
 from trainer.ledger import LEDGER
 
@@ -42,8 +41,6 @@ __all__ = [
     "check_identity",
     "check_nothing_saved",
     "complete_record",
-    "environment_facts",
-    "flattened",
     "identity_of",
     "leave_note",
     "locked_run",
@@ -54,7 +51,7 @@ __all__ = [
     "recorded_micro",
 ]
 
-_LOCKS = Path(__file__).resolve().parents[1] / "env"
+_UNTOLD = ("data", "recipe", "resume", "run")
 _NAME_ATTEMPTS, _NAME_WAIT_S = 100, 0.01
 
 _SETTINGS_THAT_CHANGE_BITS = (
@@ -173,7 +170,7 @@ def check_nothing_saved(run: Path) -> None:
 
 
 def _differing(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
-    return [name for name in sorted(recorded.keys() | identity.keys()) if recorded.get(name) != identity.get(name)]
+    return [one.name for one in find_differences(recorded, identity)]
 
 
 def _ranks(identity: Mapping[str, Any]) -> str:
@@ -223,9 +220,17 @@ def open_record(
     extension: bytes | None,
     world_size: int,
     changes: Changes,
-) -> None:
-    """Writes `config.toml`, the tokenizer, the extension's source and `record.json` of a run that begins or goes on."""
-    write_atomic(run / "config.toml", to_toml("train", config.model_dump(mode="json")).encode())
+    step: int | None,
+) -> tuple[Difference, ...]:
+    """Writes `config.toml`, the tokenizer, the extension's source and `record.json` of a run that begins or goes on.
+
+    Returns:
+        Where the run goes on, at `step`: in what identity, environment and settings are not those of the start before.
+    """
+    settings = to_toml("train", config.model_dump(mode="json"))
+    environment = environment_facts() | {"world_size": world_size}
+    earlier, told = _since_before(run, identity, environment, settings, step) if step is not None else ([], ())
+    write_atomic(run / "config.toml", settings.encode())
     if _contents(run / "tokenizer") != _contents(config.data / "tokenizer"):  # a start that left no checkpoint may have had another
         temporary = run / ".tokenizer.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -244,12 +249,36 @@ def open_record(
         "identity": dict(identity),
         "changes": changes.to_json(),
         "data": {"root_digest": manifest.root_digest, "tokenizer_digest": manifest.tokenizer_digest},
-        "environment": environment_facts() | {"world_size": world_size},
+        "environment": environment,
+        "earlier": earlier,
         "files": _digests(run, names),
     }
     write_atomic(run / "record.json", sealed(record))
     for path in run.glob("change-*.json"):  # they stand in the record now
         path.unlink()
+    return told
+
+
+def _since_before(
+    run: Path, identity: Mapping[str, Any], environment: Mapping[str, Any], settings: str, step: int
+) -> tuple[list[dict[str, Any]], tuple[Difference, ...]]:
+    """What goes into the record of the starts before this one, and in what this one differs from the last of them."""
+    record = read_record(run)
+    before = flattened(record["environment"]) | record["identity"]
+    now = flattened(environment) | dict(identity)
+    earlier = [one | {"until": min(one["until"], step)} for one in record.get("earlier", ())]
+    deciding = record["identity"].keys() | identity.keys()
+    if was := {one.name: one.recorded for one in find_differences(before, now)}:
+        earlier.append({"until": step, "was": was})
+    with suppress(OSError, ValueError, KeyError):  # a file of settings that was damaged is written anew all the same
+        before = _told_settings((run / "config.toml").read_text(encoding="utf-8")) | before
+        now = _told_settings(settings) | now
+    return earlier, find_differences(before, now, deciding)
+
+
+def _told_settings(toml: str) -> dict[str, Any]:
+    """Settings by their full names, but for those that say where something is, or are for one start."""
+    return flattened({name: value for name, value in tomllib.loads(toml)["train"].items() if name not in _UNTOLD})
 
 
 def _contents(folder: Path) -> dict[str, str]:
@@ -270,14 +299,6 @@ def complete_record(
     record["files"] |= _digests(run, [METRICS, LEDGER.as_posix(), *manifests])
     ended = {"status": status, "ended_by": ended_by, "step": step, "weights": weights_digest, "alerts": dict(alerts)}
     write_atomic(run / "record.json", sealed(record | ended))
-
-
-def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by their full names, with dots between: `{"torch.version": …}`."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat
 
 
 def read_record(run: Path) -> dict[str, Any]:
@@ -304,45 +325,5 @@ def recorded_micro(run: Path) -> int | None:
     return micro
 
 
-def environment_facts() -> dict[str, Any]:
-    """What this process runs on and with, by name."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "packages": _packages(),
-        "locks": {path.name: digest_file(path) for path in sorted(_LOCKS.glob("requirements*.lock"))},
-        "processor": _processor(),
-        "platform": platform.platform(),
-        "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
-        "image": os.environ.get("IMAGE_REVISION"),
-        "code": os.environ.get("CODE_REVISION") or _git_revision(),
-    }
-
-
-@cache
-def _packages() -> dict[str, str]:
-    # What an installer has left half-removed has no name.
-    return {name.lower(): found.version for found in distributions() if (name := found.metadata["Name"])}
-
-
 def _digests(run: Path, names: Iterable[str]) -> dict[str, str]:
     return {name: digest_file(run / name) for name in names}
-
-
-def _processor() -> str:
-    """The model of the CPU, as Linux names it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.machine())
-
-
-def _git_revision() -> str | None:
-    command = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty", "--abbrev=40"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

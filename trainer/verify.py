@@ -29,15 +29,15 @@ from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.determinism import configure_determinism, device_name, flags, threads_per_rank
 from trainer.distributed import joined_group
+from trainer.environment import Difference, environment_facts, find_differences, flattened
 from trainer.history import METRICS, read_events
 from trainer.inspect_run import data_folder, load_config
 from trainer.ledger import LEDGER, LedgerStep, read_ledger
-from trainer.record import environment_facts, flattened, read_record
+from trainer.record import read_record
 from trainer.replay import replay_run
 
 __all__ = [
     "LEVELS",
-    "Difference",
     "Outcome",
     "check_integrity",
     "compare_environment",
@@ -51,28 +51,8 @@ LEVELS = ("integrity", "environment", "data", "replay")
 
 _ROOT = Path(__file__).resolve().parents[1]
 _BUILTIN = {"stdlib-code", "stdlib-manual"}
-_CHANGES_BITS = {"device", "torch", "threads", "attention", "cuda", "gpus", "processor", "image", "code"}
 _IN_IDENTITY = ("device", "torch", "attention", "flags.")
 """What a resume would refuse; not the number of threads, of which a replay takes the recorded one."""
-_CHANGES_BITS_BELOW = ("flags.", "packages.torch", "packages.triton", "packages.nvidia-", "packages.mkl")
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Something that is not as it was when the run was made."""
-
-    name: str
-    recorded: Any
-    found: Any
-
-    @property
-    def changes_bits(self) -> bool:
-        """True where the same steps may have other bits because of it."""
-        return self.name in _CHANGES_BITS or self.name.startswith(_CHANGES_BITS_BELOW)
-
-    def describe(self) -> str:
-        """The difference in a line; a star marks one that can change bits."""
-        return f"{'*' if self.changes_bits else ' '} {self.name}: {_short(self.recorded)} then, {_short(self.found)} now"
 
 
 @dataclass(frozen=True)
@@ -111,9 +91,10 @@ def verify_run(
     levels = LEVELS[: LEVELS.index(level) + 1]
     yield check_integrity(run, data)
     differences = compare_environment(run) if len(levels) > 1 or num_steps else ()
+    earlier = read_record(run).get("earlier", [])
     if "environment" in levels:
-        facts = {"differences": [asdict(one) | {"changes_bits": one.changes_bits} for one in differences]}
-        yield Outcome("environment", _environment_text(differences), facts)
+        facts = {"differences": [asdict(one) for one in differences], "earlier": earlier}
+        yield Outcome("environment", "\n".join([_environment_text(differences), *map(_earlier_text, earlier)]), facts)
     if "data" in levels:
         directory = data_folder(run, data)
         yield prepare_again(directory, read_manifest(directory), sources)
@@ -122,7 +103,8 @@ def verify_run(
         replay = replay_run(run, num_steps, start=start, data=data, allow_changes=changed)
         if replay.difference:
             because = f"; of the environment differs {', '.join(changed)}" if changed else ""
-            raise CheckpointError(f"{run}: {replay.difference}{because}")
+            others = [f"\n{_earlier_text(one)}" for one in earlier if one["until"] > replay.start]
+            raise CheckpointError(f"{run}: {replay.difference}{because}{''.join(others)}")
         yield Outcome("replay", replay.describe(), asdict(replay))
 
 
@@ -175,8 +157,8 @@ def compare_environment(run: Path) -> tuple[Difference, ...]:
     recorded = flattened(record["environment"]) | {name: record["identity"][name] for name in ("device", "threads", "attention")}
     recorded |= {name: value for name, value in record["identity"].items() if name.startswith("flags.")}
     found = flattened(environment_facts()) | _machine(config) | {f"flags.{name}": value for name, value in flags().items()}
-    names = sorted((recorded.keys() | found.keys()) - {"world_size"})
-    return tuple(Difference(name, recorded.get(name), found.get(name)) for name in names if recorded.get(name) != found.get(name))
+    del recorded["world_size"]  # a replay takes as many
+    return find_differences(recorded, found)
 
 
 def prepare_again(directory: Path, manifest: Manifest, sources: Sequence[str]) -> Outcome:
@@ -285,6 +267,10 @@ def _environment_text(differences: Sequence[Difference]) -> str:
     return "\n".join([head, *(f"  {one.describe()}" for one in differences)])
 
 
+def _earlier_text(earlier: Mapping[str, Any]) -> str:
+    return f"  up to step {earlier['until']} it was made with another {', '.join(earlier['was'])} (`earlier` in record.json)"
+
+
 def _not_preparable(manifest: Manifest, sources: Sequence[str]) -> str:
     """Why the data cannot be prepared again; nothing where it can."""
     if not manifest.config:
@@ -334,8 +320,3 @@ def difference_of_manifests(recorded: Manifest, again: Manifest) -> str:
 
 def _inputs(manifest: Manifest) -> Mapping[str, Any]:
     return {f"{one['source']}/{one['path']}": one for one in manifest.inputs}
-
-
-def _short(value: Any) -> str:
-    text = "none" if value is None else str(value)
-    return text if len(text) <= 80 else text[:77] + "…"

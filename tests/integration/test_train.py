@@ -1,9 +1,12 @@
 """Whole trainings on small prepared data: they learn, they end, they go on, and they refuse what does not fit."""
 
 import json
+import logging
 import os
+import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +15,11 @@ from data_pipeline.errors import CheckpointError, ConfigError, ExitCode, GuardEr
 from tests.support.prepared import write_prepared
 from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_config, wait_for_step
 from trainer import evaluate as evaluations
-from trainer import loop
+from trainer import loop, replay
 from trainer.checkpoint import CheckpointStore
 from trainer.inspect_run import evaluate_run, load_checkpoint
 from trainer.loop import train
+from trainer.verify import verify_run
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +251,59 @@ def test_a_run_is_not_moved_unnoticed_to_a_processor_that_gives_other_bits(
     with pytest.raises(ConfigError, match=r"device was cpu, \S.* and is cpu, Another .*--resume.allow_changes device"):
         train(tiny_config(data, run, **moved))
     assert train(tiny_config(data, run, **moved, resume={"allow_changes": ["device"]})).endswith("steps 12")
+
+
+def test_what_is_not_as_it_was_at_the_start_before_is_told_and_kept_in_the_record(
+    data: Path, tmp_path: Path, uninterrupted: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+
+    def told(code: str, steps: int | None = None, **changes: Any) -> str:
+        """What a start with this code says of the one before."""
+        caplog.clear()
+        changes["checkpoint"] = {"keep_last": 20}
+        with monkeypatch.context() as patch:
+            patch.setenv("CODE_REVISION", code)
+            if steps is None:
+                assert train(tiny_config(data, run, **changes)) == uninterrupted[1]
+            else:
+                stop_after(steps, patch)
+                with pytest.raises(StoppedBySignal):
+                    train(tiny_config(data, run, **changes))
+        return "\n".join(message for message in caplog.messages if "as it was" in message)
+
+    def lose(*steps: int) -> None:
+        for step in steps:
+            shutil.rmtree(CheckpointStore(run / "checkpoints").path(step))
+
+    def earlier() -> object:
+        return json.loads((run / "record.json").read_bytes())["earlier"]
+
+    caplog.set_level(logging.INFO)
+    assert told("a", 3) == ""
+    assert earlier() == []
+    assert told("b", 4, eval={"sample_tokens": 5}) == (
+        "going on at step 3, not all is as it was before (* can change bits):\n"
+        "  * code: a then, b now\n"
+        "    eval.sample_tokens: 4 then, 5 now"
+    )
+    assert earlier() == [{"until": 3, "was": {"code": "a"}}], "settings that change no bits stand in config.toml"
+    lose(7)
+    assert told("c", 1, eval={"sample_tokens": 5}).startswith("going on at step 5, ")
+    assert earlier() == [{"until": 3, "was": {"code": "a"}}, {"until": 5, "was": {"code": "b"}}]
+    lose(6, 5)
+    assert told("c", 1, eval={"sample_tokens": 5}) == ""
+    assert earlier() == [{"until": 3, "was": {"code": "a"}}, {"until": 4, "was": {"code": "b"}}], "step 5 was made again"
+    (run / "config.toml").write_text("no settings")
+    assert told("c") == ""
+    assert earlier() == [{"until": 3, "was": {"code": "a"}}, {"until": 4, "was": {"code": "b"}}]
+    monkeypatch.setenv("CODE_REVISION", "c")
+    *_, environment = verify_run(run)
+    assert "as recorded\n  up to step 3 it was made with another code (" in environment.text
+    monkeypatch.setattr(replay, "first_difference", lambda *_: "some tensor differs")
+    with pytest.raises(CheckpointError, match=r"some tensor differs\n  up to step 4 it was made with another code ") as caught:
+        list(verify_run(run, num_steps=2, start=3))
+    assert "up to step 3" not in str(caught.value), "nothing of that was made again"
 
 
 @pytest.mark.parametrize(

@@ -9,24 +9,13 @@ from data_pipeline.config import PrepareConfig
 from data_pipeline.errors import ConfigError
 from data_pipeline.manifest import Manifest, ShardEntry
 from data_pipeline.settings import help_parser, load_settings, to_toml
-from trainer.verify import Difference, difference_of_manifests, prepare_again, recipe_of
+from trainer.verify import difference_of_manifests, prepare_again, recipe_of
 
 EMPTY = Manifest("", 8, 260, "uint16", "byte", "", ("a",), (), {}, (), (), {}, {})
 
 
 def manifest(config: dict[str, Any] | None = None, **changes: Any) -> Manifest:
     return replace(EMPTY, config=PrepareConfig(sources=("x",)).portable | (config or {}), **changes)
-
-
-@pytest.mark.parametrize("name", ["device", "torch", "threads", "code", "flags.MKL_CBWR", "packages.nvidia-cublas", "gpus"])
-def test_what_can_change_bits_is_marked(name: str) -> None:
-    assert Difference(name, "1", "2").changes_bits
-    assert Difference(name, "1", "2").describe() == f"* {name}: 1 then, 2 now"
-
-
-@pytest.mark.parametrize("name", ["python", "platform", "packages.tensorboard", "locks.requirements.lock"])
-def test_what_cannot_change_bits_is_not_marked(name: str) -> None:
-    assert Difference(name, None, "2").describe() == f"  {name}: none then, 2 now"
 
 
 def test_the_recipe_of_a_manifest_gives_its_settings_again(tmp_path: Path) -> None:
