@@ -1,7 +1,7 @@
 """torchrun without its own tracebacks: the ranks have already said what was wrong, and a stop on request is no error.
 
-Takes torchrun's arguments and PET_* variables, and like it returns 0 or 1. A rank that died in an unforeseen way (killed, crashed)
-is still reported in full.
+Takes torchrun's arguments and PET_* variables, and like it returns 0 or 1, but 128 and a signal's number where that came before
+there were ranks to tell. A rank that died in an unforeseen way (killed, crashed) is still reported in full.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -38,14 +39,19 @@ def launch() -> int:
     parser.allow_abbrev = False  # else the trainer's own --run is refused as short for torchrun's --run-path
     try:
         run(parser.parse_args())
-    except SignalException:
-        return 1
+    except SignalException as error:
+        return 128 + error.sigval if came_while_ranks_were_started(error) else 1
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         if failure.exitcode not in EXPLAINED_BY_THE_RANK:
             sys.stderr.write(f"{error}\n")
         return 1
     return 0
+
+
+def came_while_ranks_were_started(error: SignalException) -> bool:
+    """Whether torchrun did not know its ranks yet, and so told none of them; they end with this process, before they have begun."""
+    return any(frame.name == "_start_workers" for frame in traceback.extract_tb(error.__traceback__))
 
 
 def hold_sigterm_back_from_new_ranks() -> None:

@@ -14,6 +14,7 @@ import torch
 from data_pipeline.errors import CheckpointError, ConfigError, ExitCode, GuardError, PreparedDataError, StoppedBySignal
 from tests.support.prepared import write_prepared
 from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_config, wait_for_step
+from tests.support.two_ranks import log, start_entrypoint, started
 from trainer import evaluate as evaluations
 from trainer import loop, replay
 from trainer.checkpoint import CheckpointStore
@@ -230,6 +231,34 @@ def test_settings_that_do_not_fit_are_refused_before_anything_is_written(
     with pytest.raises(error, match=message):
         train(tiny_config(data, tmp_path / "run", **changes))
     assert not (tmp_path / "run" / "record.json").exists()
+
+
+SIGTERM_AT_THE_BIRTH_OF_A_RANK = """
+import os, signal, subprocess, sys, time
+
+class Popen(subprocess.Popen):
+    ranks = 0
+
+    def __init__(self, args, *others, **named):
+        super().__init__(args, *others, **named)
+        Popen.ranks += "trainer" in args
+        if Popen.ranks == {number}:
+            os.kill(os.getppid(), signal.SIGTERM)  # the entrypoint, which passes it on
+            time.sleep(0.5)
+
+if any(word.endswith("torchrun.py") for word in sys.orig_argv):
+    subprocess.Popen = Popen
+"""
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_stop_while_torchrun_starts_the_ranks_is_a_stop_and_no_crash(data: Path, tmp_path: Path, number: int) -> None:
+    config = tiny_config(data, tmp_path / "run")
+    (tmp_path / "sitecustomize.py").write_text(SIGTERM_AT_THE_BIRTH_OF_A_RANK.format(number=number))
+    begun = start_entrypoint(config, PYTHONPATH=str(tmp_path))
+    assert begun.wait(60) == ExitCode.STOPPED, log(config)
+    with started(config) as again:
+        assert again.wait(60) == ExitCode.DONE, log(config)
 
 
 def test_a_run_of_another_configuration_is_refused_with_the_way_to_go_on(data: Path, tmp_path: Path) -> None:
