@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -276,6 +277,22 @@ def test_a_signal_in_the_pause_before_a_restart_ends_it_at_once(stand_in: Path, 
     assert (tmp_path / "starts").read_text() == "start\n"
     pauses = subprocess.run(["pgrep", "-f", "^sleep 301$"], capture_output=True, text=True, check=False).stdout
     assert pauses == "", "a pause goes on"
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_there_is_anything_to_stop_starts_nothing(stand_in: Path, tmp_path: Path, sent: signal.Signals) -> None:
+    slow = tmp_path / "bin/mktemp"
+    slow.parent.mkdir()
+    slow.write_text(f'#!/usr/bin/env bash\ntouch {tmp_path}/begun\nsleep 1\nexec {shutil.which("mktemp")} "$@"\n')
+    slow.chmod(0o755)
+    path = f"{slow.parent}:{os.environ['PATH']}"
+    with started_train(environment(stand_in, STAND_IN_DOES=f"touch {tmp_path}/started", PATH=path)) as process:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(sent)
+        assert process.wait(timeout=30) == 75
+    assert not (tmp_path / "started").exists()
 
 
 def test_the_health_check_says_what_the_rank_is_doing(stand_in: Path, tmp_path: Path) -> None:
