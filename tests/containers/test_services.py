@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,15 @@ def test_a_setting_in_the_shell_reaches_the_service(whole: Services) -> None:
     assert "lr" in message
     assert "-1" in message
     assert "Traceback" not in message
+
+
+def test_up_says_which_settings_have_no_effect_and_which_hold_for_one_command(services: Services) -> None:
+    variables = {**services.variables, "ENV_FILE": str(services.env_file), "PREP_ROW_LENGTH": "64", "PREP_ROW_LENGHT": "64"}
+    said = subprocess.run([ROOT / "env/up", "--env"], env=variables, capture_output=True, text=True, timeout=600, check=True).stderr
+    assert "PREP_ROW_LENGHT is not a setting that docker-compose.yml passes on" in said
+    alone = next(line for line in said.splitlines() if "set for this command alone: " in line)
+    assert {"PREP_ROW_LENGTH", "RECIPE"} <= set(alone.replace(";", " ").split())
+    assert "PIP_CONF" not in alone
 
 
 def test_the_users_own_text_is_prepared(whole: Services, tmp_path: Path) -> None:
