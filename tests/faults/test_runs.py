@@ -184,7 +184,9 @@ def test_a_saving_thread_that_dies_is_told_on_all_ranks_by_the_next_step(data: P
 
 @pytest.mark.broken("12", "nobody asks whether a save has failed")
 def test_a_death_that_nobody_asks_for_is_found_too_late(data: Path, tmp_path: Path) -> None:
-    (_, steps), _ = ranks_whose_save_dies(unwatched(data, tmp_path / "run"), 0, unseen=True)
+    # Seed 0 has the save of step 8 die. The next one, which finds it, is eight steps away: far enough for a thread slow to begin.
+    config = unwatched(data, tmp_path / "run", checkpoint={"every_steps": 8, "keep_last": 20})
+    (_, steps), _ = ranks_whose_save_dies(config, 0, unseen=True)
     assert steps > 2
 
 
