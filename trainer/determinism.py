@@ -9,6 +9,7 @@ import torch
 
 from data_pipeline.errors import ConfigError
 from trainer.config import TrainConfig
+from trainer.environment import from_cpuinfo
 
 __all__ = ["configure_determinism", "cpu_kernels", "device_name", "flags", "seed_micro_batch", "threads_per_rank"]
 
@@ -25,7 +26,7 @@ _FLAGS = (
 )
 """Environment variables that choose other kernels, and so other bits."""
 
-_CPUINFO, _CACHES = Path("/proc/cpuinfo"), Path("/sys/devices/system/cpu/cpu0/cache")
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _REPEATABLE_WORKSPACES = (":4096:8", ":16:8")
 
 
@@ -78,8 +79,9 @@ def cpu_kernels() -> str:
     narrow = sorted(
         name for name, has in known.items() if has is True and name.endswith(("bf16", "fp16", "fp16_arith", "sve", "sve2"))
     )
+    maker = from_cpuinfo("vendor_id", "CPU implementer", "CPU part")  # a name on x86, numbers on ARM
     caches = "+".join(path.read_text().strip() for path in sorted(_CACHES.glob("index*/size")))
-    return " ".join(filter(None, (_cpu_maker(), torch.backends.cpu.get_cpu_capability(), *narrow, caches)))
+    return " ".join(filter(None, (*maker, torch.backends.cpu.get_cpu_capability(), *narrow, caches)))
 
 
 def flags() -> dict[str, str]:
@@ -96,16 +98,6 @@ def seed_micro_batch(seed: int, step: int, number: int) -> None:
     torch.default_generator.manual_seed(mixed)  # torch.manual_seed also visits devices that are not there: 1.2 ms each time
     if torch.cuda.is_available():
         torch.cuda.manual_seed(mixed)
-
-
-def _cpu_maker() -> str:
-    """As Linux names it: by name on x86, by number on ARM; nothing where neither is known."""
-    try:
-        lines = _CPUINFO.read_text().splitlines()
-    except OSError:
-        return ""
-    parts = (line.partition(":")[2].strip() for line in lines if line.startswith(("vendor_id", "CPU implementer", "CPU part")))
-    return " ".join(dict.fromkeys(parts))
 
 
 def _check_environment(config: TrainConfig) -> None:

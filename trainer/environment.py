@@ -16,9 +16,10 @@ import torch
 
 from data_pipeline.files import digest_file
 
-__all__ = ["Difference", "can_change_bits", "environment_facts", "find_differences", "flattened"]
+__all__ = ["Difference", "environment_facts", "find_differences", "flattened", "from_cpuinfo"]
 
 _LOCKS = Path(__file__).resolve().parents[1] / "env"
+_CPUINFO = Path("/proc/cpuinfo")
 _CHANGES_BITS = {"device", "torch", "threads", "attention", "cuda", "gpus", "processor", "image", "code"}
 _CHANGES_BITS_BELOW = ("flags.", "packages.torch", "packages.triton", "packages.nvidia-", "packages.mkl")
 
@@ -43,15 +44,10 @@ def find_differences(
 ) -> tuple[Difference, ...]:
     """What is not the same in both, by name; `deciding` are names that change bits, whatever they are."""
     return tuple(
-        Difference(name, recorded.get(name), found.get(name), name in deciding or can_change_bits(name))
+        Difference(name, recorded.get(name), found.get(name), name in deciding or _can_change_bits(name))
         for name in sorted(recorded.keys() | found.keys())
         if recorded.get(name) != found.get(name)
     )
-
-
-def can_change_bits(name: str) -> bool:
-    """Whether the same steps may have other bits where this part of the environment is another."""
-    return name in _CHANGES_BITS or name.startswith(_CHANGES_BITS_BELOW)
 
 
 def environment_facts() -> dict[str, Any]:
@@ -84,14 +80,22 @@ def _packages() -> dict[str, str]:
     return {name.lower(): found.version for found in distributions() if (name := found.metadata["Name"])}
 
 
+def from_cpuinfo(*names: str) -> list[str]:
+    """What Linux says of the CPUs under these names, each value once; nothing on other systems."""
+    try:
+        lines = _CPUINFO.read_text().splitlines()
+    except OSError:
+        return []
+    return list(dict.fromkeys(line.partition(":")[2].strip() for line in lines if line.startswith(names)))
+
+
+def _can_change_bits(name: str) -> bool:
+    return name in _CHANGES_BITS or name.startswith(_CHANGES_BITS_BELOW)
+
+
 def _processor() -> str:
     """The model of the CPU, as Linux names it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.machine())
+    return next(iter(from_cpuinfo("model name")), platform.machine())
 
 
 def _git_revision() -> str | None:

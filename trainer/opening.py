@@ -122,7 +122,9 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
         average = WeightAverage(model, config.ema) if config.ema.decay is not None else None
         resumed = Progress() if checkpoint is None else restore(checkpoint, model, training, average)
         # Not before: settings that do not fit the checkpoint leave the run as it was.
-        group.on_main(lambda: _open_record(config, manifest, identity, extension, group, changes, newest))
+        group.on_main(
+            lambda: open_record(config.run, config, manifest, identity, extension.source, group.world_size, changes, newest)
+        )
         head = None if checkpoint is None else LedgerHead(**checkpoint.state["ledger"])
         ledger = stack.enter_context(_opened_ledger(config, manifest, len(train_rows), head, resumed.step, group))
         if group.is_main and config.log.report:
@@ -190,23 +192,6 @@ def _checked_run(config: TrainConfig, checkpoints: CheckpointStore, identity: Ma
     else:
         check_identity(config.run, identity, config.resume.allow_changes)
     return newest
-
-
-def _open_record(
-    config: TrainConfig,
-    manifest: Manifest,
-    identity: Mapping[str, Any],
-    extension: Extension,
-    group: Group,
-    changes: Changes,
-    step: int | None,
-) -> None:
-    """Writes the record, and tells the user what is not as it was at the start before."""
-    told = open_record(config.run, config, manifest, identity, extension.source, group.world_size, changes, step)
-    if told:
-        lines = (f"\n  {one.describe()}" for one in told)
-        level = logging.WARNING if any(one.changes_bits for one in told) else logging.INFO
-        _log.log(level, "going on at step %s, not all is as it was before (* can change bits):%s", step, "".join(lines))
 
 
 def _allow_open_shards() -> None:

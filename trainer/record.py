@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 import socket
@@ -50,6 +51,8 @@ __all__ = [
     "recorded_changes",
     "recorded_micro",
 ]
+
+_log = logging.getLogger(__name__)
 
 _UNTOLD = ("data", "recipe", "resume", "run")
 _NAME_ATTEMPTS, _NAME_WAIT_S = 100, 0.01
@@ -221,11 +224,10 @@ def open_record(
     world_size: int,
     changes: Changes,
     step: int | None,
-) -> tuple[Difference, ...]:
+) -> None:
     """Writes `config.toml`, the tokenizer, the extension's source and `record.json` of a run that begins or goes on.
 
-    Returns:
-        Where the run goes on, at `step`: in what identity, environment and settings are not those of the start before.
+    Where it goes on, at `step`, it tells in what identity, environment and settings are not those of the start before.
     """
     settings = to_toml("train", config.model_dump(mode="json"))
     environment = environment_facts() | {"world_size": world_size}
@@ -256,7 +258,10 @@ def open_record(
     write_atomic(run / "record.json", sealed(record))
     for path in run.glob("change-*.json"):  # they stand in the record now
         path.unlink()
-    return told
+    if told:
+        lines = (f"\n  {one.describe()}" for one in told)
+        level = logging.WARNING if any(one.changes_bits for one in told) else logging.INFO
+        _log.log(level, "going on at step %s, not all is as it was before (* can change bits):%s", step, "".join(lines))
 
 
 def _since_before(

@@ -276,7 +276,7 @@ def test_a_run_is_not_moved_unnoticed_to_a_processor_that_gives_other_bits(
     run, moved = tmp_path / "run", {"device": "cpu", "limits": {"steps": 12}}
     train(tiny_config(data, run, device="cpu", limits={"steps": 5}))
     (tmp_path / "cpuinfo").write_text("vendor_id\t: Another\n")
-    monkeypatch.setattr("trainer.determinism._CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("trainer.environment._CPUINFO", tmp_path / "cpuinfo")
     with pytest.raises(ConfigError, match=r"device was cpu, \S.* and is cpu, Another .*--resume.allow_changes device"):
         train(tiny_config(data, run, **moved))
     assert train(tiny_config(data, run, **moved, resume={"allow_changes": ["device"]})).endswith("steps 12")

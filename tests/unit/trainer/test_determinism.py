@@ -119,7 +119,7 @@ def test_processors_whose_kernels_differ_have_other_names(
         folder = tmp_path / f"index{number}"
         folder.mkdir()
         (folder / "size").write_text(f"{size}\n")
-    monkeypatch.setattr("trainer.determinism._CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("trainer.environment._CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr("trainer.determinism._CACHES", tmp_path)
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: level)
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: capabilities)
