@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.__main__ import USAGE
+from tests.support.two_ranks import seconds_until
 from trainer.watchdog import Beat
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -162,9 +163,7 @@ def test_a_signal_reaches_torchrun_once_and_its_save_is_waited_for(stand_in: Pat
     saving = f"trap 'echo got >>{log}; sleep 1; echo saved >>{log}; echo 75 >$TRAINER_EXIT_FILE; exit 1' TERM; echo up >>{log}; "
     variables = environment(stand_in, STAND_IN_DOES=saving + "while :; do sleep 0.1; done")
     with started_train(variables) as process:
-        deadline = time.monotonic() + 30
-        while not log.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        seconds_until(log.exists, 30)
         process.send_signal(sent)
         time.sleep(0.3)
         process.send_signal(sent)
@@ -176,9 +175,7 @@ def test_torchrun_does_not_outlive_a_killed_entrypoint(stand_in: Path, tmp_path:
     pid_file = tmp_path / "pid"
     variables = environment(stand_in, STAND_IN_DOES=f"echo $$ >{pid_file}; while :; do sleep 0.1; done")
     with started_train(variables) as process:
-        deadline = time.monotonic() + 30
-        while not (pid_file.exists() and pid_file.read_text().strip()) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        seconds_until(lambda: pid_file.exists() and pid_file.read_text().strip(), 30)
         process.kill()
     pid = int(pid_file.read_text())
     for _ in range(100):
@@ -268,9 +265,7 @@ def test_the_settings_of_restarts_do_not_reach_the_trainer(stand_in: Path, tmp_p
 def test_a_signal_in_the_pause_before_a_restart_ends_it_at_once(stand_in: Path, tmp_path: Path, sent: signal.Signals) -> None:
     variables = environment(stand_in, STAND_IN_DOES=f"echo start >>{tmp_path}/starts; exit 1", TRAIN_RESTART_DELAY_S="301")
     with started_train(variables) as process:
-        deadline = time.monotonic() + 30
-        while not (tmp_path / "starts").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        seconds_until((tmp_path / "starts").exists, 30)
         time.sleep(0.5)
         process.send_signal(sent)
         assert process.wait(timeout=30) == 75
@@ -287,9 +282,7 @@ def test_a_signal_before_there_is_anything_to_stop_starts_nothing(stand_in: Path
     slow.chmod(0o755)
     path = f"{slow.parent}:{os.environ['PATH']}"
     with started_train(environment(stand_in, STAND_IN_DOES=f"touch {tmp_path}/started", PATH=path)) as process:
-        deadline = time.monotonic() + 30
-        while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        seconds_until((tmp_path / "begun").exists, 30)
         process.send_signal(sent)
         assert process.wait(timeout=30) == 75
     assert not (tmp_path / "started").exists()
