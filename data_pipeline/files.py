@@ -1,4 +1,8 @@
-"""Writing files so that a reader finds the old content or the new, never a mixture, and digests that prove which."""
+"""Reading and writing files safely: bounded reads of regular files, writes that a reader sees whole or not at all, digests.
+
+A folder of data or of a run may come from a stranger. So nothing below it is opened through a symbolic link, and a pipe, device or
+endless file in place of an expected file is an error, not a wait.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,21 @@ import hashlib
 import json
 import os
 import re
+import secrets
+import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 __all__ = [
+    "UnusableFileError",
     "canonical_json",
     "commit_directory",
     "digest_bytes",
     "digest_file",
     "is_unfinished",
+    "open_input",
+    "own_folder",
+    "read_input",
     "sealed",
     "sync_directory",
     "sync_file",
@@ -24,7 +34,108 @@ __all__ = [
 ]
 
 _READ_BYTES = 1 << 20
-_UNFINISHED = re.compile(r"\..+\.\d+\.tmp")
+_UNFINISHED = re.compile(r"\..+\.\d+\.[0-9a-f]{16}\.tmp")
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFLNK: "a symbolic link",
+}
+
+
+class UnusableFileError(ValueError):
+    """A file is not a regular file, is larger than its kind may be, or lies outside the folder that it belongs to."""
+
+
+def open_input(path: Path, *, below: Path | None = None) -> BinaryIO:
+    """A regular file, opened for reading; never waits for the other end of a pipe.
+
+    Args:
+        path: of the file.
+        below: the folder that the file belongs to. From there on down no symbolic link is followed and `..` is refused; the
+            folder itself may be reached through links. Without it, links are followed.
+
+    Raises:
+        UnusableFileError: it is no regular file, or a link or `..` leads to it.
+        OSError: it does not exist or cannot be read.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    if below is None:
+        descriptor = os.open(path, flags)
+    else:
+        descriptor = _open_below(below, path, flags)
+    try:
+        kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+        if kind != stat.S_IFREG:
+            raise UnusableFileError(f"{path} is {_KINDS.get(kind, 'no regular file')}; a regular file is needed there")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_input(path: Path, max_bytes: int, *, below: Path | None = None) -> bytes:
+    """The content of a regular file of at most `max_bytes`; see `open_input`.
+
+    Raises:
+        UnusableFileError: as `open_input`, or the file is larger.
+        OSError: it does not exist or cannot be read.
+    """
+    with open_input(path, below=below) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise UnusableFileError(f"{path} is larger than {max_bytes} bytes, the most that a file of its kind may have")
+    return content
+
+
+def own_folder(path: Path) -> Path:
+    """`path`, created if it is missing (not its parents).
+
+    Raises:
+        UnusableFileError: a symbolic link or a file has that name, so that what is written there would land elsewhere.
+    """
+    try:
+        path.mkdir()
+    except FileExistsError:
+        kind = stat.S_IFMT(path.lstat().st_mode)
+        if kind != stat.S_IFDIR:
+            raise UnusableFileError(
+                f"{path} is {_KINDS.get(kind, 'a file')}; a directory is needed there: remove it and run the same command again"
+            ) from None
+    return path
+
+
+def _open_below(folder: Path, path: Path, flags: int) -> int:
+    try:
+        *parents, name = path.relative_to(folder).parts
+    except ValueError:
+        raise UnusableFileError(f"{path} lies outside {folder}, the folder that it belongs to") from None
+    if ".." in (*parents, name):
+        raise UnusableFileError(f"{path} leaves {folder}, the folder that it belongs to")
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for part in parents:
+            inner = _open_entry(part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, descriptor, path)
+            os.close(descriptor)
+            descriptor = inner
+        return _open_entry(name, flags, descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def _open_entry(name: str, flags: int, folder: int, path: Path) -> int:
+    try:
+        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
+    except OSError as error:
+        try:
+            kind = stat.S_IFMT(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+        except OSError:
+            kind = stat.S_IFREG
+        if kind in (stat.S_IFLNK, stat.S_IFSOCK, stat.S_IFCHR, stat.S_IFBLK):
+            raise UnusableFileError(f"{path}: {name} is {_KINDS[kind]}, which is not followed inside a data or run folder") from None
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def canonical_json(value: Any) -> bytes:
@@ -85,8 +196,8 @@ def sync_directory(path: Path) -> None:
 
 
 def unfinished_path(path: Path) -> Path:
-    """What `path` is called until this process has finished it."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """A fresh name beside `path` that nobody can predict: for what becomes `path` when it is complete."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
 
 
 def is_unfinished(path: Path) -> bool:
@@ -98,7 +209,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     """Replaces `path` by `data`, durably: temporary file, fsync, rename, fsync of the directory."""
     temporary = unfinished_path(path)
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
