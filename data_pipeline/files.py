@@ -61,11 +61,8 @@ def open_input(path: Path, *, below: Path | None = None) -> BinaryIO:
         UnusableFileError: it is no regular file, or a link or `..` leads to it.
         OSError: it does not exist or cannot be read.
     """
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    if below is None:
-        descriptor = os.open(path, flags)
-    else:
-        descriptor = _open_below(below, path, flags)
+    flags = os.O_RDONLY | os.O_NONBLOCK
+    descriptor = os.open(path, flags) if below is None else _open_below(below, path, flags)
     try:
         kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
         if kind != stat.S_IFREG:
@@ -114,10 +111,10 @@ def _open_below(folder: Path, path: Path, flags: int) -> int:
         raise UnusableFileError(f"{path} lies outside {folder}, the folder that it belongs to") from None
     if ".." in (*parents, name):
         raise UnusableFileError(f"{path} leaves {folder}, the folder that it belongs to")
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for part in parents:
-            inner = _open_entry(part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, descriptor, path)
+            inner = _open_entry(part, os.O_RDONLY | os.O_DIRECTORY, descriptor, path)
             os.close(descriptor)
             descriptor = inner
         return _open_entry(name, flags, descriptor, path)
@@ -134,7 +131,7 @@ def _open_entry(name: str, flags: int, folder: int, path: Path) -> int:
         except OSError:
             kind = stat.S_IFREG
         if kind in (stat.S_IFLNK, stat.S_IFSOCK, stat.S_IFCHR, stat.S_IFBLK):
-            raise UnusableFileError(f"{path}: {name} is {_KINDS[kind]}, which is not followed inside a data or run folder") from None
+            raise UnusableFileError(f"{path}: {name} is {_KINDS[kind]}, which is not opened inside a data or run folder") from None
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
