@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NamedTuple, cast
@@ -51,6 +52,8 @@ __all__ = [
 ]
 
 Backend = Literal["varlen", "flex", "documents", "sdpa"]
+VarlenAttention = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
+"""Causal attention over documents: queries (T, N, H), keys and values (T, K, H), bounds (M,), longest length; gives (T, N, H)."""
 
 _DESCRIPTIONS: dict[Backend, str] = {
     "varlen": "varlen (flash attention over documents of any length)",
@@ -89,6 +92,8 @@ class Layout(NamedTuple):
     """For `varlen`: int32 first token of each document in the flattened micro-batch, then T as often as the fixed size needs."""
     max_length: int = 0
     """For `varlen`: L, which no document exceeds. The longest document would do, but each length would be compiled anew."""
+    varlen: VarlenAttention | None = None
+    """For `varlen`: the kernel. It is looked up here because an import inside a compiled model breaks its graph."""
     block_mask: BlockMask | None = None
     """For `flex`: the same mask by blocks."""
     lengths: tuple[int, ...] = ()
@@ -159,8 +164,7 @@ def make_layout(segments_BL: Tensor, positions_BL: Tensor, backend: Backend = "s
     if backend == "varlen":
         if bounds is None:
             raise ValueError("the varlen backend got no bounds of documents; make the micro-batch with them")
-        _varlen_attn()  # here, because selective checkpointing asks for its operator before the first layer calls it
-        return Layout(positions_BL, bounds_M=bounds, max_length=segments_BL.shape[1])
+        return Layout(positions_BL, bounds_M=bounds, max_length=segments_BL.shape[1], varlen=_varlen_attention())
     if backend == "flex":
         return Layout(positions_BL, block_mask=_block_mask(segments_BL))
     if backend == "documents":
@@ -195,11 +199,15 @@ def attend(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, layout: Layout) -> Te
     while normalisation and rotation may have left the other two in fp32, which `varlen` and `flex` refuse.
     """
     q_BNLH, k_BKLH = q_BNLH.to(v_BKLH.dtype), k_BKLH.to(v_BKLH.dtype)
-    if layout.bounds_M is not None:
-        return _attend_varlen(q_BNLH, k_BKLH, v_BKLH, layout.bounds_M, layout.max_length)
+    if layout.varlen is not None:
+        assert layout.bounds_M is not None
+        q_TNH, k_TKH, v_TKH = (x.transpose(1, 2).flatten(0, 1) for x in (q_BNLH, k_BKLH, v_BKLH))
+        y_TNH = layout.varlen(q_TNH, k_TKH, v_TKH, layout.bounds_M, layout.max_length)
+        return y_TNH.view(q_BNLH.transpose(1, 2).shape).transpose(1, 2)
     grouped = q_BNLH.shape[1] != k_BKLH.shape[1]
     if layout.block_mask is not None:
-        flex = _compiled_flex() if q_BNLH.is_cuda else cast("Callable[..., Any]", flex_attention)
+        compiles_alone = q_BNLH.is_cuda and not torch.compiler.is_compiling()  # a compiled model compiles flex with the rest
+        flex = _compiled_flex() if compiles_alone else cast("Callable[..., Any]", flex_attention)
         return cast(Tensor, flex(q_BNLH, k_BKLH, v_BKLH, block_mask=layout.block_mask, enable_gqa=grouped))
     if layout.lengths:
         return _attend_documents(q_BNLH, k_BKLH, v_BKLH, layout.lengths)
@@ -277,9 +285,33 @@ def _block_mask(segments_BL: Tensor) -> BlockMask:
 
 
 @cache
-def _varlen_attn() -> Callable[..., Any]:
-    """Loaded when it is needed: PyTorch before 2.10 does not have it, and it takes two seconds that a CPU run need not spend."""
-    return cast("Callable[..., Any]", importlib.import_module(_VARLEN_MODULE).varlen_attn)
+def _varlen_attention() -> VarlenAttention:
+    """PyTorch's kernel, loaded when it is needed: PyTorch before 2.10 has none, and a run on a CPU need not load it."""
+    kernel = importlib.import_module(_VARLEN_MODULE).varlen_attn
+    return causal_varlen(kernel, inspect.signature(kernel).parameters)
+
+
+def causal_varlen(kernel: Callable[..., Any], parameters: Collection[str]) -> VarlenAttention:
+    """`varlen_attn` of any PyTorch from 2.10 on, as this module calls it.
+
+    Args:
+        kernel: `torch.nn.attention.varlen.varlen_attn`.
+        parameters: names of its parameters. 2.10 has `is_causal` in place of `window_size`; `enable_gqa` came with 2.12, and
+            before it keys and values are repeated for each query head.
+    """
+    causal = {"window_size": (-1, 0)} if "window_size" in parameters else {"is_causal": True}
+    takes_groups = "enable_gqa" in parameters
+
+    def attention(q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, bounds_M: Tensor, max_length: int) -> Tensor:
+        options: dict[str, Any] = dict(causal)
+        if (group := q_TNH.shape[1] // k_TKH.shape[1]) > 1:
+            if takes_groups:
+                options["enable_gqa"] = True
+            else:
+                k_TKH, v_TKH = k_TKH.repeat_interleave(group, dim=1), v_TKH.repeat_interleave(group, dim=1)
+        return cast(Tensor, kernel(q_TNH, k_TKH, v_TKH, bounds_M, bounds_M, max_length, max_length, **options))
+
+    return attention
 
 
 @cache
@@ -292,13 +324,6 @@ def _compiled_flex() -> Callable[..., Any]:
 def _compiled_create_block_mask() -> Callable[..., Any]:
     """Uncompiled, it would write out the whole mask, and its indices as integers."""
     return torch.compile(create_block_mask, dynamic=False)
-
-
-def _attend_varlen(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, bounds_M: Tensor, max_length: int) -> Tensor:
-    q_TNH, k_TKH, v_TKH = (x.transpose(1, 2).flatten(0, 1) for x in (q_BNLH, k_BKLH, v_BKLH))
-    grouped = q_TNH.shape[1] != k_TKH.shape[1]
-    y_TNH = _varlen_attn()(q_TNH, k_TKH, v_TKH, bounds_M, bounds_M, max_length, max_length, window_size=(-1, 0), enable_gqa=grouped)
-    return cast(Tensor, y_TNH).view(q_BNLH.transpose(1, 2).shape).transpose(1, 2)
 
 
 def _attend_documents(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, lengths: tuple[int, ...]) -> Tensor:

@@ -20,6 +20,7 @@ __all__ = ["LET_GO_S", "Group", "RemoteError", "joined_group"]
 
 _ValueT = TypeVar("_ValueT")
 _TIMEOUT = timedelta(minutes=10)
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before PyTorch 2.13
 LET_GO_S = 0.1
 """Seconds after which a collective of gloo has let go of its tensors: see `joined_group`."""
 
@@ -69,7 +70,7 @@ class Group:
 
     def gather(self, share_C: Tensor, out: Tensor) -> Tensor:
         """`out`: the shares of all ranks, one after the other."""
-        dist.all_gather_single(out, share_C)
+        _all_gather(out, share_C)
         return out
 
     def on_main(self, action: Callable[[], _ValueT]) -> _ValueT:
