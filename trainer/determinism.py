@@ -45,6 +45,8 @@ def configure_determinism(config: TrainConfig) -> None:
     # Else every fresh tensor is written twice, for the sake of kernels with a bug.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = not deterministic
+    if config.compile == "on" or torch.cuda.is_available():  # on GPUs `flex` attention is compiled in any case
+        torch._inductor.config.deterministic = deterministic  # else reductions may be configured by what a trial found faster
     torch.backends.cuda.matmul.allow_tf32 = config.tf32
     torch.backends.cudnn.allow_tf32 = config.tf32
 
