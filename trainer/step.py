@@ -262,6 +262,8 @@ def _pass(
     module: nn.Module, rows: MicroBatch, config: TrainConfig, device: torch.device, backend: Backend, *, by_row: bool
 ) -> Tensor:
     micro = rows.to(device)
+    if micro.bounds is not None:  # else a micro-batch with more pieces than any before compiles the model again
+        torch._dynamo.maybe_mark_dynamic(micro.bounds, 0)
     layout = make_layout(micro.segments, micro.positions, backend, micro.bounds)
     with autocast(config, device):
         result: Tensor = module(micro.tokens, layout, micro.targets, micro.weights, by_row=by_row)
@@ -528,16 +530,17 @@ def _report(
 ) -> Tensor:
     """What this rank adds to the report, fp64: `_NUM_NOTES` notes, the ranks' own times in pairs, the losses of micro-batches."""
     num_notes = _NUM_NOTES + 2 * group.world_size
-    report = losses.new_zeros(num_notes + len(losses))
-    report[_STOP], report[_MEMORY], report[_DATA] = float(stop_requested), float(gradient is None), float(lacks_data)
+    # Written on the host and copied from pinned memory: to write one number into a tensor on a GPU waits for the GPU.
+    notes = torch.zeros(num_notes, dtype=losses.dtype, pin_memory=losses.is_cuda)
+    notes[_STOP], notes[_MEMORY], notes[_DATA] = float(stop_requested), float(gradient is None), float(lacks_data)
     if group.is_main:  # what is the same everywhere, or known on rank 0 alone
-        report[_SECONDS], report[_SAVE_FAILED], report[_ACKNOWLEDGED] = seconds, float(save_failed), float(acknowledged_step)
+        notes[_SECONDS], notes[_SAVE_FAILED], notes[_ACKNOWLEDGED] = seconds, float(save_failed), float(acknowledged_step)
     if gradient is not None:
         own_place = _NUM_NOTES + 2 * group.rank
-        report[own_place], report[own_place + 1] = gradient.own_time.seconds, gradient.own_time.data_s
-        if group.is_main:
-            report[_NORM] = gradient.norm
-    report[num_notes:] = losses
+        notes[own_place], notes[own_place + 1] = gradient.own_time.seconds, gradient.own_time.data_s
+    report = torch.cat([notes.to(losses.device, non_blocking=True), losses])
+    if gradient is not None and group.is_main:
+        report[_NORM] = gradient.norm
     return report
 
 
