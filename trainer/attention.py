@@ -45,6 +45,7 @@ __all__ = [
     "attention_operators",
     "cached_layout",
     "capability_of",
+    "causal_varlen",
     "choose_backend",
     "describe_backend",
     "document_mask",

@@ -18,6 +18,7 @@ from trainer.attention import (
     attend,
     attention_operators,
     capability_of,
+    causal_varlen,
     choose_backend,
     describe_backend,
     make_layout,
@@ -324,3 +325,16 @@ def test_on_a_gpu_pieces_without_tokens_do_not_change_a_bit(deterministic: None)
     few = layout(GPU_SEGMENTS.to(CUDA), "varlen", empty_pieces=0)
     assert torch.equal(attended(tensors, where), attended(tensors, few))
     torch.testing.assert_close(gradients(tensors, where), gradients(tensors, few))
+
+
+def old_kernel(*tensors: Tensor, is_causal: bool = False) -> tuple[list[Tensor], bool]:
+    return list(tensors[:3]), is_causal
+
+
+def test_a_kernel_that_knows_no_groups_gets_the_keys_and_values_of_each_query_head() -> None:
+    q, k, v = torch.randn(5, 6, 4), torch.randn(5, 2, 4), torch.randn(5, 2, 4)
+    (q_seen, k_seen, v_seen), is_causal = causal_varlen(old_kernel, ("is_causal",))(q, k, v, torch.tensor([0, 5]), 5)
+    assert is_causal
+    assert torch.equal(q_seen, q)
+    for seen, fewer in ((k_seen, k), (v_seen, v)):
+        assert torch.equal(seen, torch.stack([fewer[:, head // 3] for head in range(6)], dim=1))
