@@ -65,16 +65,20 @@ class Model(nn.Module):
 def main() -> None:
     s = read_settings()
     tokens = stream(s)
-    model = Model(s)
+    model = Model(s).to(s.device)
     matrices, vectors = ([p for p in model.parameters() if (p.ndim == 2) is matrix] for matrix in (True, False))
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=6e-4, betas=(0.9, 0.95), fused=True)
+    if s.compiled:
+        model.compile()
     seconds = []
     for _ in range(s.steps):
         started = time.perf_counter()
         for _ in range(s.micro_batches):
             rows = torch.from_numpy(np.stack([crop(tokens, s.length + 1) for _ in range(s.micro)]))
-            with torch.autocast("cpu", torch.bfloat16, enabled=s.bf16):
+            if s.device == "cuda":
+                rows = rows.pin_memory().to(s.device, non_blocking=True)
+            with torch.autocast(s.device, torch.bfloat16, enabled=s.bf16):
                 loss = model(rows[:, :-1], rows[:, 1:]) / s.micro_batches
             loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

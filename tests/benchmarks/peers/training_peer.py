@@ -32,6 +32,9 @@ class Settings:
     threads: int
     bf16: bool
     """Whether matrix products are in bf16, by autocast; else all is in fp32."""
+    device: str = "cpu"
+    compiled: bool = False
+    """Whether the model goes through torch.compile."""
 
 
 def read_settings() -> Settings:

@@ -37,6 +37,8 @@ class Clock(TrainerCallback):
         self.times = [time.perf_counter()]
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         self.times.append(time.perf_counter())
 
 
@@ -65,8 +67,10 @@ def main() -> None:
             weight_decay=0.1,
             max_grad_norm=1.0,
             optim="adamw_torch_fused",
-            use_cpu=True,
+            use_cpu=s.device == "cpu",
             bf16=s.bf16,
+            torch_compile=s.compiled,
+            dataloader_num_workers=0 if s.device == "cpu" else 4,
             save_strategy="no",
             logging_strategy="no",
             report_to=[],
