@@ -1,7 +1,7 @@
 # Every target is one short line of an executable that also works by itself. `make` alone prints this list.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help demo up down image base smoke test faults lint compose-env lock
+.PHONY: help demo up down image base smoke test faults gpu lint compose-env lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ test: .venv/dev ## all tests that need no engine, a file of tests on each core a
 
 faults: .venv/dev ## the fault campaigns with their full counts (hours), and their tables in docs/faults.md (ARGS=tests/faults/test_runs.py: some)
 	@.venv/bin/python -m tests.faults $(ARGS)
+
+gpu: ## tests and benchmarks on a GPU, also without a network (env/gpu-bundle fills workspace/gpu before; ARGS="tests train", ARGS=--rehearse)
+	@env/gpu $(ARGS)
 
 lint: .venv/dev ## style, types, directions of import, shell scripts
 	@.venv/bin/ruff check .
