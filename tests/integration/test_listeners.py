@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -111,11 +113,22 @@ def test_a_replay_on_two_ranks_cannot_be_reached(of_two_ranks: TrainConfig) -> N
 
 def test_a_replay_leaves_no_process_behind_when_it_is_killed(of_two_ranks: TrainConfig) -> None:
     process = replay(of_two_ranks)
-    seconds_until(lambda: len(descendants(process.pid)) >= 3, 60)  # the launcher and two ranks
-    others = descendants(process.pid)
-    process.send_signal(signal.SIGKILL)
+
+    def joined() -> list[int]:
+        found = listeners(descendants(process.pid))
+        return [pid for pid in found if b"torch" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    seconds_until(lambda: len(joined()) == 2, 60)
+    everything = descendants(process.pid)
+    os.kill(joined()[-1], signal.SIGSTOP)  # so that the replay does not come to its end by itself
+    process.kill()
     process.communicate()
-    seconds_until(lambda: all_ended(others), 30)
+    try:
+        seconds_until(lambda: all_ended(everything), 30)
+    finally:
+        for pid in everything:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_a_preparation_listens_nowhere(tmp_path: Path) -> None:
