@@ -25,12 +25,14 @@ COPY trainer trainer
 RUN python3 -m compileall -q --invalidation-mode unchecked-hash data_pipeline trainer env
 
 FROM ${BASE_IMAGE}
-ENV LANG=C.UTF-8 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/app \
+# PYTHONSAFEPATH: nothing is imported from the working directory, which may be the folder of a stranger's run.
+ENV LANG=C.UTF-8 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/app PYTHONSAFEPATH=1 \
     PATH=/app/entrypoints:/opt/venv/bin:$PATH
 
 # g++ and Python's headers: torch.compile builds C++ on CPU and a launcher for each Triton kernel on GPU, and the runtime base has gcc
 # alone. Ubuntu's image already has a user 1000. The home is open to all because it is a tmpfs in the services: runc gives a tmpfs the
-# mode of the folder that it covers, and RUN_UID may be anyone.
+# mode of the folder that it covers, and RUN_UID may be anyone. /cache belongs to root, so that no user can replace the folder that
+# another has made in it. No service needs a program that changes its user or group. apt has no lock, so the packages are listed.
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends g++ python3-dev \
  && apt-get clean && rm -rf /var/lib/apt/lists/* \
@@ -38,12 +40,14 @@ RUN apt-get update \
  && if ! getent group 1000 >/dev/null; then groupadd --gid 1000 trainer; fi \
  && useradd --uid 1000 --gid 1000 --create-home --shell /bin/bash trainer \
  && chmod 1777 /home/trainer \
- && install -d -o 1000 -g 1000 /workspace && install -d -o 1000 -g 1000 -m 1777 /cache && install -d /text
+ && install -d -o 1000 -g 1000 /workspace && install -d -m 1777 /cache && install -d /text \
+ && find / -xdev -perm /6000 ! -type l -exec chmod ug-s {} + \
+ && install -d /app && dpkg-query --show --showformat='${binary:Package}=${Version}\n' >/app/apt-packages.txt
 
 # Everything that libraries want to write goes to a tmpfs (home) or a volume (cache). /cache also has to allow execution, for the
-# kernels that torch.compile builds. USER is set because a user id without an entry in /etc/passwd has no name to look up.
-ENV HOME=/home/trainer USER=trainer XDG_CACHE_HOME=/cache TORCHINDUCTOR_CACHE_DIR=/cache/inductor TRITON_CACHE_DIR=/cache/triton \
-    CUDA_CACHE_PATH=/cache/cuda MPLCONFIGDIR=/cache/matplotlib
+# kernels that torch.compile builds; each user has a folder of its own there (trainer/caches.py). USER is set because a user id
+# without an entry in /etc/passwd has no name to look up.
+ENV HOME=/home/trainer USER=trainer XDG_CACHE_HOME=/cache
 
 COPY --from=venv /opt/venv /opt/venv
 COPY env/versions.env env/check_versions.py /app/env/

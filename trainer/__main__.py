@@ -15,6 +15,7 @@ from typing import Any
 from data_pipeline.errors import ConfigError, ExitCode, ProjectError, StorageError, run_command
 from data_pipeline.settings import help_parser, load_settings, schema_text
 from trainer.allocator import keep_memory
+from trainer.caches import use_private_caches
 from trainer.config import TrainConfig
 from trainer.watchdog import end_with_parent, leave_reason
 
@@ -27,6 +28,7 @@ def main(arguments: Sequence[str]) -> None:
         print("\n".join(f"  {name:<10} {text}" for name, (_, text) in _COMMANDS.items()))
     elif command in _COMMANDS:
         keep_memory()
+        use_private_caches()
         _COMMANDS[command][0](rest)
     else:
         raise ConfigError(f"{command!r} is no command; the commands are {', '.join(_COMMANDS)}")

@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore, Store
 
 from data_pipeline.errors import ConfigError, ExitCode, ProjectError, exit_code_of
+from trainer.network import STORE_VARIABLE, keep_private
 
 __all__ = ["LET_GO_S", "Group", "RemoteError", "joined_group"]
 
@@ -112,10 +115,16 @@ def joined_group(device: str, slow_s: float = 0.0) -> Iterator[Group]:
     chosen = _device(device, local_rank)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
+    keep_private(os.environ)
     if world_size > 1:
-        backend = "nccl" if chosen.type == "cuda" else "gloo"
+        timeout = max(_TIMEOUT, timedelta(seconds=slow_s))
         dist.init_process_group(
-            backend, timeout=max(_TIMEOUT, timedelta(seconds=slow_s)), device_id=chosen if chosen.type == "cuda" else None
+            "nccl" if chosen.type == "cuda" else "gloo",
+            timeout=timeout,
+            store=_private_store(world_size, timeout),
+            rank=rank,
+            world_size=world_size,
+            device_id=chosen if chosen.type == "cuda" else None,
         )
     try:
         yield Group(rank, world_size, local_rank, chosen, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
@@ -126,6 +135,16 @@ def joined_group(device: str, slow_s: float = 0.0) -> Iterator[Group]:
             # two ranks, November 2026).
             time.sleep(LET_GO_S)
             dist.destroy_process_group()
+
+
+def _private_store(world_size: int, timeout: timedelta) -> Store | None:
+    """Where ranks of one node find each other without a socket; None under a torchrun of other makes, which has a store itself."""
+    if not (folder := os.environ.get(STORE_VARIABLE)):
+        return None
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # what an earlier attempt has left must not be read
+    store = FileStore(str(Path(folder, f"attempt-{attempt}")), world_size)
+    store.set_timeout(timeout)
+    return store
 
 
 def _device(wanted: str, local_rank: int) -> torch.device:

@@ -29,7 +29,7 @@ from trainer.inspect_run import data_folder, load_config
 from trainer.ledger import LEDGER
 from trainer.loop import train
 from trainer.record import read_record
-from trainer.watchdog import EXIT_FILE_VARIABLE
+from trainer.watchdog import EXIT_FILE_VARIABLE, PARENT_VARIABLE
 
 __all__ = ["ChildError", "Replay", "choose_start", "first_difference", "replay_run"]
 
@@ -220,11 +220,13 @@ def _train(config: TrainConfig, num_ranks: int) -> None:
     exit_file.unlink(missing_ok=True)
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("TRAIN_", "PET_"))}
     variables |= {"OMP_NUM_THREADS": str(config.threads), EXIT_FILE_VARIABLE: str(exit_file)}
-    variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    modules = [str(_ROOT), *filter(None, inherited)]  # an empty entry stands for the working directory
+    variables |= {"PYTHONPATH": os.pathsep.join(modules), "PYTHONSAFEPATH": "1", PARENT_VARIABLE: str(os.getpid())}
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"),
-            *("--local-addr=localhost", "-m", "--", "trainer", "train", "--recipe", str(recipe)),
+            *(sys.executable, str(_ROOT / "entrypoints/torchrun.py"), "--nnodes=1", f"--nproc-per-node={num_ranks}"),
+            *("-m", "--", "trainer", "train", "--recipe", str(recipe)),
         ],
         cwd=_ROOT,
         env=variables,

@@ -28,6 +28,7 @@ from typing import Literal, get_args
 __all__ = [
     "EXIT_FILE_VARIABLE",
     "LAUNCHER_VARIABLE",
+    "PARENT_VARIABLE",
     "Beat",
     "Heartbeat",
     "Patience",
@@ -47,6 +48,9 @@ Phase = Literal["loading", "data", "forward", "reduce", "report", "evaluate", "s
 
 LAUNCHER_VARIABLE = "TRAINER_LAUNCHER_PID"
 """Names the process that started the ranks."""
+
+PARENT_VARIABLE = "TRAINER_PARENT_PID"
+"""Names the process with which `entrypoints/torchrun.py` and its ranks are to end at once."""
 
 EXIT_FILE_VARIABLE = "TRAINER_EXIT_FILE"
 """Names the file where `entrypoints/train` looks for the reason why the ranks ended; torchrun makes 1 of every exit code."""

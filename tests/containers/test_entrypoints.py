@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,7 @@ def stand_in(tmp_path: Path) -> Path:
 
 
 def environment(stand_in: Path, **variables: str) -> dict[str, str]:
-    own = ("PET_", "SLURM_", "SKYPILOT_", "TRAIN", "PREP_", "OMP_", "CPU_RANKS")
+    own = ("RUN_NAME", "PET_", "SLURM_", "SKYPILOT_", "TRAIN", "PREP_", "OMP_", "CPU_RANKS")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     return {**kept, "PYTHON": str(stand_in), **variables}
 
@@ -186,17 +187,65 @@ def test_torchrun_does_not_outlive_a_killed_entrypoint(stand_in: Path, tmp_path:
     pytest.fail("torchrun is still running 10 s after its entrypoint was killed")
 
 
-def test_health_is_the_age_of_the_newest_heartbeat(stand_in: Path, tmp_path: Path) -> None:
-    check = str(ROOT / "entrypoints/healthcheck")
-    missing = run(stand_in, check, TRAIN_RUN=str(tmp_path))
+def health(run_directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return run(Path(sys.executable), str(ROOT / "entrypoints/healthcheck"), TRAIN_RUN=str(run_directory), **variables)
+
+
+def test_health_is_the_age_of_the_newest_heartbeat(tmp_path: Path) -> None:
+    missing = health(tmp_path)
     assert (missing.returncode, missing.stdout) == (1, f"no heartbeat in {tmp_path}/heartbeat yet\n")
     (tmp_path / "heartbeat").mkdir()
     for rank, age_s in ((0, 5), (1, 500)):
         beat = tmp_path / f"heartbeat/rank-{rank}"
         beat.touch()
         os.utime(beat, (time.time() - age_s,) * 2)
-    assert run(stand_in, check, TRAIN_RUN=str(tmp_path)).returncode == 0
-    assert run(stand_in, check, TRAIN_RUN=str(tmp_path), HEARTBEAT_MAX_AGE_S="3").returncode == 1
+    assert health(tmp_path).returncode == 0
+    assert health(tmp_path, HEARTBEAT_MAX_AGE_S="3").returncode == 1
+
+
+def test_the_health_check_says_what_the_rank_is_doing(tmp_path: Path) -> None:
+    (tmp_path / "heartbeat").mkdir()
+    beat = Beat(number=7, pid=4711, started=1, step=12, phase="save", limit_s=600)
+    (tmp_path / "heartbeat/rank-0").write_bytes(beat.to_bytes())
+    result = health(tmp_path)
+    assert result.returncode == 0
+    assert result.stdout.endswith("s ago (at most 300 s is healthy), in phase save of step 12\n")
+
+
+@pytest.mark.parametrize("limit", ["", "many", "UID[$(touch mark)]"])
+def test_the_health_check_refuses_what_is_no_number_of_seconds(tmp_path: Path, limit: str) -> None:
+    result = health(tmp_path, HEARTBEAT_MAX_AGE_S=limit)
+    assert result.returncode == 1
+    assert ("no heartbeat" if limit == "" else "must name the run directory, HEARTBEAT_MAX_AGE_S = ") in result.stdout
+
+
+def test_the_health_check_runs_nothing_that_a_file_name_says(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    (tmp_path / "heartbeat").mkdir()
+    for word in (f"UID[$(>{mark.name})]", "-f", "$(id)", "9999999999"):
+        (tmp_path / "heartbeat" / f"rank-0\n9999999999+{word}").touch()
+    command = [ROOT / "entrypoints/healthcheck"]
+    variables = environment(Path(sys.executable), TRAIN_RUN=str(tmp_path))
+    result = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    assert not mark.exists(), "a file's name was run as a command"
+    assert (result.returncode, result.stdout) == (1, f"no heartbeat in {tmp_path}/heartbeat yet\n")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder", "folder of links"])
+def test_the_health_check_reads_nothing_but_files_of_the_run(tmp_path: Path, kind: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "rank-0").write_text("beat 1 pid 1 started 1 lap 0 step 99 limit_s 1.0 phase save\n")
+    run_directory = tmp_path / "run"
+    run_directory.mkdir()
+    if kind == "folder of links":
+        (run_directory / "heartbeat").symlink_to(elsewhere)
+    else:
+        (run_directory / "heartbeat").mkdir()
+        beat = run_directory / "heartbeat/rank-0"
+        {"pipe": lambda: os.mkfifo(beat), "link": lambda: beat.symlink_to(elsewhere / "rank-0"), "folder": beat.mkdir}[kind]()
+    result = health(run_directory)
+    assert (result.returncode, "step 99" in result.stdout) == (1, False)
 
 
 def starts(stand_in: Path, folder: Path, does: str, *arguments: str, **variables: str) -> tuple[int, int, str]:
@@ -288,10 +337,76 @@ def test_a_signal_before_there_is_anything_to_stop_starts_nothing(stand_in: Path
     assert not (tmp_path / "started").exists()
 
 
-def test_the_health_check_says_what_the_rank_is_doing(stand_in: Path, tmp_path: Path) -> None:
-    (tmp_path / "heartbeat").mkdir()
-    beat = Beat(number=7, pid=4711, started=1, step=12, phase="save", limit_s=600)
-    (tmp_path / "heartbeat/rank-0").write_bytes(beat.to_bytes())
-    result = run(stand_in, str(ROOT / "entrypoints/healthcheck"), TRAIN_RUN=str(tmp_path))
-    assert result.returncode == 0
-    assert result.stdout.endswith("s ago (at most 300 s is healthy), in phase save of step 12\n")
+PLANTED = "import os; open(os.environ['MARK'], 'a').write(__name__ + ' ')\n"
+"""What a stranger leaves in a folder, under the names of modules that the commands import."""
+
+
+@pytest.mark.parametrize("python_path", ["", ":a::b:"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("train", "schema"),
+        ("train", "--help"),
+        ("train", "--limits.steps", "1", "--data", "data", "--run", "run"),
+        ("data-prep", "schema"),
+        ("data-prep", "inspect", "."),
+        ("healthcheck",),
+        ("tensorboard", "--version"),
+        ("versions",),
+    ],
+    ids=" ".join,
+)
+def test_an_entrypoint_imports_nothing_from_the_folder_in_which_it_is_started(
+    tmp_path: Path, command: tuple[str, ...], python_path: str
+) -> None:
+    mark = tmp_path / "mark"
+    for name in (
+        "zstandard",
+        "pyarrow",
+        "numpy",
+        "pydantic",
+        "torch",
+        "trainer",
+        "data_pipeline",
+        "psutil",
+        "tensorboard",
+        "platform",
+    ):
+        (tmp_path / f"{name}.py").write_text(PLANTED)
+    variables = environment(Path(sys.executable), MARK=str(mark), PYTHONPATH=python_path, TRAIN_MAX_RESTARTS="0", TRAIN_RUN=".")
+    if command[0] == "train":
+        del variables["TRAIN_RUN"]
+    subprocess.run(
+        [ROOT / "entrypoints" / command[0], *command[1:]],
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert not mark.exists(), f"{mark.read_text()}was imported from the working directory"
+
+
+def test_tensorboard_is_on_loopback_unless_asked(stand_in: Path) -> None:
+    def host(*arguments: str) -> str:
+        words = run(stand_in, str(ROOT / "entrypoints/tensorboard"), *arguments).stdout.split()
+        return " ".join(words[words.index("-m") :])
+
+    assert "--host 127.0.0.1" in host()
+    assert "--host 127.0.0.1" in host("--reload_interval", "9")
+    for asked in (["--bind_all"], ["--host", "10.0.0.4"], ["--host=10.0.0.4"]):
+        assert host(*asked).endswith(" ".join(asked))
+        assert "127.0.0.1" not in host(*asked)
+
+
+@pytest.mark.parametrize("name", ["../../etc", "..", ".", "/etc", "a/../../b", "a//b", "a/", "a/.", "$(id)/.."])
+def test_a_run_name_that_leads_out_of_the_runs_folder_is_refused(stand_in: Path, name: str) -> None:
+    for arguments in ((), ("generate",), ("bash", "-c", "echo started")):
+        result = run(stand_in, str(TRAIN), *arguments, RUN_NAME=name, TRAIN_RUN=f"/workspace/runs/{name}")
+        assert (result.returncode, result.stdout) == (2, "")
+        assert "RUN_NAME = " in result.stderr
+
+
+@pytest.mark.parametrize("name", ["", "demo", "second run", "sweep/lr-1", "..a", "a..", "v1.0"])
+def test_a_run_name_within_the_runs_folder_is_taken(stand_in: Path, name: str) -> None:
+    assert run(stand_in, str(TRAIN), RUN_NAME=name).returncode == 0

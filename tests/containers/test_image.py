@@ -12,7 +12,7 @@ from tests.containers.services import IMAGE, ROOT, Services
 pytestmark = pytest.mark.containers
 
 PROBE = """
-import json, os, pathlib
+import json, os, pathlib, sys
 
 def writable(folder):
     try:
@@ -28,10 +28,13 @@ print(json.dumps({
     "writable": [folder for folder in ("/", "/app", "/app/trainer", "/opt/venv", "/etc", "/usr", "/text", "/workspace", "/tmp",
                                        os.environ["HOME"], "/cache") if writable(folder)],
     "socket": pathlib.Path("/var/run/docker.sock").exists(),
+    "safe_path": sys.flags.safe_path,
 }))
 """
 
 COMPILE = """
+from trainer.caches import use_private_caches
+use_private_caches()
 import torch
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8))
@@ -59,6 +62,15 @@ def test_the_image_holds_the_expected_versions() -> None:
 
 
 @pytest.mark.usefixtures("services")
+def test_the_image_lists_its_packages_and_holds_no_program_that_changes_its_user() -> None:
+    packages = docker("run", "--rm", "--network", "none", IMAGE, "cat", "/app/apt-packages.txt").splitlines()
+    assert all("=" in package for package in packages)
+    assert {"g++", "libc6"} <= {package.split("=")[0].split(":")[0] for package in packages}
+    search = ("find", "/", "-xdev", "-perm", "/6000", "!", "-type", "l")
+    assert docker("run", "--rm", "--network", "none", "--user", "0", "--entrypoint", search[0], IMAGE, *search[1:]) == ""
+
+
+@pytest.mark.usefixtures("services")
 def test_the_image_says_what_it_was_made_from_and_holds_no_secret() -> None:
     (image,) = json.loads(docker("image", "inspect", IMAGE))
     assert image["Config"]["User"] == "1000:1000"
@@ -81,6 +93,7 @@ def test_a_service_has_no_privileges_and_writes_only_where_it_should(services: S
     cache = [] if service == "tensorboard" else ["/cache"]
     assert found["writable"] == [*volume, "/tmp", "/home/trainer", *cache]
     assert not found["socket"]
+    assert found["safe_path"]
 
 
 def test_torch_compile_works_on_cpu_in_the_train_service(services: Services) -> None:

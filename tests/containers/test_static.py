@@ -62,6 +62,26 @@ def test_tensorboard_is_on_loopback_alone_and_cannot_write(services: dict[str, A
     assert not any("ports" in services[name] for name in ("data-prep", "train"))
 
 
+def test_tensorboard_is_asked_to_serve_other_addresses_only_inside_the_container(services: dict[str, Any]) -> None:
+    assert services["tensorboard"]["command"] == ["--bind_all"]
+    assert "--bind_all" not in (ROOT / "entrypoints/tensorboard").read_text().split("exec ", 1)[1]
+
+
+def test_the_entrypoint_sees_the_name_of_which_compose_makes_the_run_directory(services: dict[str, Any]) -> None:
+    made_of_it = {name for name, service in services.items() if "${RUN_NAME" in str(service.get("environment"))}
+    assert made_of_it == {"train"}
+    found = services["train"]["environment"]
+    assert found["TRAIN_RUN"] == f"/workspace/runs/{found['RUN_NAME']}"
+
+
+def test_the_image_takes_rights_away_and_lists_its_packages_after_the_last_of_them_is_installed() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8").rpartition("\nFROM ")[2]
+    installed = dockerfile.rindex("apt-get install")
+    assert dockerfile.index("-perm /6000 ! -type l -exec chmod ug-s {} +") > installed
+    assert dockerfile.index(">/app/apt-packages.txt") > installed
+    assert "PYTHONSAFEPATH=1" in dockerfile
+
+
 def test_train_waits_for_the_data_and_has_time_to_save(services: dict[str, Any]) -> None:
     train = services["train"]
     assert train["depends_on"]["data-prep"]["condition"] == "service_completed_successfully"

@@ -80,13 +80,13 @@ def commands(run: RecordedRun) -> Html:
     """How to check the run, and how to make it again."""
     path, data = shlex.quote(str(run.path)), shlex.quote(str(run.config.get("data", "DATA")))
     ranks = int(part(run.record, "environment").get("world_size", 1))
-    launch = "python -m" if ranks == 1 else f"torchrun --standalone --nproc-per-node {ranks} -m --"
+    launch = "python -m trainer train" if ranks == 1 else f"PET_NPROC_PER_NODE={ranks} entrypoints/train"
     lines = {
         "every digest: record, checkpoints, metrics, ledger, data": f"python -m trainer verify {path} --level integrity",
         "train ten steps again and compare all bits": f"python -m trainer verify {path} --replay 10",
         "what every step was trained on": f"python -m trainer audit {path}",
         "the same run from its first step on, into a directory of its own": (
-            f"{launch} trainer train --recipe {path}/config.toml --data {data} --run {path}-again"
+            f"{launch} --recipe {path}/config.toml --data {data} --run {path}-again"
         ),
     }
     return join(

@@ -283,10 +283,10 @@ def test_the_page_and_its_picture_go_where_they_are_told_to(run: Path, tmp_path:
 def test_the_command_that_trains_again_is_one_that_the_trainer_understands(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a run", [], settings={"optim": {"lr": 0.002}}, environment={"world_size": 4})
     shown = "\n".join(Page(render_report(read_run(run))).texts)
-    [line] = [line for line in shown.splitlines() if "trainer train" in line]
-    assert line.startswith("torchrun --standalone --nproc-per-node 4 -m -- trainer train ")
+    [line] = [line for line in shown.splitlines() if "--recipe" in line]
+    assert line.startswith("PET_NPROC_PER_NODE=4 entrypoints/train --recipe ")
     words = shlex.split(line)
-    config = load_settings(TrainConfig, words[words.index("train") + 1 :], help_parser(TrainConfig, "train", ""), {})
+    config = load_settings(TrainConfig, words[words.index("--recipe") :], help_parser(TrainConfig, "train", ""), {})
     assert (config.optim.lr, config.run, config.data) == (0.002, tmp_path / "a run-again", Path("/data"))
 
 

@@ -1,0 +1,86 @@
+"""Caches of compiled code for this user alone: whoever can write there has other users run the code that they put in.
+
+torch's own default is a directory in /tmp that another user can create beforehand.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from data_pipeline.errors import ConfigError
+
+__all__ = ["check_private", "use_private_caches"]
+
+_CODE = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda"}
+_FOLDERS = _CODE | {"MPLCONFIGDIR": "matplotlib"}
+
+_log = logging.getLogger(__name__)
+
+
+def use_private_caches() -> None:
+    """Names a cache folder of this user for inductor, Triton, CUDA and matplotlib, where the environment names none.
+
+    Call it before torch is imported. The folder is `trainer-UID` below XDG_CACHE_HOME or `~/.cache`; where that cannot be made
+    or belongs to somebody else, it is a new one in the folder for temporary files, which goes with this process.
+
+    Raises:
+        ConfigError: another user can write into a cache folder that the environment names.
+    """
+    for name in _CODE:
+        if given := os.environ.get(name):
+            try:
+                check_private(Path(given))
+            except OSError as error:
+                raise ConfigError(f"{name} = {given}: {error}; name a folder of your own, or unset it") from None
+    missing = {name: folder for name, folder in _FOLDERS.items() if not os.environ.get(name)}
+    if missing:
+        base = _base()
+        os.environ.update({name: str(base / folder) for name, folder in missing.items()})
+
+
+def check_private(path: Path) -> None:
+    """Makes a folder for this user alone if it is missing, with its parents.
+
+    Raises:
+        OSError: it cannot be made, it is a link, it belongs to another user, or another user can write into it or replace it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.mkdir(exist_ok=True, mode=0o700)
+    found, above = path.lstat(), path.parent.stat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise OSError(f"{path} is a link, which could lead anywhere")
+    if found.st_uid != os.geteuid():
+        raise OSError(f"{path} belongs to user {found.st_uid}, and this is user {os.geteuid()}")
+    if _others_may_write(found):
+        raise OSError(f"other users can write into {path} (chmod go-w ends that)")
+    if above.st_uid not in (0, os.geteuid()) or (_others_may_write(above) and not above.st_mode & stat.S_ISVTX):
+        raise OSError(f"other users can replace {path}, as they can write into {path.parent}")
+
+
+def _others_may_write(found: os.stat_result) -> bool:
+    # A group with the number of its user is that user's alone, by the custom of Linux distributions.
+    private_group = found.st_gid == found.st_uid
+    return bool(found.st_mode & (stat.S_IWOTH if private_group else stat.S_IWOTH | stat.S_IWGRP))
+
+
+def _base() -> Path:
+    try:
+        folder = _cache_home(os.environ) / f"trainer-{os.geteuid()}"
+        check_private(folder)
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        folder = Path(tempfile.mkdtemp(prefix="trainer-cache-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        _log.warning("compiled code is not kept after this process: %s", error)
+    return folder
+
+
+def _cache_home(variables: Mapping[str, str]) -> Path:
+    named = Path(variables.get("XDG_CACHE_HOME", ""))
+    return named if named.is_absolute() else Path.home() / ".cache"
