@@ -58,6 +58,7 @@ from trainer.state import Progress
 from trainer.step import LossModule, TrainingModule, make_scaler
 from trainer.straggler import DeviceMark, HostMark, OwnTimer, StragglerDetector
 from trainer.throughput import flops_per_token, peak_flops, rate_kind, unknown_mfu
+from trainer.trust import note_trained_with
 from trainer.watchdog import Heartbeat, Patience, clear_heartbeats, watched
 
 __all__ = ["opened_session"]
@@ -66,8 +67,10 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def opened_session(config: TrainConfig) -> Iterator[Session]:
+def opened_session(config: TrainConfig, *, trust_extension: bool = True) -> Iterator[Session]:
     """Checks the settings against data and machine, builds all parts, and restores the newest checkpoint if there is one.
+
+    With `trust_extension` the digest of the user's own file is noted: see `trainer.trust`.
 
     Raises:
         ConfigError: the settings do not fit the data, the machine or the run that is there.
@@ -81,6 +84,8 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
         stop = stack.enter_context(stop_request())
         group = stack.enter_context(joined_group(config.device, config.watchdog.slow_s))
         logging.basicConfig(level=logging.INFO if group.is_main else logging.WARNING, format="%(message)s")
+        if extension.digest is not None and group.is_main and trust_extension:
+            note_trained_with(extension.digest)
         manifest = read_manifest(config.data)
         train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
         val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)

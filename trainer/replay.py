@@ -29,6 +29,7 @@ from trainer.inspect_run import data_folder, load_config
 from trainer.ledger import LEDGER
 from trainer.loop import train
 from trainer.record import read_record
+from trainer.trust import EXTENSION, checked_extension
 from trainer.watchdog import EXIT_FILE_VARIABLE
 
 __all__ = ["ChildError", "Replay", "choose_start", "first_difference", "replay_run"]
@@ -72,7 +73,13 @@ class Replay:
 
 
 def replay_run(
-    run: Path, num_steps: int | None, *, start: int | None = None, data: Path | None = None, allow_changes: tuple[str, ...] = ()
+    run: Path,
+    num_steps: int | None,
+    *,
+    start: int | None = None,
+    data: Path | None = None,
+    allow_changes: tuple[str, ...] = (),
+    trust_code: bool = False,
 ) -> Replay:
     """Trains `num_steps` steps of a run again.
 
@@ -82,15 +89,16 @@ def replay_run(
         start: the step of the checkpoint to begin from, or 0; None chooses.
         data: where the prepared data is now, if it was moved.
         allow_changes: what may differ in the run's identity, which then says why bits do.
+        trust_code: code that came with the run may be executed; see `trainer.trust`.
 
     Raises:
-        ConfigError: the run has not so many steps from there on, or the environment differs in something else.
+        ConfigError: the run has not so many steps from there on, code of the run needs consent, or the environment differs in
+            something else.
         CheckpointError: record, metrics or a checkpoint is missing or damaged.
     """
     record = read_record(run)
     config = load_config(run)
-    extension = run / "extension.py" if record["identity"]["extension"] else None
-    settings = config.model_copy(update={"data": data_folder(run, data).absolute(), "extension": extension})
+    extension = checked_extension(run, record["identity"]["extension"], trust_code=trust_code)
     store = CheckpointStore(run / "checkpoints")
     recorded = _events(run)
     last = max((step for event, step in recorded if event == "train"), default=0)
@@ -101,6 +109,10 @@ def replay_run(
     compared: list[int] = []
     with tempfile.TemporaryDirectory(prefix="replay-") as name:
         again = Path(name) / "run"
+        copy = None if extension is None else Path(name) / EXTENSION
+        if copy is not None and extension is not None:
+            copy.write_bytes(extension)  # what was checked is what runs
+        settings = config.model_copy(update={"data": data_folder(run, data).absolute(), "extension": copy})
         copy_state(run, again, begin)
         before = begin
         for stop in [*(step for step in store.steps() if begin < step < end), end]:
@@ -213,13 +225,14 @@ def _events(run: Path) -> dict[tuple[str, int], dict[str, Any]]:
 
 def _train(config: TrainConfig, num_ranks: int) -> None:
     if num_ranks == 1:
-        train(config)
+        train(config, trust_extension=False)
         return
     recipe, exit_file = config.run.parent / "replay.toml", config.run.parent / "exit"
     recipe.write_text(to_toml("train", config.model_dump(mode="json")), encoding="utf-8")
     exit_file.unlink(missing_ok=True)
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("TRAIN_", "PET_"))}
     variables |= {"OMP_NUM_THREADS": str(config.threads), EXIT_FILE_VARIABLE: str(exit_file)}
+    variables["XDG_STATE_HOME"] = str(config.run.parent)  # consent to one replay is no training with the extension
     variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
     done = subprocess.run(
         [

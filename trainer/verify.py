@@ -35,6 +35,8 @@ from trainer.inspect_run import data_folder, load_config
 from trainer.ledger import LEDGER, LedgerStep, read_ledger
 from trainer.record import read_record
 from trainer.replay import replay_run
+from trainer.run_files import foreign_files
+from trainer.trust import EXTENSION, recorded_source
 
 __all__ = [
     "LEVELS",
@@ -53,6 +55,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 _BUILTIN = {"stdlib-code", "stdlib-manual"}
 _IN_IDENTITY = ("device", "torch", "attention", "flags.")
 """What a resume would refuse; not the number of threads, of which a replay takes the recorded one."""
+_NAMED_FILES = 20
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ def verify_run(
     start: int | None = None,
     data: Path | None = None,
     sources: Sequence[str] = (),
+    trust_code: bool = False,
 ) -> Iterator[Outcome]:
     """Checks a run level by level and yields what held; the first thing that does not is raised.
 
@@ -82,6 +86,7 @@ def verify_run(
         start: the step to train again from; None chooses.
         data: where the prepared data is now, if it was moved.
         sources: what the data was prepared from: paths, or `name=path` for a source that a recipe names.
+        trust_code: a replay may execute code that came with the run; see `trainer.trust`.
 
     Raises:
         PreparedDataError: the data is missing, damaged or cannot be made again.
@@ -100,7 +105,7 @@ def verify_run(
         yield prepare_again(directory, read_manifest(directory), sources)
     if "replay" in levels or num_steps:
         changed = tuple(one.name for one in differences if one.name.startswith(_IN_IDENTITY))
-        replay = replay_run(run, num_steps, start=start, data=data, allow_changes=changed)
+        replay = replay_run(run, num_steps, start=start, data=data, allow_changes=changed, trust_code=trust_code)
         if replay.difference:
             because = f"; of the environment differs {', '.join(changed)}" if changed else ""
             others = [f"\n{_earlier_text(one)}" for one in earlier if one["until"] > replay.start]
@@ -109,12 +114,18 @@ def verify_run(
 
 
 def check_integrity(run: Path, data: Path | None = None) -> Outcome:
-    """Reads every file of a run and of its data.
+    """Reads every file of a run and of its data, and names what else lies in the run's folder.
 
     Raises:
-        PreparedDataError, CheckpointError: a file is missing or is not what was written; the message names it.
+        PreparedDataError, CheckpointError: a file is missing or is not what was written, or there is code that is not the run's;
+            the message names it.
     """
     record = read_record(run)
+    foreign = foreign_files(run, record["files"])
+    if recorded_source(run, record["identity"]["extension"]) is None and EXTENSION in foreign:
+        raise CheckpointError(
+            f"{run / EXTENSION}: the record names no extension, so this code is not the run's, and it is never executed; remove it"
+        )
     written_last = (METRICS, LEDGER.as_posix(), "checkpoints/")  # a look into these says more than their digest
     for name, digest in record["files"].items():
         if not name.startswith(written_last):
@@ -136,13 +147,22 @@ def check_integrity(run: Path, data: Path | None = None) -> Outcome:
         "quarantined": sorted(lost),
         "events": num_events,
         "ledger_lines": report.lines,
+        "foreign": foreign,
     }
     text = (
         f"integrity    {len(record['files'])} files of the run, checkpoints {', '.join(map(str, store.steps())) or 'none'}, "
         f"{report.lines} ledger lines, {num_events} events of metrics and {num_files} files of the data are what was written"
         + (f"; not looked at, as the run left them out: {', '.join(sorted(lost))}" if lost else "")
+        + _foreign_text(foreign)
     )
     return Outcome("integrity", text, facts)
+
+
+def _foreign_text(foreign: Sequence[str]) -> str:
+    """The names, as far as they are not too many; what a terminal would not show as it is becomes an escape."""
+    names = [name if name.isprintable() else ascii(name) for name in foreign[:_NAMED_FILES]]
+    more = f" and {len(foreign) - len(names)} more" if len(foreign) > len(names) else ""
+    return f"\n  not files of this run, and not used: {', '.join(names)}{more}" if foreign else ""
 
 
 def compare_environment(run: Path) -> tuple[Difference, ...]:
