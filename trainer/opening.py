@@ -8,6 +8,7 @@ import resource
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ from trainer.record import (
 )
 from trainer.replicas import ReplicaCheck
 from trainer.report import report_at_end
+from trainer.run_files import check_places
 from trainer.session import Session, restore
 from trainer.signals import stop_request
 from trainer.sizing import with_micro
@@ -84,8 +86,7 @@ def opened_session(config: TrainConfig, *, trust_extension: bool = True) -> Iter
         stop = stack.enter_context(stop_request())
         group = stack.enter_context(joined_group(config.device, config.watchdog.slow_s))
         logging.basicConfig(level=logging.INFO if group.is_main else logging.WARNING, format="%(message)s")
-        if extension.digest is not None and group.is_main and trust_extension:
-            note_trained_with(extension.digest)
+        _note_extension(extension, group, trusted=trust_extension)
         manifest = read_manifest(config.data)
         train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
         val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
@@ -97,7 +98,7 @@ def opened_session(config: TrainConfig, *, trust_extension: bool = True) -> Iter
             compiled=config.compiles(group.device.type),
         )
         meter = PeakMeter.start(group.device)
-        config = with_micro(config, manifest, group, backend, extension, group.on_main(lambda: recorded_micro(config.run)))
+        config = with_micro(config, manifest, group, backend, extension, group.on_main(lambda: _recorded_micro(config.run)))
         _check_fit(config, manifest, len(train_rows), len(val_rows), group)
         check_parallel(config, group)
         check_optimizer(config)
@@ -187,6 +188,17 @@ def opened_session(config: TrainConfig, *, trust_extension: bool = True) -> Iter
         _introduce(session, manifest, continued=newest is not None)
         del training, checkpoint  # this frame lives as long as the run, and would keep them
         yield session
+
+
+def _note_extension(extension: Extension, group: Group, *, trusted: bool) -> None:
+    if extension.digest is not None and group.is_main and trusted:
+        note_trained_with(extension.digest)
+
+
+def _recorded_micro(run: Path) -> int | None:
+    """See `recorded_micro`; it is the first look into the run's folder."""
+    check_places(run)
+    return recorded_micro(run)
 
 
 def _checked_run(config: TrainConfig, checkpoints: CheckpointStore, identity: Mapping[str, Any]) -> int | None:

@@ -85,6 +85,7 @@ class CheckpointStore:
         Raises:
             OSError: no space, no permission or a failing device; nothing partial is left, and earlier checkpoints are untouched.
             ValueError: the state is no plain data, or a tensor has a type that cannot be saved.
+            CheckpointError: the directory is a link.
         """
         tensors = {f"{group}/{name}": tensor for group in _GROUPS for name, tensor in getattr(checkpoint, group).items()}
         self._prepare()
@@ -203,6 +204,9 @@ class CheckpointStore:
         if self._prepared:
             return
         make_directories(self._storage, self._objects.directory)
+        for folder in (self.directory, self._objects.directory):
+            if not self._storage.is_directory(folder):
+                raise CheckpointError(f"{folder}: not a directory, but a link or a file; remove it, or use another --run")
         sync_directory(self._storage, self.directory.parent)  # a killed process may have made the directory and not have synced it
         self._prepared = True
 
@@ -299,6 +303,8 @@ class CheckpointStore:
             return self._storage.names(self.directory)
         except FileNotFoundError:
             return []
+        except NotADirectoryError:
+            raise CheckpointError(f"{self.directory}: not a directory, but a link or a file; remove it") from None
 
 
 @contextmanager
