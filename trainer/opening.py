@@ -61,7 +61,7 @@ from trainer.step import LossModule, TrainingModule, make_scaler
 from trainer.straggler import DeviceMark, HostMark, OwnTimer, StragglerDetector
 from trainer.throughput import flops_per_token, peak_flops, rate_kind, unknown_mfu
 from trainer.trust import note_trained_with
-from trainer.watchdog import Heartbeat, Patience, clear_heartbeats, watched
+from trainer.watchdog import Heartbeat, Patience, ProcessId, clear_heartbeats, watched
 
 __all__ = ["opened_session"]
 
@@ -325,14 +325,25 @@ def _opened_ledger(
 
 def _watched(config: TrainConfig, group: Group) -> AbstractContextManager[Heartbeat]:
     settings = config.watchdog
+    enabled = settings.enabled == "on" or (settings.enabled == "auto" and "RANK" in os.environ)
     return watched(
         config.run,
         Patience(settings.stall_s, settings.slow_s),
         rank=group.rank,
         local_rank=group.local_rank,
-        local_world_size=group.local_world_size,
-        enabled=settings.enabled == "on" or (settings.enabled == "auto" and "RANK" in os.environ),
+        processes=_processes_here(group) if enabled else (),
+        enabled=enabled,
     )
+
+
+def _processes_here(group: Group) -> list[ProcessId]:
+    """The processes of the ranks on this node, in their order; all ranks tell each other theirs."""
+    own = ProcessId.own()
+    told = torch.tensor([own.pid, own.started], dtype=torch.int64, device=group.device)
+    if group.world_size > 1:
+        told = group.gather(told, told.new_empty(2 * group.world_size))
+    first = group.rank - group.local_rank
+    return [ProcessId(*pair) for pair in told.view(-1, 2)[first : first + group.local_world_size].tolist()]
 
 
 def _write(checkpoints: CheckpointStore, settings: CheckpointConfig, checkpoint: Checkpoint) -> None:
