@@ -33,6 +33,7 @@ from trainer.float8 import convert_to_float8
 from trainer.guard import Guard
 from trainer.layer_stats import LayerObserver
 from trainer.ledger import LEDGER, Ledger, LedgerHead
+from trainer.limits import check_model_size
 from trainer.memory import PeakMeter, estimate
 from trainer.metrics import opened_monitor
 from trainer.metrics.model_graph import model_graph
@@ -258,6 +259,8 @@ def _check_fit(config: TrainConfig, manifest: Manifest, train_rows: int, val_row
 
 def _model(config: TrainConfig, manifest: Manifest, group: Group, extension: Extension, checkpoint: Checkpoint | None) -> nn.Module:
     """The model on its device, with the checkpoint's weights or fresh ones."""
+    if extension.build_model is None:
+        check_model_size(config.model, manifest.vocab_size)
     model = seeded_model(extension, config.model, manifest.vocab_size, config.seed)
     if config.parallel == "ddp" or group.world_size == 1:
         model.to(group.device)  # else each part goes there when it is cut

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -17,16 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from torch import Tensor
 
-from data_pipeline.errors import ConfigError, ExitCode, ProjectError
-from data_pipeline.settings import to_toml
+from data_pipeline.errors import CheckpointError, ConfigError, ExitCode, ProjectError
+from data_pipeline.settings import explain, to_toml
+from data_pipeline.tokenizer import load_tokenizer
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.tensor_file import same_bytes, spec_of
 from trainer.config import TrainConfig
 from trainer.history import METRICS, read_events
 from trainer.inspect_run import data_folder, load_config
+from trainer.launching import run_tied
 from trainer.ledger import LEDGER
+from trainer.limits import check_model_size, check_ranks
 from trainer.loop import train
 from trainer.record import read_record
 from trainer.trust import EXTENSION, checked_extension
@@ -38,6 +41,8 @@ _ROOT = Path(__file__).resolve().parents[1]
 _COMPARED = {"train": ("loss_hex", "grad_norm", "lr", "tokens"), "eval": ("val_loss_hex", "targets")}
 """What of an event has to be the same; the other fields are times."""
 _DEFAULT_STEPS = 10
+_PREFETCH = 2
+"""Global batches read ahead, at most: they change no bits, and take memory."""
 _LAST_LINES = 5
 
 _Events = Mapping[tuple[str, int], Mapping[str, Any]]
@@ -105,7 +110,10 @@ def replay_run(
     num_steps = num_steps or max(1, min(_DEFAULT_STEPS, last - (start or 0)))
     begin = choose_start(store.steps(), last, num_steps, start)
     end = begin + num_steps
-    num_ranks = 1 if config.reproducibility == "elastic" else int(record["environment"]["world_size"])
+    num_ranks = _num_ranks(config, record)
+    if extension is None and store.steps():
+        vocab_size = load_tokenizer(run / "tokenizer").vocab_size
+        check_model_size(config.model, vocab_size, store.num_weights(store.steps()[-1]))
     compared: list[int] = []
     with tempfile.TemporaryDirectory(prefix="replay-") as name:
         again = Path(name) / "run"
@@ -182,7 +190,24 @@ def replay_config(
     settings["eval"]["patience"] = None
     settings["alerts"] = {name: "log" if value == "stop" else value for name, value in settings["alerts"].items()}
     settings["log"] |= {"report": False, "wandb_project": None, "mlflow_uri": None}
-    return TrainConfig(**settings)
+    settings["prefetch"] = min(config.prefetch, _PREFETCH)
+    try:
+        return TrainConfig(**settings)
+    except ValidationError as error:
+        raise CheckpointError(
+            f"the record cannot be that of a run: {explain(TrainConfig, error)}; restore it from a copy"
+        ) from None
+
+
+def _num_ranks(config: TrainConfig, record: Mapping[str, Any]) -> int:
+    """How many ranks train again; a record that claims more than this machine bears is refused before one is started."""
+    threads = record["identity"].get("threads")
+    if type(threads) is not int or threads < 1:
+        raise CheckpointError(
+            f"threads = {threads!r} in record.json is no number of threads, so it was changed; restore it from a copy"
+        )
+    recorded = 1 if config.reproducibility == "elastic" else record["environment"].get("world_size")
+    return check_ranks(recorded, threads, config.device)
 
 
 def first_difference(recorded: Checkpoint, again: Checkpoint) -> str:
@@ -234,17 +259,13 @@ def _train(config: TrainConfig, num_ranks: int) -> None:
     variables |= {"OMP_NUM_THREADS": str(config.threads), EXIT_FILE_VARIABLE: str(exit_file)}
     variables["XDG_STATE_HOME"] = str(config.run.parent)  # consent to one replay is no training with the extension
     variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    done = subprocess.run(
+    done = run_tied(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"),
             *("--local-addr=localhost", "-m", "--", "trainer", "train", "--recipe", str(recipe)),
         ],
         cwd=_ROOT,
         env=variables,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
     )
     if done.returncode:
         told = exit_file.read_text().split()[0] if exit_file.exists() else ""

@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NoReturn, get_args
 
 __all__ = [
     "EXIT_FILE_VARIABLE",
@@ -43,6 +43,7 @@ __all__ = [
     "clear_heartbeats",
     "end_with_parent",
     "leave_reason",
+    "tied_command",
     "watched",
 ]
 
@@ -74,6 +75,7 @@ _GRACE_S = 3.0
 _MAX_BEAT_BYTES = 4096
 _STATES = {"T": "stopped by a signal", "D": "waiting for a device or a file system", "R": "running", "S": "asleep"}
 _PR_SET_PDEATHSIG = 1
+_TIED = "--tied-to"
 
 
 @dataclass(frozen=True)
@@ -336,6 +338,14 @@ def end_with_parent(parent: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def tied_command() -> list[str]:
+    """The beginning of a command line; the command that follows is killed as soon as this process ends.
+
+    The command gets its own pid in the variable TRAINER_LAUNCHER_PID, for `end_with_parent` in what it starts.
+    """
+    return [sys.executable, "-I", "-S", str(Path(__file__).resolve()), _TIED, str(os.getpid())]
+
+
 def leave_reason(text: str) -> bool:
     """Writes why this process ends, its exit code first, where `entrypoints/train` looks; false where another has done so already.
 
@@ -355,6 +365,8 @@ def leave_reason(text: str) -> bool:
 
 def main(arguments: Sequence[str]) -> None:
     """The watchdog itself: looks at the heartbeats twice a second until the process that started it ends."""
+    if arguments[:1] == [_TIED]:
+        _run_tied(int(arguments[1]), arguments[2:])
     parser = argparse.ArgumentParser(prog="python -m trainer.watchdog", description="Ends a group of ranks that stands still.")
     parser.add_argument("run", type=Path, help="directory of the run")
     parser.add_argument("--first_rank", type=int, required=True, help="lowest rank on this node")
@@ -373,6 +385,12 @@ def main(arguments: Sequence[str]) -> None:
         if blamed := detector.observe(time.monotonic(), beats, stopped):
             _end_group(options.run, blamed, beats, states)
             return
+
+
+def _run_tied(parent: int, command: Sequence[str]) -> NoReturn:
+    end_with_parent(parent)
+    os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
+    os.execv(command[0], list(command))
 
 
 def _look(run: Path, processes: Mapping[int, ProcessId]) -> tuple[dict[int, Beat], dict[int, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -113,6 +114,16 @@ class CheckpointStore:
                 group, _, name = full_name.partition("/")
                 groups[group][name] = tensor
         return Checkpoint(step, state=manifest.state, **groups)
+
+    def num_weights(self, step: int) -> int:
+        """Weights of the model in the checkpoint of `step`, as its manifest says; no tensor is read.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, or its manifest is damaged.
+        """
+        with _advised():
+            tensors = self._manifest(step).tensors
+        return sum(math.prod(stored.spec.shape) for name, stored in tensors.items() if name.startswith("model/"))
 
     def verify(self, step: int) -> None:
         """Reads a checkpoint as `load` does, and keeps nothing of it.
