@@ -15,7 +15,6 @@ from pydantic import Field, model_validator
 from data_pipeline.settings import Section, Settings
 
 __all__ = [
-    "MAX_GLOBAL_ROWS",
     "Action",
     "AlertAction",
     "AlertsConfig",
@@ -36,8 +35,6 @@ __all__ = [
     "TrainConfig",
 ]
 
-MAX_GLOBAL_ROWS = 1 << 20
-"""The most rows that one optimizer step may have."""
 
 Action = Literal["log", "skip", "rollback", "stop"]
 """What is done about a step whose numbers are bad."""
@@ -101,7 +98,7 @@ class ModelConfig(Section):
 class BatchConfig(Section):
     """How many rows make one optimizer step, and one forward pass."""
 
-    global_rows: int = Field(32, ge=1, le=MAX_GLOBAL_ROWS, description="rows in one optimizer step, over all ranks")
+    global_rows: int = Field(32, ge=1, le=1 << 20, description="rows in one optimizer step, over all ranks")
     micro: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = Field(
         8, description="rows in one forward and backward pass of one rank; auto: as many as the memory takes"
     )

@@ -27,7 +27,7 @@ from trainer.distributed import joined_group
 from trainer.evaluate import Grouping, evaluate
 from trainer.extension import seeded_model
 from trainer.generate import TextModel
-from trainer.limits import check_model_size, most_rows, most_threads
+from trainer.limits import most_rows
 from trainer.parallel import load_full
 from trainer.record import read_record
 from trainer.score_table import describe_evaluation
@@ -79,11 +79,8 @@ def data_folder(run: Path, data: Path | None) -> Path:
 def settings_here(config: TrainConfig) -> TrainConfig:
     """The settings with which this machine can look at a run: without a GPU on the CPU, with an attention that a CPU has.
 
-    The precision stays, because CPUs compute in all of them: a float8 run is looked at in bf16 on any machine. Threads are at most
-    as many as this machine bears.
+    The precision stays, because CPUs compute in all of them: a float8 run is looked at in bf16 on any machine.
     """
-    if config.threads is not None:
-        config = config.model_copy(update={"threads": min(config.threads, most_threads())})
     if torch.cuda.is_available():
         return config
     attention = "auto" if config.attention in ("varlen", "flex") else config.attention
@@ -119,9 +116,6 @@ def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool =
     extension = run_extension(run, read_record(run)["identity"].get("extension"), trust_code=trust_code)
     checkpoint = load_checkpoint(run, which)
     tokenizer = load_tokenizer(run / "tokenizer")
-    if extension.build_model is None:
-        saved = sum(tensor.numel() for tensor in checkpoint.model.values())
-        check_model_size(config.model, tokenizer.vocab_size, saved)
     model = seeded_model(extension, config.model, tokenizer.vocab_size, config.seed)
     load_full(model, checkpoint.average or checkpoint.model)
     return model.eval(), checkpoint.step

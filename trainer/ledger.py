@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from data_pipeline.errors import CheckpointError
 from data_pipeline.files import sync_directory
-from trainer.config import MAX_GLOBAL_ROWS
 from trainer.run_files import make_folder, open_own
 
 __all__ = [
@@ -46,7 +45,6 @@ _BEGINNING = hashlib.sha256(b"ledger/1").hexdigest()
 _CHAIN_CHARS = len(_BEGINNING)
 _SEPARATOR = b',"chain":"'
 _END = b'"}\n'
-_INT64 = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -253,18 +251,9 @@ def _parse(line: bytes, before: LedgerHead) -> LedgerStep | LedgerEvent | None:
     try:
         facts = json.loads(body + b"}")
         head = LedgerHead(facts.pop("step"), before.lines + 1, chain)
-        if "event" in facts:
-            return LedgerEvent(head, facts.pop("event"), facts)
-        entry = LedgerStep(head, **facts)
-        return entry if _is_possible(entry) else None
+        return LedgerEvent(head, facts.pop("event"), facts) if "event" in facts else LedgerStep(head, **facts)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _is_possible(entry: LedgerStep) -> bool:
-    """False where the numbers cannot be those of a step, or would take more memory than any step does."""
-    numbers = (entry.head.step, entry.start, entry.count, entry.epoch, entry.targets)
-    return all(type(number) is int and 0 <= number < _INT64 for number in numbers) and entry.count <= MAX_GLOBAL_ROWS
 
 
 def _is_beginning_of_line(line: bytes) -> bool:

@@ -103,7 +103,7 @@ def replay_run(
     """
     record = read_record(run)
     config = load_config(run)
-    extension = checked_extension(run, record["identity"]["extension"], trust_code=trust_code)
+    extension = checked_extension(run, record["identity"].get("extension"), trust_code=trust_code)
     store = CheckpointStore(run / "checkpoints")
     recorded = _events(run)
     last = max((step for event, step in recorded if event == "train"), default=0)
@@ -184,9 +184,9 @@ def replay_config(
     """
     identity = record["identity"]
     settings = config.model_dump()
-    settings |= {"recipe": None, "run": run, "threads": identity["threads"]}
+    settings |= {"recipe": None, "run": run, "threads": identity.get("threads")}
     settings |= {"limits": {"steps": end}, "resume": {"allow_changes": allow_changes}}
-    settings["schedule"]["decay_steps"] = identity["schedule.decay_steps"]
+    settings["schedule"]["decay_steps"] = identity.get("schedule.decay_steps")
     settings["eval"]["patience"] = None
     settings["alerts"] = {name: "log" if value == "stop" else value for name, value in settings["alerts"].items()}
     settings["log"] |= {"report": False, "wandb_project": None, "mlflow_uri": None}
@@ -195,7 +195,7 @@ def replay_config(
         return TrainConfig(**settings)
     except ValidationError as error:
         raise CheckpointError(
-            f"the record cannot be that of a run: {explain(TrainConfig, error)}; restore it from a copy"
+            f"record.json: identity holds what no training can have ({explain(TrainConfig, error)}); restore it from a copy"
         ) from None
 
 

@@ -122,7 +122,7 @@ def check_integrity(run: Path, data: Path | None = None) -> Outcome:
     """
     record = read_record(run)
     foreign = foreign_files(run, record["files"])
-    if recorded_source(run, record["identity"]["extension"]) is None and EXTENSION in foreign:
+    if recorded_source(run, record["identity"].get("extension")) is None and EXTENSION in foreign:
         raise CheckpointError(
             f"{run / EXTENSION}: the record names no extension, so this code is not the run's, and it is never executed; remove it"
         )

@@ -558,7 +558,7 @@ def _read_own(path: Path) -> bytes:
 
 
 def _in_the_way(path: Path, wanted: str) -> OSError:
-    return OSError(errno.EEXIST, f"{path} is no {wanted} (a link to one does not count); remove it and run the same command again")
+    return OSError(f"{path} is no {wanted} (a link to one does not count); remove it and run the same command again")
 
 
 def _process(pid: int) -> tuple[str, int] | None:

@@ -92,7 +92,7 @@ def train_or_be_refused(config: TrainConfig, name: str) -> None:
     """Trains, or fails with a message that names what is in the way."""
     try:
         train(config)
-    except (CheckpointError, StorageError) as error:
+    except (CheckpointError, StorageError, OSError) as error:
         assert str(config.run / name) in str(error)  # noqa: PT017 - being refused is one of two good outcomes
     else:
         assert losses(config.run)[-1][0] == config.limits.steps

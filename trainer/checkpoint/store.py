@@ -310,12 +310,18 @@ class CheckpointStore:
         sync_directory(self._storage, self.directory)
 
     def _names(self) -> list[str]:
-        try:
-            return self._storage.names(self.directory)
-        except FileNotFoundError:
-            return []
-        except NotADirectoryError:
-            raise CheckpointError(f"{self.directory}: not a directory, but a link or a file; remove it") from None
+        if not self._storage.is_directory(self.directory):
+            try:
+                self._storage.names(self.directory)
+            except FileNotFoundError:
+                return []
+            except OSError as error:
+                if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                    raise
+            raise CheckpointError(
+                f"{self.directory} is a link or a file; the checkpoints of a run are in a directory of that name: put it back"
+            )
+        return self._storage.names(self.directory)
 
 
 @contextmanager
