@@ -19,10 +19,10 @@ _ENDING_S = 10.0
 
 
 def run_tied(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Runs a launcher of ranks to its end and captures what it writes to stderr; the rest of its output is dropped.
+    """Runs a command to its end and captures what it writes to stderr; the rest of its output is dropped.
 
-    When this process ends, by Ctrl-C, SIGTERM, SIGKILL or in any other way, the launcher is killed, and with it every rank: see
-    `trainer.watchdog.end_with_parent`. The ranks get no time to save.
+    When this process ends, by Ctrl-C, SIGTERM, SIGKILL or in any other way, the command is killed. Ranks, and the workers of a
+    preparation, end with the process that has started them: see `trainer.watchdog.end_with_parent`. They get no time to save.
 
     Raises:
         StoppedBySignal: SIGTERM came.
@@ -58,7 +58,7 @@ def _stopped_by_sigterm() -> Iterator[None]:
         return
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        raise StoppedBySignal("SIGTERM received; the replay was given up, and nothing of the run was changed")
+        raise StoppedBySignal("SIGTERM received; the check was given up, and nothing of the run was changed")
 
     before = signal.signal(signal.SIGTERM, stop)
     try:

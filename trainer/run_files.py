@@ -104,16 +104,16 @@ def foreign_files(run: Path, recorded: Collection[str]) -> list[str]:
         run: directory of the run.
         recorded: names of the files that the record names.
     """
-    own = re.compile("|".join([_FILES, *map(re.escape, recorded)]))
-    return sorted(name for name, status in _entries(run, "") if not _belongs(name, status, own))
+    known = frozenset(recorded)
+    return sorted(name for name, status in _entries(run, "") if not _belongs(name, status, known))
 
 
-def _belongs(name: str, status: os.stat_result, own: re.Pattern[str]) -> bool:
+def _belongs(name: str, status: os.stat_result, recorded: Collection[str]) -> bool:
     if stat.S_ISDIR(status.st_mode):
         return name == _OF_WANDB or re.fullmatch(_FOLDERS, name) is not None
     if not stat.S_ISREG(status.st_mode):
         return False
-    return own.fullmatch(name) is not None or is_unfinished(Path(name))
+    return name in recorded or re.fullmatch(_FILES, name) is not None or is_unfinished(Path(name))
 
 
 def _entries(run: Path, folder: str) -> Iterator[tuple[str, os.stat_result]]:

@@ -9,7 +9,6 @@ replay        steps, trained again, give the same bits
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from trainer.distributed import joined_group
 from trainer.environment import Difference, environment_facts, find_differences, flattened
 from trainer.history import METRICS, read_events
 from trainer.inspect_run import data_folder, load_config, settings_here
+from trainer.launching import run_tied
 from trainer.ledger import LEDGER, LedgerStep, read_ledger
 from trainer.record import read_record
 from trainer.replay import replay_run
@@ -198,12 +198,10 @@ def prepare_again(directory: Path, manifest: Manifest, sources: Sequence[str]) -
         recipe.write_text(to_toml("prepare", recipe_of(manifest, sources)), encoding="utf-8")
         plain = [source for source in sources if "=" not in source]
         command = [sys.executable, "-m", "data_pipeline", "prepare", "--recipe", str(recipe), "--output", str(output)]
-        done = subprocess.run(
+        done = run_tied(
             [*command, *(["--sources", *plain] if plain else [])],
+            cwd=Path.cwd(),
             env={name: value for name, value in os.environ.items() if not name.startswith("PREP_")} | {"PYTHONPATH": str(_ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
         )
         if done.returncode:
             told = [line for line in done.stderr.splitlines() if line.startswith("error: ")] or done.stderr.splitlines()[-1:]
