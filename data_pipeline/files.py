@@ -6,6 +6,7 @@ endless file in place of an expected file is an error, not a wait.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -23,6 +24,7 @@ __all__ = [
     "digest_file",
     "is_unfinished",
     "open_input",
+    "open_output",
     "own_folder",
     "read_input",
     "sealed",
@@ -87,6 +89,41 @@ def read_input(path: Path, max_bytes: int, *, below: Path | None = None) -> byte
     return content
 
 
+def open_output(path: Path, flags: int, *, below: Path) -> int:
+    """A descriptor for writing to a file that a program has in a folder of its own; the file is created if it is missing.
+
+    Args:
+        path: of the file.
+        flags: `os.O_WRONLY` or `os.O_RDWR`, and `os.O_APPEND`. Not `os.O_TRUNC`, which would cut before it is known what.
+        below: the folder that the file belongs to; see `open_input`.
+
+    Raises:
+        UnusableFileError: it is no regular file, a link or `..` leads to it, or it has a second name (a hard link), so that what is
+            written there would change a file elsewhere.
+        OSError: it cannot be opened or created.
+    """
+    try:
+        descriptor = _open_below(below, path, flags | os.O_CREAT | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.EISDIR, errno.ENXIO):  # ENXIO: a pipe that nobody reads
+            raise UnusableFileError(f"{path} is no regular file; remove it and run the same command again") from None
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            kind = _KINDS.get(stat.S_IFMT(status.st_mode), "no regular file")
+            raise UnusableFileError(f"{path} is {kind}; remove it and run the same command again")
+        if status.st_nlink > 1:
+            raise UnusableFileError(
+                f"{path} has {status.st_nlink} names (hard links), and writing to it would change it under all of them; replace it "
+                "by a copy and run the same command again"
+            )
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def own_folder(path: Path) -> Path:
     """`path`, created if it is missing (not its parents).
 
@@ -124,7 +161,7 @@ def _open_below(folder: Path, path: Path, flags: int) -> int:
 
 def _open_entry(name: str, flags: int, folder: int, path: Path) -> int:
     try:
-        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
+        return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder)
     except OSError as error:
         try:
             kind = stat.S_IFMT(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)

@@ -35,7 +35,7 @@ from torch.distributed.run import get_args_parser, parse_min_max_nnodes, run
 
 from data_pipeline.errors import ExitCode
 from trainer.network import STORE_VARIABLE
-from trainer.watchdog import EXIT_FILE_VARIABLE, LAUNCHER_VARIABLE, PARENT_VARIABLE, end_with_parent
+from trainer.watchdog import EXIT_FILE_VARIABLE, LAUNCHER_VARIABLE
 
 EXPLAINED_BY_THE_RANK = set(ExitCode) - {ExitCode.DONE, ExitCode.CRASHED}
 # What torchrun logs about a rank that ended and about a signal that it passes on: said better by the report and the entrypoint.
@@ -83,8 +83,6 @@ class Alone(RendezvousHandler):
 
 def launch() -> int:
     """Runs torchrun; the exit code of this process."""
-    if parent := os.environ.pop(PARENT_VARIABLE, None):
-        end_with_parent(int(parent))
     os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
     hold_sigterm_back_from_new_ranks()
     for name in ("multiprocessing.api", "agent.server.api"):

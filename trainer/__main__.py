@@ -80,12 +80,14 @@ def _evaluate(arguments: Sequence[str]) -> None:
             raise ConfigError("--lm-eval has texts of its own; leave out --data and --by, or run evaluate a second time with them")
         from trainer.benchmarks import benchmark_run
 
-        print(benchmark_run(run, which, options.lm_eval, options.limit, as_json=options.json))
+        print(benchmark_run(run, which, options.lm_eval, options.limit, as_json=options.json, trust_code=options.trust_code))
         return
     from trainer.inspect_run import evaluate_run
 
     by = ("source", "kind", "length") if options.by == "all" else () if options.by is None else (options.by,)
-    text = evaluate_run(run, which, data=options.data, limit=options.limit, by=by, as_json=options.json)
+    text = evaluate_run(
+        run, which, data=options.data, limit=options.limit, by=by, as_json=options.json, trust_code=options.trust_code
+    )
     if os.environ.get("RANK", "0") == "0":
         print(text)
 
@@ -154,6 +156,7 @@ def _generate(arguments: Sequence[str]) -> None:
         as_json=options.json,
         score=options.score,
         reference=options.reference,
+        trust_code=options.trust_code,
     )
     if options.interactive:
         with suppress(ImportError):
@@ -189,6 +192,7 @@ def _verify(arguments: Sequence[str]) -> None:
         metavar="PATH",
         help="what to prepare again for level data; NAME=PATH for a named source",
     )
+    _add_trust_code(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     if options.replay is not None and options.replay < 1:
@@ -208,6 +212,7 @@ def _verify(arguments: Sequence[str]) -> None:
             start=options.start,
             data=options.data,
             sources=options.sources,
+            trust_code=options.trust_code,
         ):
             held.append({"level": outcome.level, **outcome.facts})
             if not options.json:
@@ -284,7 +289,16 @@ def _run_parser(command: str, description: str) -> argparse.ArgumentParser:
 def _checkpoint_parser(command: str, description: str) -> argparse.ArgumentParser:
     parser = _run_parser(command, description)
     parser.add_argument("--checkpoint", default="latest", help="latest, best, or a step [default latest]")
+    _add_trust_code(parser)
     return parser
+
+
+def _add_trust_code(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust-code",
+        action="store_true",
+        help="execute the extension.py of the run, although you have not trained with it on this machine",
+    )
 
 
 def _run_directory(options: argparse.Namespace) -> Path:

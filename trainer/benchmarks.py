@@ -99,7 +99,7 @@ class HarnessModel(_HarnessLM):  # type: ignore[misc]
         return [_joined(scored, len(some)) for some in windows]
 
 
-def benchmark_run(run: Path, which: str, tasks: str, limit: int | None, *, as_json: bool) -> str:
+def benchmark_run(run: Path, which: str, tasks: str, limit: int | None, *, as_json: bool, trust_code: bool = False) -> str:
     """The benchmarks of a checkpoint, for people or as a JSON object.
 
     Args:
@@ -108,6 +108,7 @@ def benchmark_run(run: Path, which: str, tasks: str, limit: int | None, *, as_js
         tasks: see `run_benchmarks`, as the rest.
         limit: examples of each task.
         as_json: one JSON object instead of a table.
+        trust_code: code that came with the run may be executed; see `trainer.trust`.
 
     Raises:
         CheckpointError: there is no such run or checkpoint, or it is damaged.
@@ -118,7 +119,7 @@ def benchmark_run(run: Path, which: str, tasks: str, limit: int | None, *, as_js
     with joined_group(config.device) as group:
         if group.world_size > 1:
             raise ConfigError(f"--lm-eval works on one rank and was started on {group.world_size}; start it without torchrun")
-        model, step = load_model(run, config, which)
+        model, step = load_model(run, config, which, trust_code=trust_code)
         text_model = TextModel(model.to(group.device), load_tokenizer(run / "tokenizer"), config.model.context)
         results = run_benchmarks(text_model, config, tasks, limit)
     return json.dumps({"step": step, "results": results}, ensure_ascii=False) if as_json else describe_benchmarks(results, step)

@@ -35,7 +35,7 @@ from trainer.config import ModelConfig, TrainConfig
 from trainer.model import build_model
 from trainer.state import Progress
 
-__all__ = ["Extension", "RunView", "load_extension", "seeded_model"]
+__all__ = ["Extension", "RunView", "execute_extension", "load_extension", "seeded_model"]
 
 _HOOKS = {
     "on_train_start": ("run",),
@@ -167,13 +167,10 @@ class Extension:
 
 
 def load_extension(path: Path | None) -> Extension:
-    """Runs a user's file once, as a module of its own, and takes the functions that it defines.
-
-    The file can import what is installed; its own directory is not searched.
+    """Reads a user's file and executes it: see `execute_extension`. None gives an empty extension.
 
     Raises:
-        ConfigError: the file cannot be read or run, defines none of the functions, one with other arguments, or one whose name
-            is nearly that of another.
+        ConfigError: as `execute_extension`, or the file cannot be read.
     """
     if path is None:
         return Extension()
@@ -181,6 +178,22 @@ def load_extension(path: Path | None) -> Extension:
         source = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"extension = {path}: cannot be read ({error.strerror}); name a Python file") from None
+    return execute_extension(path, source)
+
+
+def execute_extension(path: Path, source: bytes) -> Extension:
+    """Runs a user's file once, as a module of its own, and takes the functions that it defines.
+
+    The file can import what is installed; its own directory is not searched.
+
+    Args:
+        path: of the file, for messages; it is not read again.
+        source: its content.
+
+    Raises:
+        ConfigError: the file cannot be run, defines none of the functions, one with other arguments, or one whose name is nearly
+            that of another.
+    """
     module = _run_file(path, source)
     _refuse_near_misses(path, module)
     hooks = {name: getattr(module, name) for name in _HOOKS if hasattr(module, name)}

@@ -25,12 +25,14 @@ from trainer.config import TrainConfig
 from trainer.determinism import configure_determinism
 from trainer.distributed import joined_group
 from trainer.evaluate import Grouping, evaluate
-from trainer.extension import load_extension, seeded_model
+from trainer.extension import seeded_model
 from trainer.generate import TextModel
+from trainer.limits import most_rows
 from trainer.parallel import load_full
 from trainer.record import read_record
 from trainer.score_table import describe_evaluation
 from trainer.step import LossModule
+from trainer.trust import run_extension
 
 __all__ = ["data_folder", "evaluate_run", "load_checkpoint", "load_config", "load_model", "opened_text_model", "settings_here"]
 
@@ -104,18 +106,30 @@ def load_checkpoint(run: Path, which: str) -> Checkpoint:
     return latest if which == "latest" or best is None else store.load(best)
 
 
-def load_model(run: Path, config: TrainConfig, which: str) -> tuple[nn.Module, int]:
-    """The model of a checkpoint with the averaged weights if there are any, and its step."""
+def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool = False) -> tuple[nn.Module, int]:
+    """The model of a checkpoint with the averaged weights if there are any, and its step.
+
+    Raises:
+        CheckpointError: there is no such run or checkpoint, or it is damaged.
+        ConfigError: the model is code that came with the run, and `trust_code` does not allow to execute it.
+    """
+    extension = run_extension(run, read_record(run)["identity"].get("extension"), trust_code=trust_code)
     checkpoint = load_checkpoint(run, which)
     tokenizer = load_tokenizer(run / "tokenizer")
-    source = run / "extension.py"
-    model = seeded_model(load_extension(source if source.exists() else None), config.model, tokenizer.vocab_size, config.seed)
+    model = seeded_model(extension, config.model, tokenizer.vocab_size, config.seed)
     load_full(model, checkpoint.average or checkpoint.model)
     return model.eval(), checkpoint.step
 
 
 def evaluate_run(
-    run: Path, which: str, *, data: Path | None = None, limit: int | None = None, by: Sequence[str] = (), as_json: bool
+    run: Path,
+    which: str,
+    *,
+    data: Path | None = None,
+    limit: int | None = None,
+    by: Sequence[str] = (),
+    as_json: bool,
+    trust_code: bool = False,
 ) -> str:
     """Validation loss, perplexity and bits per byte of a checkpoint, for people or as a JSON object.
 
@@ -126,10 +140,11 @@ def evaluate_run(
         limit: validation rows to use, spread evenly; none: as the run has evaluated.
         by: the groups to show: source, kind, length.
         as_json: one JSON object instead of text.
+        trust_code: code that came with the run may be executed; see `trainer.trust`.
 
     Raises:
         CheckpointError: there is no such run or checkpoint, or it is damaged.
-        ConfigError: the data has another tokenizer, or rows that are too long for the model.
+        ConfigError: code of the run needs consent, or the data has another tokenizer, or rows that are too long for the model.
         PreparedDataError: the data is missing or damaged, or has no validation rows.
     """
     config = settings_here(load_config(run))
@@ -139,8 +154,10 @@ def evaluate_run(
     rows = Rows(directory, manifest, "val", verify=config.verify_data)
     _check_fit(run, directory, manifest, tokenizer, len(rows), config.model.context)
     settings = config.eval if limit is None else config.eval.model_copy(update={"max_rows": limit})
+    micro = min(settings.micro or config.batch.micro_rows, most_rows(config.model, manifest.row_length))
+    settings = settings.model_copy(update={"micro": micro})
     with joined_group(config.device) as group:
-        model, step = load_model(run, config, which)
+        model, step = load_model(run, config, which, trust_code=trust_code)
         model.to(group.device)
         lost = _quarantined(run, manifest, step)
         backend = choose_backend(
@@ -193,14 +210,15 @@ def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, 
 
 
 @contextmanager
-def opened_text_model(run: Path, which: str, *, use_cache: bool = True) -> Iterator[TextModel]:
+def opened_text_model(run: Path, which: str, *, use_cache: bool = True, trust_code: bool = False) -> Iterator[TextModel]:
     """The model of a checkpoint with its tokenizer, on the device of the run if it is here, to write text with.
 
     Raises:
         CheckpointError: there is no such run or checkpoint, or it is damaged.
+        ConfigError: code of the run needs consent; see `trainer.trust`.
     """
     config = settings_here(load_config(run))
     configure_determinism(config)
     with joined_group(config.device) as group:
-        model, _ = load_model(run, config, which)
+        model, _ = load_model(run, config, which, trust_code=trust_code)
         yield TextModel(model.to(group.device), load_tokenizer(run / "tokenizer"), config.model.context, use_cache)

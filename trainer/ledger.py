@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.errors import CheckpointError
 from data_pipeline.files import sync_directory
+from trainer.run_files import make_folder, open_own
 
 __all__ = [
     "LEDGER",
@@ -97,16 +98,16 @@ class Ledger:
 
     Raises:
         CheckpointError: the ledger up to the checkpoint is not what was written. Where the whole file is missing, the new one
-            begins with an event `gap`, which an audit reports.
+            begins with an event `gap`, which an audit reports. Or the file is no regular file, or a link leads to it.
     """
 
     def __init__(self, path: Path, resumed: LedgerHead | None) -> None:
         self.path = path
         self._head = LedgerHead()
         self._order: Mapping[str, Any] = {}
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         missing = resumed is not None and not path.exists()
-        self._file = path.open("ab")
+        self._file = os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND, run=path.parent), "ab")
         try:
             self.rewind(LedgerHead() if resumed is None or missing else resumed)
             sync_directory(path.parent)

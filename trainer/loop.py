@@ -20,8 +20,12 @@ from trainer.step import OutOfMemoryAloneError, StepResults, train_step
 __all__ = ["train"]
 
 
-def train(config: TrainConfig) -> str:
+def train(config: TrainConfig, *, trust_extension: bool = True) -> str:
     """Trains until the first limit, from the newest checkpoint if there is one.
+
+    Args:
+        config: the settings.
+        trust_extension: note that this user has trained with the extension, if there is one: see `trainer.trust`.
 
     Returns:
         `weights sha256:… steps N`, the same on every rank.
@@ -30,7 +34,7 @@ def train(config: TrainConfig) -> str:
         StoppedBySignal: SIGTERM or SIGINT came; the state is saved.
         ProjectError: see `opened_session` and `train_on`.
     """
-    with opened_session(config) as session:
+    with opened_session(config, trust_extension=trust_extension) as session:
         progress, stopped = train_until_done(session)
         session.report_memory()
         digest = session.weights_digest()

@@ -8,6 +8,7 @@ import resource
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from trainer.float8 import convert_to_float8
 from trainer.guard import Guard
 from trainer.layer_stats import LayerObserver
 from trainer.ledger import LEDGER, Ledger, LedgerHead
+from trainer.limits import check_model_size
 from trainer.memory import PeakMeter, estimate
 from trainer.metrics import opened_monitor
 from trainer.metrics.model_graph import model_graph
@@ -51,6 +53,7 @@ from trainer.record import (
 )
 from trainer.replicas import ReplicaCheck
 from trainer.report import report_at_end
+from trainer.run_files import check_places
 from trainer.session import Session, restore
 from trainer.signals import stop_request
 from trainer.sizing import with_micro
@@ -58,7 +61,8 @@ from trainer.state import Progress
 from trainer.step import LossModule, TrainingModule, make_scaler
 from trainer.straggler import DeviceMark, HostMark, OwnTimer, StragglerDetector
 from trainer.throughput import flops_per_token, peak_flops, rate_kind, unknown_mfu
-from trainer.watchdog import Heartbeat, Patience, clear_heartbeats, watched
+from trainer.trust import note_trained_with
+from trainer.watchdog import Heartbeat, Patience, ProcessId, clear_heartbeats, watched
 
 __all__ = ["opened_session"]
 
@@ -66,8 +70,10 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def opened_session(config: TrainConfig) -> Iterator[Session]:
+def opened_session(config: TrainConfig, *, trust_extension: bool = True) -> Iterator[Session]:
     """Checks the settings against data and machine, builds all parts, and restores the newest checkpoint if there is one.
+
+    With `trust_extension` the digest of the user's own file is noted: see `trainer.trust`.
 
     Raises:
         ConfigError: the settings do not fit the data, the machine or the run that is there.
@@ -81,6 +87,7 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
         stop = stack.enter_context(stop_request())
         group = stack.enter_context(joined_group(config.device, config.watchdog.slow_s))
         logging.basicConfig(level=logging.INFO if group.is_main else logging.WARNING, format="%(message)s")
+        _note_extension(extension, group, trusted=trust_extension)
         manifest = read_manifest(config.data)
         train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
         val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
@@ -92,7 +99,7 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
             compiled=config.compiles(group.device.type),
         )
         meter = PeakMeter.start(group.device)
-        config = with_micro(config, manifest, group, backend, extension, group.on_main(lambda: recorded_micro(config.run)))
+        config = with_micro(config, manifest, group, backend, extension, group.on_main(lambda: _recorded_micro(config.run)))
         _check_fit(config, manifest, len(train_rows), len(val_rows), group)
         check_parallel(config, group)
         check_optimizer(config)
@@ -184,6 +191,17 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
         yield session
 
 
+def _note_extension(extension: Extension, group: Group, *, trusted: bool) -> None:
+    if extension.digest is not None and group.is_main and trusted:
+        note_trained_with(extension.digest)
+
+
+def _recorded_micro(run: Path) -> int | None:
+    """See `recorded_micro`; it is the first look into the run's folder."""
+    check_places(run)
+    return recorded_micro(run)
+
+
 def _checked_run(config: TrainConfig, checkpoints: CheckpointStore, identity: Mapping[str, Any]) -> int | None:
     """The step to go on from, if there is a run, and it is this one."""
     newest = checkpoints.newest_verified()
@@ -241,6 +259,8 @@ def _check_fit(config: TrainConfig, manifest: Manifest, train_rows: int, val_row
 
 def _model(config: TrainConfig, manifest: Manifest, group: Group, extension: Extension, checkpoint: Checkpoint | None) -> nn.Module:
     """The model on its device, with the checkpoint's weights or fresh ones."""
+    if extension.build_model is None:
+        check_model_size(config.model, manifest.vocab_size)
     model = seeded_model(extension, config.model, manifest.vocab_size, config.seed)
     if config.parallel == "ddp" or group.world_size == 1:
         model.to(group.device)  # else each part goes there when it is cut
@@ -308,14 +328,25 @@ def _opened_ledger(
 
 def _watched(config: TrainConfig, group: Group) -> AbstractContextManager[Heartbeat]:
     settings = config.watchdog
+    enabled = settings.enabled == "on" or (settings.enabled == "auto" and "RANK" in os.environ)
     return watched(
         config.run,
         Patience(settings.stall_s, settings.slow_s),
         rank=group.rank,
         local_rank=group.local_rank,
-        local_world_size=group.local_world_size,
-        enabled=settings.enabled == "on" or (settings.enabled == "auto" and "RANK" in os.environ),
+        processes=_processes_here(group) if enabled else (),
+        enabled=enabled,
     )
+
+
+def _processes_here(group: Group) -> list[ProcessId]:
+    """The processes of the ranks on this node, in their order; all ranks tell each other theirs."""
+    own = ProcessId.own()
+    told = torch.tensor([own.pid, own.started], dtype=torch.int64, device=group.device)
+    if group.world_size > 1:
+        told = group.gather(told, told.new_empty(2 * group.world_size))
+    first = group.rank - group.local_rank
+    return [ProcessId(*pair) for pair in told.view(-1, 2)[first : first + group.local_world_size].tolist()]
 
 
 def _write(checkpoints: CheckpointStore, settings: CheckpointConfig, checkpoint: Checkpoint) -> None:

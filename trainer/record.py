@@ -25,8 +25,17 @@ from typing import Any, TextIO
 
 import torch
 
-from data_pipeline.errors import CheckpointError, ConfigError
-from data_pipeline.files import digest_file, sealed, unsealed, write_atomic
+from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError
+from data_pipeline.files import (
+    UnusableFileError,
+    digest_file,
+    is_unfinished,
+    open_input,
+    sealed,
+    unfinished_path,
+    unsealed,
+    write_atomic,
+)
 from data_pipeline.manifest import Manifest
 from data_pipeline.settings import to_toml
 from trainer.changes import Change, Changes
@@ -37,6 +46,7 @@ from trainer.distributed import Group
 from trainer.environment import Difference, environment_facts, find_differences, flattened
 from trainer.history import METRICS, events_until
 from trainer.ledger import LEDGER
+from trainer.run_files import open_own
 
 __all__ = [
     "check_identity",
@@ -91,14 +101,16 @@ def locked_run(run: Path) -> Iterator[None]:
 
     Raises:
         ConfigError: another process has it; the message names it.
+        CheckpointError: the file of the lock is a link or no regular file.
     """
     run.mkdir(parents=True, exist_ok=True)
-    with (run / ".lock").open("a+") as file:
+    with os.fdopen(open_own(run / ".lock", os.O_RDWR, run=run), "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"{run}: {_holder(file)} is training here; wait for it or use another --run") from None
-        file.truncate(0)
+        file.seek(0)
+        file.truncate()
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
         yield
@@ -234,9 +246,10 @@ def open_record(
     earlier, told = _since_before(run, identity, environment, settings, step) if step is not None else ([], ())
     write_atomic(run / "config.toml", settings.encode())
     if _contents(run / "tokenizer") != _contents(config.data / "tokenizer"):  # a start that left no checkpoint may have had another
-        temporary = run / ".tokenizer.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.copytree(config.data / "tokenizer", temporary)
+        for left in filter(is_unfinished, run.glob(".tokenizer.*")):
+            shutil.rmtree(left, ignore_errors=True)
+        temporary = unfinished_path(run / "tokenizer")
+        _copy_files(config.data / "tokenizer", temporary, below=config.data)
         shutil.rmtree(run / "tokenizer", ignore_errors=True)
         temporary.rename(run / "tokenizer")
     if extension is not None:
@@ -284,6 +297,21 @@ def _since_before(
 def _told_settings(toml: str) -> dict[str, Any]:
     """Settings by their full names, but for those that say where something is, or are for one start."""
     return flattened({name: value for name, value in tomllib.loads(toml)["train"].items() if name not in _UNTOLD})
+
+
+def _copy_files(source: Path, target: Path, *, below: Path) -> None:
+    """Makes a folder with copies of the files in another one, of which none may be a link.
+
+    Raises:
+        PreparedDataError: one is a link or no regular file.
+    """
+    target.mkdir()
+    for path in sorted(source.iterdir()):
+        try:
+            with open_input(path, below=below) as file, (target / path.name).open("xb") as copy:
+                shutil.copyfileobj(file, copy)
+        except UnusableFileError as error:
+            raise PreparedDataError(f"{error}; run `prepare` again") from None
 
 
 def _contents(folder: Path) -> dict[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -17,19 +16,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from torch import Tensor
 
-from data_pipeline.errors import ConfigError, ExitCode, ProjectError
-from data_pipeline.settings import to_toml
+from data_pipeline.errors import CheckpointError, ConfigError, ExitCode, ProjectError
+from data_pipeline.settings import explain, to_toml
+from data_pipeline.tokenizer import load_tokenizer
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.tensor_file import same_bytes, spec_of
 from trainer.config import TrainConfig
 from trainer.history import METRICS, read_events
 from trainer.inspect_run import data_folder, load_config
+from trainer.launching import run_tied
 from trainer.ledger import LEDGER
+from trainer.limits import check_model_size, check_ranks
 from trainer.loop import train
 from trainer.record import read_record
-from trainer.watchdog import EXIT_FILE_VARIABLE, PARENT_VARIABLE
+from trainer.trust import EXTENSION, checked_extension
+from trainer.watchdog import EXIT_FILE_VARIABLE
 
 __all__ = ["ChildError", "Replay", "choose_start", "first_difference", "replay_run"]
 
@@ -37,6 +41,8 @@ _ROOT = Path(__file__).resolve().parents[1]
 _COMPARED = {"train": ("loss_hex", "grad_norm", "lr", "tokens"), "eval": ("val_loss_hex", "targets")}
 """What of an event has to be the same; the other fields are times."""
 _DEFAULT_STEPS = 10
+_PREFETCH = 2
+"""Global batches read ahead, at most: they change no bits, and take memory."""
 _LAST_LINES = 5
 
 _Events = Mapping[tuple[str, int], Mapping[str, Any]]
@@ -72,7 +78,13 @@ class Replay:
 
 
 def replay_run(
-    run: Path, num_steps: int | None, *, start: int | None = None, data: Path | None = None, allow_changes: tuple[str, ...] = ()
+    run: Path,
+    num_steps: int | None,
+    *,
+    start: int | None = None,
+    data: Path | None = None,
+    allow_changes: tuple[str, ...] = (),
+    trust_code: bool = False,
 ) -> Replay:
     """Trains `num_steps` steps of a run again.
 
@@ -82,25 +94,33 @@ def replay_run(
         start: the step of the checkpoint to begin from, or 0; None chooses.
         data: where the prepared data is now, if it was moved.
         allow_changes: what may differ in the run's identity, which then says why bits do.
+        trust_code: code that came with the run may be executed; see `trainer.trust`.
 
     Raises:
-        ConfigError: the run has not so many steps from there on, or the environment differs in something else.
+        ConfigError: the run has not so many steps from there on, code of the run needs consent, or the environment differs in
+            something else.
         CheckpointError: record, metrics or a checkpoint is missing or damaged.
     """
     record = read_record(run)
     config = load_config(run)
-    extension = run / "extension.py" if record["identity"]["extension"] else None
-    settings = config.model_copy(update={"data": data_folder(run, data).absolute(), "extension": extension})
+    extension = checked_extension(run, record["identity"].get("extension"), trust_code=trust_code)
     store = CheckpointStore(run / "checkpoints")
     recorded = _events(run)
     last = max((step for event, step in recorded if event == "train"), default=0)
     num_steps = num_steps or max(1, min(_DEFAULT_STEPS, last - (start or 0)))
     begin = choose_start(store.steps(), last, num_steps, start)
     end = begin + num_steps
-    num_ranks = 1 if config.reproducibility == "elastic" else int(record["environment"]["world_size"])
+    num_ranks = _num_ranks(config, record)
+    if extension is None and store.steps():
+        vocab_size = load_tokenizer(run / "tokenizer").vocab_size
+        check_model_size(config.model, vocab_size, store.num_weights(store.steps()[-1]))
     compared: list[int] = []
     with tempfile.TemporaryDirectory(prefix="replay-") as name:
         again = Path(name) / "run"
+        copy = None if extension is None else Path(name) / EXTENSION
+        if copy is not None and extension is not None:
+            copy.write_bytes(extension)  # what was checked is what runs
+        settings = config.model_copy(update={"data": data_folder(run, data).absolute(), "extension": copy})
         copy_state(run, again, begin)
         before = begin
         for stop in [*(step for step in store.steps() if begin < step < end), end]:
@@ -164,13 +184,30 @@ def replay_config(
     """
     identity = record["identity"]
     settings = config.model_dump()
-    settings |= {"recipe": None, "run": run, "threads": identity["threads"]}
+    settings |= {"recipe": None, "run": run, "threads": identity.get("threads")}
     settings |= {"limits": {"steps": end}, "resume": {"allow_changes": allow_changes}}
-    settings["schedule"]["decay_steps"] = identity["schedule.decay_steps"]
+    settings["schedule"]["decay_steps"] = identity.get("schedule.decay_steps")
     settings["eval"]["patience"] = None
     settings["alerts"] = {name: "log" if value == "stop" else value for name, value in settings["alerts"].items()}
     settings["log"] |= {"report": False, "wandb_project": None, "mlflow_uri": None}
-    return TrainConfig(**settings)
+    settings["prefetch"] = min(config.prefetch, _PREFETCH)
+    try:
+        return TrainConfig(**settings)
+    except ValidationError as error:
+        raise CheckpointError(
+            f"record.json: identity holds what no training can have ({explain(TrainConfig, error)}); restore it from a copy"
+        ) from None
+
+
+def _num_ranks(config: TrainConfig, record: Mapping[str, Any]) -> int:
+    """How many ranks train again; a record that claims more than this machine bears is refused before one is started."""
+    threads = record["identity"].get("threads")
+    if type(threads) is not int or threads < 1:
+        raise CheckpointError(
+            f"threads = {threads!r} in record.json is no number of threads, so it was changed; restore it from a copy"
+        )
+    recorded = 1 if config.reproducibility == "elastic" else record["environment"].get("world_size")
+    return check_ranks(recorded, threads, config.device)
 
 
 def first_difference(recorded: Checkpoint, again: Checkpoint) -> str:
@@ -213,7 +250,7 @@ def _events(run: Path) -> dict[tuple[str, int], dict[str, Any]]:
 
 def _train(config: TrainConfig, num_ranks: int) -> None:
     if num_ranks == 1:
-        train(config)
+        train(config, trust_extension=False)
         return
     recipe, exit_file = config.run.parent / "replay.toml", config.run.parent / "exit"
     recipe.write_text(to_toml("train", config.model_dump(mode="json")), encoding="utf-8")
@@ -222,18 +259,15 @@ def _train(config: TrainConfig, num_ranks: int) -> None:
     variables |= {"OMP_NUM_THREADS": str(config.threads), EXIT_FILE_VARIABLE: str(exit_file)}
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     modules = [str(_ROOT), *filter(None, inherited)]  # an empty entry stands for the working directory
-    variables |= {"PYTHONPATH": os.pathsep.join(modules), "PYTHONSAFEPATH": "1", PARENT_VARIABLE: str(os.getpid())}
-    done = subprocess.run(
+    variables |= {"PYTHONPATH": os.pathsep.join(modules), "PYTHONSAFEPATH": "1"}
+    variables["XDG_STATE_HOME"] = str(config.run.parent)  # consent to one replay is no training with the extension
+    done = run_tied(
         [
             *(sys.executable, str(_ROOT / "entrypoints/torchrun.py"), "--nnodes=1", f"--nproc-per-node={num_ranks}"),
             *("-m", "--", "trainer", "train", "--recipe", str(recipe)),
         ],
         cwd=_ROOT,
         env=variables,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
     )
     if done.returncode:
         told = exit_file.read_text().split()[0] if exit_file.exists() else ""

@@ -9,7 +9,6 @@ replay        steps, trained again, give the same bits
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -31,10 +30,13 @@ from trainer.determinism import configure_determinism, device_name, flags, threa
 from trainer.distributed import joined_group
 from trainer.environment import Difference, environment_facts, find_differences, flattened
 from trainer.history import METRICS, read_events
-from trainer.inspect_run import data_folder, load_config
+from trainer.inspect_run import data_folder, load_config, settings_here
+from trainer.launching import run_tied
 from trainer.ledger import LEDGER, LedgerStep, read_ledger
 from trainer.record import read_record
 from trainer.replay import replay_run
+from trainer.run_files import foreign_files
+from trainer.trust import EXTENSION, recorded_source
 
 __all__ = [
     "LEVELS",
@@ -53,6 +55,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 _BUILTIN = {"stdlib-code", "stdlib-manual"}
 _IN_IDENTITY = ("device", "torch", "attention", "flags.")
 """What a resume would refuse; not the number of threads, of which a replay takes the recorded one."""
+_NAMED_FILES = 20
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ def verify_run(
     start: int | None = None,
     data: Path | None = None,
     sources: Sequence[str] = (),
+    trust_code: bool = False,
 ) -> Iterator[Outcome]:
     """Checks a run level by level and yields what held; the first thing that does not is raised.
 
@@ -82,6 +86,7 @@ def verify_run(
         start: the step to train again from; None chooses.
         data: where the prepared data is now, if it was moved.
         sources: what the data was prepared from: paths, or `name=path` for a source that a recipe names.
+        trust_code: a replay may execute code that came with the run; see `trainer.trust`.
 
     Raises:
         PreparedDataError: the data is missing, damaged or cannot be made again.
@@ -100,7 +105,7 @@ def verify_run(
         yield prepare_again(directory, read_manifest(directory), sources)
     if "replay" in levels or num_steps:
         changed = tuple(one.name for one in differences if one.name.startswith(_IN_IDENTITY))
-        replay = replay_run(run, num_steps, start=start, data=data, allow_changes=changed)
+        replay = replay_run(run, num_steps, start=start, data=data, allow_changes=changed, trust_code=trust_code)
         if replay.difference:
             because = f"; of the environment differs {', '.join(changed)}" if changed else ""
             others = [f"\n{_earlier_text(one)}" for one in earlier if one["until"] > replay.start]
@@ -109,12 +114,18 @@ def verify_run(
 
 
 def check_integrity(run: Path, data: Path | None = None) -> Outcome:
-    """Reads every file of a run and of its data.
+    """Reads every file of a run and of its data, and names what else lies in the run's folder.
 
     Raises:
-        PreparedDataError, CheckpointError: a file is missing or is not what was written; the message names it.
+        PreparedDataError, CheckpointError: a file is missing or is not what was written, or there is code that is not the run's;
+            the message names it.
     """
     record = read_record(run)
+    foreign = foreign_files(run, record["files"])
+    if recorded_source(run, record["identity"].get("extension")) is None and EXTENSION in foreign:
+        raise CheckpointError(
+            f"{run / EXTENSION}: the record names no extension, so this code is not the run's, and it is never executed; remove it"
+        )
     written_last = (METRICS, LEDGER.as_posix(), "checkpoints/")  # a look into these says more than their digest
     for name, digest in record["files"].items():
         if not name.startswith(written_last):
@@ -136,13 +147,22 @@ def check_integrity(run: Path, data: Path | None = None) -> Outcome:
         "quarantined": sorted(lost),
         "events": num_events,
         "ledger_lines": report.lines,
+        "foreign": foreign,
     }
     text = (
         f"integrity    {len(record['files'])} files of the run, checkpoints {', '.join(map(str, store.steps())) or 'none'}, "
         f"{report.lines} ledger lines, {num_events} events of metrics and {num_files} files of the data are what was written"
         + (f"; not looked at, as the run left them out: {', '.join(sorted(lost))}" if lost else "")
+        + _foreign_text(foreign)
     )
     return Outcome("integrity", text, facts)
+
+
+def _foreign_text(foreign: Sequence[str]) -> str:
+    """The names, as far as they are not too many; what a terminal would not show as it is becomes an escape."""
+    names = [name if name.isprintable() else ascii(name) for name in foreign[:_NAMED_FILES]]
+    more = f" and {len(foreign) - len(names)} more" if len(foreign) > len(names) else ""
+    return f"\n  not files of this run, and not used: {', '.join(names)}{more}" if foreign else ""
 
 
 def compare_environment(run: Path) -> tuple[Difference, ...]:
@@ -153,7 +173,7 @@ def compare_environment(run: Path) -> tuple[Difference, ...]:
     """
     record, config = read_record(run), load_config(run)
     with suppress(ConfigError):  # what it refuses is among the flags below
-        configure_determinism(config)
+        configure_determinism(settings_here(config))
     recorded = flattened(record["environment"]) | {name: record["identity"][name] for name in ("device", "threads", "attention")}
     recorded |= {name: value for name, value in record["identity"].items() if name.startswith("flags.")}
     found = flattened(environment_facts()) | _machine(config) | {f"flags.{name}": value for name, value in flags().items()}
@@ -178,12 +198,10 @@ def prepare_again(directory: Path, manifest: Manifest, sources: Sequence[str]) -
         recipe.write_text(to_toml("prepare", recipe_of(manifest, sources)), encoding="utf-8")
         plain = [source for source in sources if "=" not in source]
         command = [sys.executable, "-m", "data_pipeline", "prepare", "--recipe", str(recipe), "--output", str(output)]
-        done = subprocess.run(
+        done = run_tied(
             [*command, *(["--sources", *plain] if plain else [])],
+            cwd=Path.cwd(),
             env={name: value for name, value in os.environ.items() if not name.startswith("PREP_")} | {"PYTHONPATH": str(_ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
         )
         if done.returncode:
             told = [line for line in done.stderr.splitlines() if line.startswith("error: ")] or done.stderr.splitlines()[-1:]

@@ -3,18 +3,23 @@
 Every rank writes a heartbeat: which step it is at, in which phase, and for how long it may be silent there. One small process on
 each node reads those of the node's ranks. It is a process of its own because a rank that is stopped, or that holds the
 interpreter's lock, runs no thread; and this module imports nothing but the standard library, so that it starts at once.
+
+Heartbeats are files in the run folder, which others may change. They say what a rank is doing, and never which process it is: the
+watchdog is given the processes of the ranks when it is started, and sends signals to no other.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import errno
 import faulthandler
 import fcntl
 import logging
 import math
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -23,21 +28,22 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NoReturn, get_args
 
 __all__ = [
     "EXIT_FILE_VARIABLE",
     "LAUNCHER_VARIABLE",
-    "PARENT_VARIABLE",
     "Beat",
     "Heartbeat",
     "Patience",
     "Phase",
+    "ProcessId",
     "StallDetector",
     "Still",
     "clear_heartbeats",
     "end_with_parent",
     "leave_reason",
+    "tied_command",
     "watched",
 ]
 
@@ -48,9 +54,6 @@ Phase = Literal["loading", "data", "forward", "reduce", "report", "evaluate", "s
 
 LAUNCHER_VARIABLE = "TRAINER_LAUNCHER_PID"
 """Names the process that started the ranks."""
-
-PARENT_VARIABLE = "TRAINER_PARENT_PID"
-"""Names the process with which `entrypoints/torchrun.py` and its ranks are to end at once."""
 
 EXIT_FILE_VARIABLE = "TRAINER_EXIT_FILE"
 """Names the file where `entrypoints/train` looks for the reason why the ranks ended; torchrun makes 1 of every exit code."""
@@ -69,8 +72,34 @@ _STACKS_SETTLED_S = 1.0
 """Without a new line in any of the files: on a machine with much to do a rank may not be at its turn for long."""
 _GRACE_S = 3.0
 
+_MAX_BEAT_BYTES = 4096
 _STATES = {"T": "stopped by a signal", "D": "waiting for a device or a file system", "R": "running", "S": "asleep"}
 _PR_SET_PDEATHSIG = 1
+_TIED = "--tied-to"
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """One process for ever: the kernel uses a pid again, but not with the same time of start."""
+
+    pid: int
+    started: int
+    """In the kernel's ticks since the machine was started."""
+
+    @classmethod
+    def own(cls) -> ProcessId:
+        """That of this process; `started` is 0 but on Linux."""
+        pid = os.getpid()
+        return cls(pid, (_process(pid) or ("", 0))[1])
+
+    @classmethod
+    def parse(cls, text: str) -> ProcessId:
+        """The inverse of `str`."""
+        pid, _, started = text.partition(":")
+        return cls(int(pid), int(started))
+
+    def __str__(self) -> str:
+        return f"{self.pid}:{self.started}"
 
 
 @dataclass(frozen=True)
@@ -106,6 +135,11 @@ class Beat:
     """How often the run has gone back to an earlier step."""
 
     @property
+    def process(self) -> ProcessId:
+        """The process that says that it has sent it."""
+        return ProcessId(self.pid, self.started)
+
+    @property
     def place(self) -> tuple[int, int, int]:
         """How far the rank has come: of several, the one with the lowest place is waited for."""
         return self.lap, self.step, _PHASES.index(self.phase)
@@ -125,7 +159,8 @@ class Beat:
         try:
             number, pid, started, step, lap = (int(values[name]) for name in ("beat", "pid", "started", "step", "lap"))
             phase = _PHASES[_PHASES.index(values["phase"])]
-            return cls(number, pid, started, step, phase, float(values["limit_s"]), lap)
+            limit_s = float(values["limit_s"])
+            return None if math.isnan(limit_s) else cls(number, pid, started, step, phase, limit_s, lap)
         except (KeyError, ValueError):
             return None
 
@@ -139,16 +174,17 @@ class Heartbeat:
         clock: seconds that never run backwards.
 
     Raises:
-        OSError: from every method; the file cannot be written.
+        OSError: from every method; the file cannot be written, or a link lies in the way to it.
     """
 
     def __init__(self, path: Path, patience: Patience, clock: Callable[[], float] = time.monotonic) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        with _own_folder(path.parent) as folder:
+            with suppress(FileNotFoundError):
+                os.unlink(path.name, dir_fd=folder)
+            self._file = os.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=folder)
         self._patience = patience
         self._clock = clock
-        self._pid = os.getpid()
-        self._started = (_process(self._pid) or ("", 0))[1]
+        self._process = ProcessId.own()
         self._number = 0
         self._phase: Phase = "loading"
         self._step = 0
@@ -182,7 +218,7 @@ class Heartbeat:
         """Shows that this rank is alive, in the phase in which it was."""
         self._number += 1
         limit_s = self._patience.limit_s(self._phase, self._step_seconds)
-        beat = Beat(self._number, self._pid, self._started, self._step, self._phase, limit_s, self._lap)
+        beat = Beat(self._number, self._process.pid, self._process.started, self._step, self._phase, limit_s, self._lap)
         os.pwrite(self._file, beat.to_bytes(), 0)
 
     def expect_slow_steps(self) -> None:
@@ -243,15 +279,21 @@ class StallDetector:
 
 def clear_heartbeats(run: Path) -> None:
     """Removes what an earlier start of the run has left; to be called by rank 0 alone, before any rank writes its own."""
-    folder = run / "heartbeat"
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.glob("rank-*"):
-        path.unlink(missing_ok=True)
+    with _own_folder(run / "heartbeat") as folder:
+        for name in os.listdir(folder):  # noqa: PTH208 - of this very directory, whatever has its name now
+            if name.startswith("rank-"):
+                os.unlink(name, dir_fd=folder)
 
 
 @contextmanager
 def watched(
-    run: Path, patience: Patience, *, rank: int, local_rank: int = 0, local_world_size: int = 1, enabled: bool = True
+    run: Path,
+    patience: Patience,
+    *,
+    rank: int,
+    local_rank: int = 0,
+    processes: Sequence[ProcessId] = (),
+    enabled: bool = True,
 ) -> Iterator[Heartbeat]:
     """The heartbeat of this rank; while the context lasts, the watchdog of its node watches it.
 
@@ -263,7 +305,8 @@ def watched(
         patience: how long a rank may be silent.
         rank: number of this rank.
         local_rank: its number on this node.
-        local_world_size: ranks on this node.
+        processes: those of the ranks on this node, in their order, which the watchdog may end; none: this one alone. They are
+            known from the processes themselves, and never from a file.
         enabled: false: the heartbeat alone, and nothing is ever ended. So it is everywhere but on Linux.
 
     Raises:
@@ -275,7 +318,7 @@ def watched(
             stack.enter_context(_answering_with_stacks(_stacks_file(run, rank)))
         heartbeat = Heartbeat(_heartbeat_file(run, rank), patience)
         if enabled and local_rank == 0:
-            stack.enter_context(_watchdog_process(run, rank, local_world_size))
+            stack.enter_context(_watchdog_process(run, rank, processes or [ProcessId.own()]))
         stack.callback(heartbeat.close)
         yield heartbeat
 
@@ -293,6 +336,14 @@ def end_with_parent(parent: int | None = None) -> None:
     launcher = parent or int(os.environ.get(LAUNCHER_VARIABLE) or 0)
     if launcher and not _runs(launcher):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def tied_command() -> list[str]:
+    """The beginning of a command line; the command that follows is killed as soon as this process ends.
+
+    The command gets its own pid in the variable TRAINER_LAUNCHER_PID, for `end_with_parent` in what it starts.
+    """
+    return [sys.executable, "-I", "-S", str(Path(__file__).resolve()), _TIED, str(os.getpid())]
 
 
 def leave_reason(text: str) -> bool:
@@ -314,18 +365,20 @@ def leave_reason(text: str) -> bool:
 
 def main(arguments: Sequence[str]) -> None:
     """The watchdog itself: looks at the heartbeats twice a second until the process that started it ends."""
+    if arguments[:1] == [_TIED]:
+        _run_tied(int(arguments[1]), arguments[2:])
     parser = argparse.ArgumentParser(prog="python -m trainer.watchdog", description="Ends a group of ranks that stands still.")
     parser.add_argument("run", type=Path, help="directory of the run")
     parser.add_argument("--first_rank", type=int, required=True, help="lowest rank on this node")
-    parser.add_argument("--num_ranks", type=int, required=True, help="ranks on this node")
+    parser.add_argument("--processes", nargs="+", type=ProcessId.parse, required=True, help="PID:START of each rank on this node")
     parser.add_argument("--parent", type=int, required=True, help="process without which there is nothing to watch")
     options = parser.parse_args(arguments)
     end_with_parent(options.parent)
-    ranks = range(options.first_rank, options.first_rank + options.num_ranks)
+    processes = dict(enumerate(options.processes, options.first_rank))
     detector = StallDetector()
     while True:
         time.sleep(_POLL_S)
-        beats, states = _look(options.run, ranks)
+        beats, states = _look(options.run, processes)
         if "t" in states.values():  # under a debugger, where time is the user's
             beats = {}
         stopped = [rank for rank, state in states.items() if state == "T"]
@@ -334,15 +387,24 @@ def main(arguments: Sequence[str]) -> None:
             return
 
 
-def _look(run: Path, ranks: range) -> tuple[dict[int, Beat], dict[int, str]]:
-    """Last beats, and states as the kernel names them, of the ranks that are alive and not done."""
+def _run_tied(parent: int, command: Sequence[str]) -> NoReturn:
+    end_with_parent(parent)
+    os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
+    os.execv(command[0], list(command))
+
+
+def _look(run: Path, processes: Mapping[int, ProcessId]) -> tuple[dict[int, Beat], dict[int, str]]:
+    """Last beats, and states as the kernel names them, of the ranks that are alive and not done.
+
+    A beat that names another process than the rank's is of an earlier start, or was changed: it counts for nothing.
+    """
     beats, states = {}, {}
-    for rank in ranks:
+    for rank, process in processes.items():
         try:
-            beat = Beat.from_bytes(_heartbeat_file(run, rank).read_bytes())
+            beat = Beat.from_bytes(_read_own(_heartbeat_file(run, rank)))
         except OSError:  # it has not begun
             continue
-        if beat is not None and beat.phase != "done" and (state := _state(beat)):
+        if beat is not None and beat.process == process and beat.phase != "done" and (state := _state(process)):
             beats[rank], states[rank] = beat, state
     return beats, states
 
@@ -361,12 +423,12 @@ def _end_group(run: Path, blamed: Sequence[Still], beats: Mapping[int, Beat], st
     with suppress(OSError):  # a full disk must not keep the group from its end
         _collect_stacks(run, beats, states)
     for still in blamed:
-        _signal(still.beat, signal.SIGKILL)
+        _signal(still.beat.process, signal.SIGKILL)
     deadline = time.monotonic() + _GRACE_S
-    while time.monotonic() < deadline and any(_state(beat) for beat in beats.values()):
+    while time.monotonic() < deadline and any(_state(beat.process) for beat in beats.values()):
         time.sleep(0.05)
     for beat in beats.values():
-        _signal(beat, signal.SIGKILL)
+        _signal(beat.process, signal.SIGKILL)
 
 
 def _described(still: Still, state: str) -> str:
@@ -389,12 +451,12 @@ def _collect_stacks(run: Path, beats: Mapping[int, Beat], states: Mapping[int, s
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     sizes = {}
     for rank, beat, path in files:
-        with path.open("a") as file:
+        with os.fdopen(_open_own(path), "a") as file:
             file.write(f"# {now} rank {rank}, process {beat.pid}, step {beat.step}, phase {beat.phase}\n")
         sizes[path] = path.stat().st_size
-        _ask_for_stacks(beat)
+        _ask_for_stacks(beat.process)
         if states[rank] == "T":  # else it could not answer; it is killed before it has gone far
-            _signal(beat, signal.SIGCONT)
+            _signal(beat.process, signal.SIGCONT)
     empty = dict(sizes)
     changed_s = begun_s = time.monotonic()
     while (now_s := time.monotonic()) < begun_s + _STACKS_S:
@@ -409,23 +471,23 @@ def _collect_stacks(run: Path, beats: Mapping[int, Beat], states: Mapping[int, s
 @contextmanager
 def _answering_with_stacks(path: Path) -> Iterator[None]:
     """While the context lasts, SIGUSR1 appends the stacks of all threads of this process to a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
+    with os.fdopen(_open_own(path), "a") as file:
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
         try:
             yield
         finally:
             faulthandler.unregister(signal.SIGUSR1)
-    if path.stat().st_size == 0:
-        path.unlink(missing_ok=True)
+        if os.fstat(file.fileno()).st_size == 0:
+            with _own_folder(path.parent) as folder, suppress(FileNotFoundError):
+                os.unlink(path.name, dir_fd=folder)
 
 
 @contextmanager
-def _watchdog_process(run: Path, first_rank: int, num_ranks: int) -> Iterator[None]:
+def _watchdog_process(run: Path, first_rank: int, processes: Sequence[ProcessId]) -> Iterator[None]:
     """The watchdog, while the context lasts. It is no child of the session, whose every process torchrun signals."""
     command = [
         *(sys.executable, "-I", "-S", str(Path(__file__).resolve()), str(run.resolve())),
-        *("--first_rank", str(first_rank), "--num_ranks", str(num_ranks), "--parent", str(os.getpid())),
+        *("--first_rank", str(first_rank), "--parent", str(os.getpid()), "--processes", *map(str, processes)),
     ]
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -449,6 +511,56 @@ def _stacks_file(run: Path, rank: int) -> Path:
     return run / "stacks" / f"rank-{rank}.txt"
 
 
+@contextmanager
+def _own_folder(path: Path) -> Iterator[int]:
+    """A descriptor of a folder that is created if it is missing; a link to one is refused."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir()
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except NotADirectoryError:
+        raise _in_the_way(path, "directory") from None
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _open_own(path: Path) -> int:
+    """A descriptor for appending to a regular file with one name, which no link leads to; it is created if it is missing."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    with _own_folder(path.parent) as folder:
+        try:
+            descriptor = os.open(path.name, flags, 0o644, dir_fd=folder)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise _in_the_way(path, "regular file") from None
+            raise
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(descriptor)
+        raise _in_the_way(path, "regular file with one name")
+    return descriptor
+
+
+def _read_own(path: Path) -> bytes:
+    """The beginning of a file that no link leads to; never waits for the other end of a pipe."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    finally:
+        os.close(folder)
+    try:
+        return os.read(descriptor, _MAX_BEAT_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def _in_the_way(path: Path, wanted: str) -> OSError:
+    return OSError(f"{path} is no {wanted} (a link to one does not count); remove it and run the same command again")
+
+
 def _process(pid: int) -> tuple[str, int] | None:
     """State and time of start of a process, from fields 3 and 22 of its `stat` (proc(5)); None where there is none."""
     try:
@@ -464,26 +576,26 @@ def _runs(pid: int) -> bool:
     return found is not None and found[0] not in "ZX"
 
 
-def _state(beat: Beat) -> str | None:
-    """State of the process that has sent a beat; None where it has ended, even if another has its number now."""
-    found = _process(beat.pid)
-    return found[0] if found is not None and found[1] == beat.started and found[0] not in "ZX" else None
+def _state(process: ProcessId) -> str | None:
+    """State of a process; None where it has ended, even if another has its number now."""
+    found = _process(process.pid)
+    return found[0] if found is not None and found[1] == process.started and found[0] not in "ZX" else None
 
 
-def _signal(beat: Beat, number: signal.Signals) -> None:
-    if _state(beat):
+def _signal(process: ProcessId, number: signal.Signals) -> None:
+    if _state(process):
         with suppress(ProcessLookupError):
-            os.kill(beat.pid, number)
+            os.kill(process.pid, number)
 
 
-def _ask_for_stacks(beat: Beat) -> None:
+def _ask_for_stacks(process: ProcessId) -> None:
     """Sends SIGUSR1 to the main thread of a rank, which then stands still while its stack is written.
 
     Sent to the process, it may come to any thread of one that was stopped, and what the main thread does meanwhile tears its stack.
     """
     tgkill = getattr(ctypes.CDLL(None), "tgkill", None)  # glibc has it since 2.30
-    if _state(beat) and (tgkill is None or tgkill(beat.pid, beat.pid, signal.SIGUSR1)):
-        _signal(beat, signal.SIGUSR1)
+    if _state(process) and (tgkill is None or tgkill(process.pid, process.pid, signal.SIGUSR1)):
+        _signal(process, signal.SIGUSR1)
 
 
 def _set_death_signal(number: int) -> None:

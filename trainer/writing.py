@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -37,6 +38,8 @@ class WritingRequest:
     score: bool = False
     reference: Path | None = None
     """Run whose latest model gives the perplexity; none: the same model."""
+    trust_code: bool = False
+    """Code that came with these runs may be executed; see `trainer.trust`."""
 
 
 def written_texts(request: WritingRequest) -> Iterator[str]:
@@ -47,7 +50,7 @@ def written_texts(request: WritingRequest) -> Iterator[str]:
         ConfigError: a stop token is none of the tokenizer's.
     """
     written: list[Continuation] = []
-    with opened_text_model(request.run, request.checkpoint, use_cache=request.use_cache) as source:
+    with _opened(request) as source:
         sampling = _with_stop_tokens(request, source)
         if len(request.prompts) == 1 and not request.as_json and not request.score:
             yield request.prompts[0]
@@ -61,14 +64,18 @@ def written_texts(request: WritingRequest) -> Iterator[str]:
         if request.score and request.reference is None:
             yield _scores(request, source, request.run, written)
     if request.score and request.reference is not None:
-        with opened_text_model(request.reference, "latest") as reference:
+        with opened_text_model(request.reference, "latest", trust_code=request.trust_code) as reference:
             yield _scores(request, reference, request.reference, written)
 
 
 def converse_with_run(request: WritingRequest, read: Callable[[str], str], out: IO[str]) -> None:
     """Continues the lines that `read` returns; see `trainer.conversation.converse`."""
-    with opened_text_model(request.run, request.checkpoint, use_cache=request.use_cache) as source:
+    with _opened(request) as source:
         converse(source.stream, _with_stop_tokens(request, source), read, out)
+
+
+def _opened(request: WritingRequest) -> AbstractContextManager[TextModel]:
+    return opened_text_model(request.run, request.checkpoint, use_cache=request.use_cache, trust_code=request.trust_code)
 
 
 def _with_stop_tokens(request: WritingRequest, source: TextModel) -> Sampling:

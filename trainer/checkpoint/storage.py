@@ -20,8 +20,12 @@ class Storage:
     """A file system. Every method may raise OSError."""
 
     def names(self, directory: Path) -> list[str]:
-        """What is in a directory, sorted by name."""
-        return sorted(os.listdir(directory))  # noqa: PTH208 - one system call, and names are what is wanted
+        """What is in a directory, sorted by name; a link to one is refused."""
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            return sorted(os.listdir(descriptor))  # noqa: PTH208 - names are what is wanted, of this very directory
+        finally:
+            os.close(descriptor)
 
     def is_directory(self, path: Path) -> bool:
         """True where `path` is a directory itself, not a link to one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -85,6 +86,7 @@ class CheckpointStore:
         Raises:
             OSError: no space, no permission or a failing device; nothing partial is left, and earlier checkpoints are untouched.
             ValueError: the state is no plain data, or a tensor has a type that cannot be saved.
+            CheckpointError: the directory is a link.
         """
         tensors = {f"{group}/{name}": tensor for group in _GROUPS for name, tensor in getattr(checkpoint, group).items()}
         self._prepare()
@@ -112,6 +114,16 @@ class CheckpointStore:
                 group, _, name = full_name.partition("/")
                 groups[group][name] = tensor
         return Checkpoint(step, state=manifest.state, **groups)
+
+    def num_weights(self, step: int) -> int:
+        """Weights of the model in the checkpoint of `step`, as its manifest says; no tensor is read.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, or its manifest is damaged.
+        """
+        with _advised():
+            tensors = self._manifest(step).tensors
+        return sum(math.prod(stored.spec.shape) for name, stored in tensors.items() if name.startswith("model/"))
 
     def verify(self, step: int) -> None:
         """Reads a checkpoint as `load` does, and keeps nothing of it.
@@ -203,6 +215,9 @@ class CheckpointStore:
         if self._prepared:
             return
         make_directories(self._storage, self._objects.directory)
+        for folder in (self.directory, self._objects.directory):
+            if not self._storage.is_directory(folder):
+                raise CheckpointError(f"{folder}: not a directory, but a link or a file; remove it, or use another --run")
         sync_directory(self._storage, self.directory.parent)  # a killed process may have made the directory and not have synced it
         self._prepared = True
 
@@ -295,10 +310,18 @@ class CheckpointStore:
         sync_directory(self._storage, self.directory)
 
     def _names(self) -> list[str]:
-        try:
-            return self._storage.names(self.directory)
-        except FileNotFoundError:
-            return []
+        if not self._storage.is_directory(self.directory):
+            try:
+                self._storage.names(self.directory)
+            except FileNotFoundError:
+                return []
+            except OSError as error:
+                if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                    raise
+            raise CheckpointError(
+                f"{self.directory} is a link or a file; the checkpoints of a run are in a directory of that name: put it back"
+            )
+        return self._storage.names(self.directory)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from trainer.layer_stats import LayerReading
 from trainer.metrics.sink import Sink
 from trainer.metrics.values import SampleText, ScoreTable, StepMetrics
 from trainer.quantities import plain
+from trainer.run_files import open_own
 
 __all__ = ["JsonLinesSink", "NodeHardwareSink"]
 
@@ -34,6 +35,7 @@ class JsonLinesSink(Sink):
 
     Raises:
         StorageError: from here and every method, where the file cannot be written.
+        CheckpointError: it is no regular file, or a link leads to it.
     """
 
     def __init__(self, path: Path, resume_step: int | None, *, evaluated: bool = True) -> None:
@@ -132,7 +134,8 @@ class JsonLinesSink(Sink):
 
     def _opened(self) -> IO[str]:
         """A lone surrogate, which UTF-8 cannot hold, is written as JSON's own escape of it."""
-        return self._path.open("a", encoding="utf-8", errors="backslashreplace")
+        descriptor = open_own(self._path, os.O_WRONLY | os.O_APPEND, run=self._path.parent)
+        return os.fdopen(descriptor, "a", encoding="utf-8", errors="backslashreplace")
 
     def _write(self, event: Mapping[str, Any]) -> None:
         line = json.dumps(plain(event), ensure_ascii=False) + "\n"

@@ -22,6 +22,7 @@ from trainer.alerts import Alert
 from trainer.metrics.layout import hyper_parameters
 from trainer.metrics.service import ServiceSink
 from trainer.metrics.values import RunFacts, SampleText, ScoreTable, encodable, numbers_in
+from trainer.run_files import read_id
 
 __all__ = ["MlflowSink"]
 
@@ -62,8 +63,8 @@ class MlflowSink(ServiceSink):
         """Begins the run there, or goes on with it."""
         try:
             self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
-            if self._id_file.exists():
-                self._id = self._id_file.read_text()
+            if (known := read_id(self._id_file, run=self._id_file.parent)) is not None:
+                self._id = known
                 self._client.update_run(self._id, status="RUNNING")
             else:
                 self._create(facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from trainer.metrics.layout import LAYOUT, hyper_parameters
 from trainer.metrics.points import FINAL_METRICS, evaluation_points, hardware_points, layer_points, saving_points, train_points
 from trainer.metrics.sink import Sink
 from trainer.metrics.values import RunFacts, SampleText, ScoreTable, StepMetrics, encodable, numbers_in
+from trainer.run_files import make_folder
 
 __all__ = ["TensorBoardSink"]
 
@@ -39,8 +41,8 @@ class TensorBoardSink(Sink):
     """
 
     def __init__(self, directory: Path, resume_step: int | None, every_steps: int) -> None:
-        self._directory = directory
-        self._writer = SummaryWriter(str(directory), purge_step=0 if resume_step is None else resume_step + 1)
+        self._directory = make_folder(directory)
+        self._writer = self._opened(0 if resume_step is None else resume_step + 1)
         self._every_steps = every_steps
         self._parameters: dict[str, str | float] = {}
         self._unwritten: StepMetrics | None = None
@@ -109,7 +111,7 @@ class TensorBoardSink(Sink):
     def rewind(self, step: int) -> None:
         """Begins another file, which hides the points after a step."""
         self._writer.close()
-        self._writer = SummaryWriter(str(self._directory), purge_step=step + 1)
+        self._writer = self._opened(step + 1)
         self._unwritten = None
 
     def finish(self, status: str) -> None:
@@ -123,6 +125,10 @@ class TensorBoardSink(Sink):
     def close(self) -> None:
         """Writes what is still in memory."""
         self._writer.close()
+
+    def _opened(self, purge_step: int) -> SummaryWriter:
+        # TensorBoard's names are made of time, host and process, and one could be there already, as a link. This one cannot.
+        return SummaryWriter(str(self._directory), purge_step=purge_step, filename_suffix=f".{secrets.token_hex(8)}")
 
     def _add(self, points: Mapping[str, float], step: int) -> None:
         for tag, value in points.items():

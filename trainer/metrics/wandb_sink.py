@@ -14,6 +14,7 @@ from trainer.alerts import Alert
 from trainer.metrics.layout import hyper_parameters
 from trainer.metrics.service import ServiceSink
 from trainer.metrics.values import RunFacts, SampleText, ScoreTable, encodable, numbers_in
+from trainer.run_files import read_id
 
 __all__ = ["WandbSink", "remembered_id"]
 
@@ -87,9 +88,11 @@ class WandbSink(ServiceSink):
 
 def remembered_id(path: Path) -> str:
     """The id in a file; a new one is written there where there is none."""
-    if not path.exists():
-        write_atomic(path, uuid.uuid4().hex[:16].encode())
-    return path.read_text()
+    if (known := read_id(path, run=path.parent)) is not None:
+        return known
+    fresh = uuid.uuid4().hex[:16]
+    write_atomic(path, fresh.encode())
+    return fresh
 
 
 def _wandb() -> Any:

@@ -11,7 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from tests.support.runs import ROOT
 from trainer import watchdog
-from trainer.watchdog import Beat, Heartbeat, Patience, Phase, StallDetector, clear_heartbeats, watched
+from trainer.watchdog import Beat, Heartbeat, Patience, Phase, ProcessId, StallDetector, clear_heartbeats, watched
 
 PATIENCE = Patience(stall_s=None, slow_s=600)
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
@@ -241,14 +241,24 @@ def python(code: str, *arguments: object, **environment: str) -> Iterator[subpro
     """A process that runs some code, killed at the end."""
     command = [sys.executable, "-S", "-c", textwrap.dedent(code), *map(str, arguments)]
     process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment
+        command,
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
     )
     try:
         yield process
     finally:
         process.kill()
         process.wait()
-        for pipe in (process.stdout, process.stderr):  # not read to its end: whatever was left running would hold it open
+        for pipe in (
+            process.stdin,
+            process.stdout,
+            process.stderr,
+        ):  # not read to its end: whatever was left running would hold it open
             if pipe is not None:
                 pipe.close()
 
@@ -293,9 +303,11 @@ def test_a_process_whose_launcher_has_gone_already_ends_at_once() -> None:
 RANK = """
     import ctypes, os, sys, threading, time
     from pathlib import Path
-    from trainer.watchdog import Patience, watched
+    from trainer.watchdog import Patience, ProcessId, watched
 
-    run, rank, num_ranks, does = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    run, rank, does = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    print(ProcessId.own(), flush=True)
+    processes = [ProcessId.parse(word) for word in sys.stdin.readline().split()]
 
     def hold_the_lock():
         ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
@@ -308,7 +320,7 @@ RANK = """
 
     threading.Thread(target=another_thread, daemon=True).start()
 
-    with watched(run, Patience(1.0, 60.0), rank=rank, local_rank=rank, local_world_size=num_ranks) as heartbeat:
+    with watched(run, Patience(1.0, 60.0), rank=rank, local_rank=rank, processes=processes) as heartbeat:
         for step in range(1, 10_000):
             heartbeat.at("data", step)
             if step == 20 and does == "data":
@@ -327,11 +339,24 @@ RANK = """
 """
 
 
+@contextmanager
+def ranks(run: Path, *does: str, **environment: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Ranks of one node that do these things; they know each other's processes, as in a training."""
+    with ExitStack() as stack:
+        started = [stack.enter_context(python(RANK, run, rank, what, **environment)) for rank, what in enumerate(does)]
+        known = [process.stdout.readline().strip() for process in started if process.stdout is not None]
+        for process in started:
+            assert process.stdin is not None
+            process.stdin.write(f"{' '.join(known)}\n")
+            process.stdin.flush()
+        yield started
+
+
 @LINUX
 def test_a_rank_that_holds_the_lock_is_named_shows_its_stacks_and_takes_the_group_with_it(tmp_path: Path) -> None:
     exit_file = tmp_path / "exit"
     variables = {"TRAINER_EXIT_FILE": str(exit_file)}
-    with python(RANK, tmp_path, 0, 2, "wait", **variables) as waits, python(RANK, tmp_path, 1, 2, "lock", **variables) as hangs:
+    with ranks(tmp_path, "wait", "lock", **variables) as (waits, hangs):
         assert hangs.wait(20) == -signal.SIGKILL
         assert waits.wait(20) == -signal.SIGKILL
         assert waits.stderr is not None
@@ -352,7 +377,7 @@ def test_a_rank_that_is_done_keeps_nobody_and_an_exit_code_that_was_left_is_not_
     exit_file = tmp_path / "exit"
     exit_file.write_text("3\n")
     variables = {"TRAINER_EXIT_FILE": str(exit_file)}
-    with python(RANK, tmp_path, 0, 2, "data", **variables) as hangs, python(RANK, tmp_path, 1, 2, "linger", **variables) as done:
+    with ranks(tmp_path, "data", "linger", **variables) as (hangs, done):
         assert hangs.wait(20) == -signal.SIGKILL
         assert done.poll() is None
         assert hangs.stderr is not None
@@ -363,7 +388,7 @@ def test_a_rank_that_is_done_keeps_nobody_and_an_exit_code_that_was_left_is_not_
 @LINUX
 def test_a_stuck_rank_is_ended_though_its_stacks_cannot_be_written(tmp_path: Path) -> None:
     stacks = tmp_path / "stacks/rank-0.txt"
-    with python(RANK, tmp_path, 0, 1, "data") as hangs:
+    with ranks(tmp_path, "data") as (hangs,):
         assert wait_until(lambda: place_of(tmp_path / "heartbeat/rank-0")[0] > 0)
         stacks.unlink()
         stacks.mkdir()
@@ -372,7 +397,7 @@ def test_a_stuck_rank_is_ended_though_its_stacks_cannot_be_written(tmp_path: Pat
 
 @LINUX
 def test_a_watchdog_ends_with_its_rank_and_leaves_ranks_alone_that_work_or_are_done(tmp_path: Path) -> None:
-    with python(RANK, tmp_path, 0, 2, "work") as works, python(RANK, tmp_path, 1, 2, "end") as ends:
+    with ranks(tmp_path, "work", "end") as (works, ends):
         assert ends.wait(20) == 0
         assert wait_until(lambda: place_of(tmp_path / "heartbeat/rank-0")[0] > 200)  # longer than rank 1 might have been silent
         (dog,) = [int(pid) for pid in children_of(works.pid)]
@@ -396,7 +421,7 @@ def children_of(pid: int) -> list[str]:
 @LINUX
 def test_a_stopped_rank_is_blamed_though_the_other_is_at_the_same_place(tmp_path: Path) -> None:
     """It is the one that has started the watchdog, which has to outlive it until the other is ended too."""
-    with python(RANK, tmp_path, 0, 2, "wait") as stopped, python(RANK, tmp_path, 1, 2, "wait") as waits:
+    with ranks(tmp_path, "wait", "wait") as (stopped, waits):
         assert wait_until(lambda: place_of(tmp_path / "heartbeat/rank-0") == (20, "reduce"))
         os.kill(stopped.pid, signal.SIGSTOP)
         assert stopped.wait(20) == -signal.SIGKILL
@@ -406,6 +431,77 @@ def test_a_stopped_rank_is_blamed_though_the_other_is_at_the_same_place(tmp_path
     assert f"rank 0 (process {stopped.pid}, stopped by a signal) has stood still" in said
     assert "rank 1" not in said
     assert "most recent call first" in (tmp_path / "stacks/rank-0.txt").read_text()
+
+
+@LINUX
+@pytest.mark.parametrize("forged", ["other process", "link", "pipe", "nan"])
+def test_a_changed_heartbeat_has_no_other_process_killed(tmp_path: Path, forged: str) -> None:
+    """The file of rank 1 names a process of the same user that is none of the ranks, and says that it has stood still."""
+    path = tmp_path / "heartbeat/rank-1"
+    with (
+        python("print('up', flush=True); import time; time.sleep(60)") as bystander,
+        ranks(tmp_path, "work", "end") as (works, ends),
+    ):
+        assert bystander.stdout is not None
+        assert bystander.stdout.readline() == "up\n"
+        assert ends.wait(20) == 0
+        (started,) = [found[1]] if (found := watchdog._process(bystander.pid)) else []
+        line = Beat(0, bystander.pid, started, 1, "forward", 0.0).to_bytes()
+        path.unlink()
+        if forged == "link":
+            (tmp_path / "elsewhere").write_bytes(line)
+            path.symlink_to(tmp_path / "elsewhere")
+        elif forged == "pipe":
+            os.mkfifo(path)
+        else:
+            path.write_bytes(line.replace(b"         0.0", b"         nan") if forged == "nan" else line)
+        step = place_of(tmp_path / "heartbeat/rank-0")[0]
+        assert wait_until(lambda: place_of(tmp_path / "heartbeat/rank-0")[0] > step + 300 or works.poll() is not None)
+        assert (works.poll(), bystander.poll()) == (None, None)
+        (dog,) = children_of(works.pid)
+        assert runs(int(dog)), "it still watches"
+
+
+@LINUX
+def test_signals_go_only_to_processes_that_the_watchdog_was_given(tmp_path: Path) -> None:
+    """Of a pid that another process has by now, only the number is the same."""
+    with python("print('up', flush=True); import time; time.sleep(60)") as bystander:
+        assert bystander.stdout is not None
+        assert bystander.stdout.readline() == "up\n"
+        found = watchdog._process(bystander.pid)
+        assert found is not None
+        given = {0: ProcessId(bystander.pid, found[1] - 1)}
+        (tmp_path / "heartbeat").mkdir()
+        (tmp_path / "heartbeat/rank-0").write_bytes(Beat(0, bystander.pid, found[1], 1, "forward", 0.0).to_bytes())
+        assert watchdog._look(tmp_path, given) == ({}, {})
+        watchdog._signal(given[0], signal.SIGKILL)
+        time.sleep(0.1)
+        assert bystander.poll() is None
+
+
+@pytest.mark.parametrize("place", ["heartbeat", "stacks", "heartbeat/rank-0", "stacks/rank-0.txt"])
+@pytest.mark.parametrize("second_name", [False, True], ids=["link", "second name"])
+def test_nothing_is_written_through_a_link(tmp_path: Path, place: str, second_name: bool) -> None:
+    run, victim = tmp_path / "run", tmp_path / "victim"
+    (victim / "inner").mkdir(parents=True)
+    for name in ("rank-0", "rank-0.txt"):
+        (victim / name).write_text("precious")
+    path = run / place
+    path.parent.mkdir(parents=True)
+    if "/" not in place:
+        path.symlink_to(victim)
+    elif second_name:
+        path.hardlink_to(victim / path.name)
+    else:
+        path.symlink_to(victim / path.name)
+    with suppress(OSError):
+        clear_heartbeats(run)
+    with suppress(OSError), watched(run, PATIENCE, rank=0):
+        pass
+    assert {item.name: item.read_text() for item in victim.iterdir() if item.is_file()} == {
+        "rank-0": "precious",
+        "rank-0.txt": "precious",
+    }
 
 
 def test_where_nothing_is_to_be_ended_only_the_heartbeat_is_written(tmp_path: Path) -> None:

@@ -1,0 +1,105 @@
+"""What this machine can bear: limits for numbers that come from a file of a run, which may be a stranger's.
+
+A run that was trained on a larger machine is looked at on a smaller one, so the limits are several times what makes sense here.
+They keep a record that claims a million ranks from making the machine unusable.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+
+import torch
+
+from data_pipeline.errors import CheckpointError, ConfigError
+from trainer.config import ModelConfig
+from trainer.memory import available_host_bytes, format_bytes, num_weights
+
+__all__ = ["check_model_size", "check_ranks", "most_ranks", "most_rows", "most_threads"]
+
+_RANKS_PER_CORE = 4
+_THREADS_PER_CORE = 16
+_RANK_BYTES = 256 << 20
+"""What a process takes at least that has loaded torch."""
+_WEIGHT_BYTES = 4
+_MOST_ROWS = 65536
+_SHARE_OF_ROWS = 0.5
+"""Of the free memory, for the rows of one forward pass."""
+
+_ELSEWHERE = "replay the run on a machine like the one that it was trained on"
+
+
+def most_threads() -> int:
+    """CPU threads that all ranks together may have on this machine."""
+    return _THREADS_PER_CORE * _num_cores()
+
+
+def most_ranks(device: str) -> int:
+    """Ranks that this machine can run.
+
+    Args:
+        device: `auto`, `cpu` or `cuda`; each rank on `cuda` needs a GPU.
+    """
+    if device != "cpu" and torch.cuda.is_available():
+        return torch.cuda.device_count()
+    return max(1, int(min(_RANKS_PER_CORE * _num_cores(), _free_bytes() // _RANK_BYTES)))
+
+
+def most_rows(model: ModelConfig, row_length: int) -> int:
+    """Rows of one forward pass of a decoder, without gradients, for which this machine has the memory; at least 1."""
+    widest = 2 * model.mlp_size + 3 * model.heads * model.head_size + 4 * model.width  # what is alive at one time in one layer
+    return max(1, int(min(_SHARE_OF_ROWS * _free_bytes() / (_WEIGHT_BYTES * row_length * widest), _MOST_ROWS)))
+
+
+def check_ranks(recorded: object, threads: int, device: str) -> int:
+    """The number of ranks that a record names, if this machine can run as many, each with so many threads.
+
+    Raises:
+        CheckpointError: it is no number of ranks.
+        ConfigError: they are too many.
+    """
+    if type(recorded) is not int or recorded < 1:
+        raise CheckpointError(
+            f"world_size = {recorded!r} in record.json is no number of ranks, so it was changed; restore it from a copy"
+        )
+    if recorded > (most := most_ranks(device)):
+        raise ConfigError(f"the record names {recorded} ranks, and this machine can run {most} at most; {_ELSEWHERE}")
+    if recorded * threads > (most := most_threads()):
+        ranks = f"{recorded} rank{'s' * (recorded > 1)} of {threads} threads"
+        raise ConfigError(f"the record names {ranks}, and this machine can run {most} threads at most; {_ELSEWHERE}")
+    return recorded
+
+
+def check_model_size(model: ModelConfig, vocab_size: int, saved: int | None = None) -> None:
+    """Refuses a decoder that cannot be built here, before memory is taken for it.
+
+    Args:
+        model: its shape.
+        vocab_size: pieces of the tokenizer.
+        saved: weights that a checkpoint of it has, if there is one.
+
+    Raises:
+        CheckpointError: a checkpoint of it has another number of weights.
+        ConfigError: the weights alone are larger than the memory that is free.
+    """
+    needed = num_weights(model, vocab_size)
+    if saved is not None and needed != saved:
+        raise CheckpointError(
+            f"the settings describe a model of {needed} weights, and the checkpoint has {saved}; continue with the settings that "
+            "wrote it, or start a new run"
+        )
+    if needed * _WEIGHT_BYTES > (free := _free_bytes()):
+        raise ConfigError(
+            f"the model has {needed} weights, which take {format_bytes(needed * _WEIGHT_BYTES)}, and {format_bytes(int(free))} of "
+            "memory are free; use a smaller model or a machine with more memory"
+        )
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def _free_bytes() -> float:
+    """Of the memory of the host; infinite where only the system knows."""
+    return available_host_bytes() if sys.platform == "linux" else math.inf
