@@ -56,7 +56,10 @@ def reachable(address: str, ports: Iterable[int]) -> list[int]:
 
 def plant_command(address: str, port: int, mark: Path) -> bool:
     """Has the agent of a c10d rendezvous create a file: whether the store there let a pickled command be set, without a login."""
-    store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=5))
+    try:
+        store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=5))
+    except RuntimeError:  # something else listens there
+        return False
     keys = [key for key in store.list_keys() if key.startswith(_RENDEZVOUS)]
     for key in keys:
         store.set(key, b64encode(pickle.dumps(_Touch(mark))).decode())
