@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 
 from data_pipeline.augment import Augmenter, is_on
 from data_pipeline.config import KINDS, PrepareConfig
-from data_pipeline.files import digest_file
 from data_pipeline.quality import count_scores
 from data_pipeline.shards import token_type
 from data_pipeline.split import SPLITS
 from data_pipeline.stages.scoring import Models, load_models
 from data_pipeline.stages.splitting import read_kept
-from data_pipeline.tasks import Counts, TableWriter, add_counts, commit_result, data_path
+from data_pipeline.tasks import Counts, TableWriter, add_counts, commit_result
 from data_pipeline.tokenizer import Encoded, Tokenizer, load_tokenizer, round_trip_failures
 
 __all__ = ["TokenizeResult", "TokenizeTask", "tokenize_partition"]
@@ -61,7 +60,7 @@ class TokenizeResult:
 def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
     """Writes the token ids of a partition's documents, with what is known of them, to `output`.arrow."""
     tokenizer = _load(task.tokenizer)
-    models = load_models(task.models)
+    models = load_models(task.models, task.config.quality)
     augmenter = _Augmentation(tokenizer, task.config)
     ids_type = token_type(tokenizer.vocab_size)
     schema = _schema(ids_type)
@@ -87,8 +86,8 @@ def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
             ]
             table.write(pa.RecordBatch.from_arrays(columns, schema=schema))
     result.augmented = augmenter.counts
-    result.sha256 = digest_file(data_path(task.output))
-    return commit_result(task, result)
+    result.sha256 = table.digest
+    return commit_result(task, result, table)
 
 
 @lru_cache(maxsize=1)
