@@ -377,9 +377,9 @@ class PackingSettings(Section):
         True, description="keep the tokens by document too, for `repack`, `leaks` and `inspect --document`; as large as the shards"
     )
     window_tokens: int = Field(
-        8 << 20, ge=1024, description="tokens that are packed together, in the order of the input; bounds memory"
+        8 << 20, ge=1024, le=1 << 34, description="tokens that are packed together, in the order of the input; bounds memory"
     )
-    shard_bytes: int = Field(64 * _MIB, ge=4096, description="size at which a shard is closed, in bytes of tokens")
+    shard_bytes: int = Field(64 * _MIB, ge=4096, le=1 << 34, description="size at which a shard is closed, in bytes of tokens")
 
 
 class LimitSettings(Section):

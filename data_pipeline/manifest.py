@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -14,16 +15,18 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as dataclass_fields
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
 from data_pipeline.errors import PreparedDataError, SourceError
-from data_pipeline.files import UnusableFileError, canonical_json, digest_bytes, digest_file, read_input
+from data_pipeline.files import UnusableFileError, canonical_json, digest_bytes, digest_stream, open_input, read_input
 
 __all__ = [
     "FORMAT",
     "MANIFEST",
     "MAX_MANIFEST_BYTES",
     "MAX_ROW_LENGTH",
+    "MAX_TOKENIZER_BYTES",
     "MAX_VOCAB_SIZE",
     "PUBLISHED",
     "Manifest",
@@ -44,6 +47,8 @@ MAX_MANIFEST_BYTES = 512 << 20
 """The manifest of about a million input files."""
 MAX_ROW_LENGTH = 1 << 20
 MAX_VOCAB_SIZE = 1 << 24
+MAX_TOKENIZER_BYTES = 256 << 20
+"""Of each file of a tokenizer."""
 _MAX_SHARD_ROWS = (1 << 31) - 1  # the offsets of a shard's lists are int32
 _MAX_ROWS = 1 << 40  # the order of the rows is defined up to here
 _MAX_FILE_BYTES = 1 << 62
@@ -101,6 +106,11 @@ class Manifest:
     def digests(self) -> dict[str, str]:
         """The digest of every file that it answers for."""
         return {shard.path: shard.sha256 for shard in self.shards} | self.files
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size in bytes of every file of which it says one."""
+        return {shard.path: shard.bytes for shard in self.shards}
 
     def sealed(self) -> tuple[Manifest, bytes]:
         """This manifest with its root digest, as it is read back, and the bytes of its file.
@@ -172,8 +182,11 @@ def files_in_manifest(directory: Path) -> set[str]:
         return set()
 
 
-def check_digests(directory: Path, digests: Mapping[str, str]) -> None:
+def check_digests(directory: Path, digests: Mapping[str, str], sizes: Mapping[str, int] = MappingProxyType({})) -> None:
     """Reads files of prepared data, by name, and compares each with the digest that the manifest has of it.
+
+    A file that has not the size that is given for it, or is too large for its kind, is refused before it is read: one with holes
+    can claim any size.
 
     Raises:
         PreparedDataError: a file is missing, changed or no regular file; the message names the first one.
@@ -182,7 +195,9 @@ def check_digests(directory: Path, digests: Mapping[str, str]) -> None:
     for name, expected in digests.items():
         path = directory / name
         try:
-            found = digest_file(path, below=directory)
+            with open_input(path, below=directory) as file:
+                _check_size(path, os.fstat(file.fileno()).st_size, sizes.get(name), _limit_of(name))
+                found = digest_stream(file)
         except OSError as error:
             if not is_missing(error):
                 raise
@@ -192,6 +207,20 @@ def check_digests(directory: Path, digests: Mapping[str, str]) -> None:
         if found != expected:
             distrust(directory)
             raise PreparedDataError(f"{path}: {found}, but the manifest says {expected}; the file was changed: run `prepare` again")
+
+
+def _check_size(path: Path, found: int, expected: int | None, limit: int | None) -> None:
+    if expected is not None and found != expected:
+        raise PreparedDataError(f"{path}: {found} bytes, but the manifest says {expected}; it was changed: run `prepare` again")
+    if limit is not None and found > limit:
+        raise PreparedDataError(f"{path}: {found} bytes, but at most {limit} can be read; run `prepare` again")
+
+
+def _limit_of(name: str) -> int | None:
+    """The largest size of a file by its kind; none for tables, which grow with the text."""
+    if name.startswith("tokenizer/"):
+        return MAX_TOKENIZER_BYTES
+    return None if name.endswith(".arrow") else MAX_MANIFEST_BYTES
 
 
 def is_missing(error: OSError) -> bool:

@@ -17,14 +17,14 @@ from data_pipeline.balance import copies_of_documents
 from data_pipeline.classifier import PROBABILITY_STEPS
 from data_pipeline.config import KINDS, BalanceSettings
 from data_pipeline.documents import Reason
+from data_pipeline.published import CHOSEN_SCHEMA
 from data_pipeline.quality import FATES, Bounds, judge, perplexity
 from data_pipeline.split import SPLITS
 from data_pipeline.stages.samples import Samples, rejection_of_row
 from data_pipeline.tasks import Counts, TableWriter, commit_result, read_batches
 
-__all__ = ["CHOSEN_SCHEMA", "Cuts", "SelectResult", "SelectTask", "WeighResult", "WeighTask", "select_partition", "weigh_partition"]
+__all__ = ["Cuts", "SelectResult", "SelectTask", "WeighResult", "WeighTask", "select_partition", "weigh_partition"]
 
-CHOSEN_SCHEMA = pa.schema([("copies", pa.uint8())])
 _TRAIN = SPLITS.index("train")
 _REASONS = np.array([reason or "" for reason in FATES], np.object_)
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.augment import Augmenter, is_on
 from data_pipeline.config import KINDS, PrepareConfig
+from data_pipeline.published import tokens_schema
 from data_pipeline.quality import count_scores
 from data_pipeline.shards import token_type
 from data_pipeline.split import SPLITS
@@ -63,7 +64,7 @@ def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
     models = load_models(task.models, task.config.quality)
     augmenter = _Augmentation(tokenizer, task.config)
     ids_type = token_type(tokenizer.vocab_size)
-    schema = _schema(ids_type)
+    schema = tokens_schema(ids_type)
     result = TokenizeResult()
     with TableWriter(task.output, schema) as table:
         for batch in read_kept(task.text, task.split):
@@ -127,20 +128,3 @@ def _score(encoded: Encoded, models: Models, result: TokenizeResult) -> tuple[ND
         wanted_D = models.classifier.probability(encoded.ids_T, encoded.ends_D)
         result.probabilities = add_counts([result.probabilities, count_scores(wanted_D)])
     return perplexity_D, wanted_D
-
-
-def _schema(ids_type: np.dtype[np.unsignedinteger]) -> pa.Schema:
-    return pa.schema(
-        [
-            ("id", pa.uint64()),
-            ("split", pa.uint8()),
-            ("kind", pa.uint8()),
-            ("language", pa.string()),
-            ("metadata", pa.string()),
-            ("characters", pa.uint32()),
-            ("bytes", pa.uint32()),
-            ("perplexity", pa.uint16()),
-            ("wanted", pa.uint16()),
-            ("tokens", pa.large_list(pa.from_numpy_dtype(ids_type))),
-        ]
-    )

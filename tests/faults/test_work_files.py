@@ -1,4 +1,4 @@
-"""Row 57: a file that a killed preparation left for the next one is damaged; the next one makes it again and ends with the same bytes."""
+"""Row 57: a file that a killed preparation left is damaged; the next one makes it again and ends with the same bytes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ sys.exit(run_command(main, sys.argv[1:]))
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[str | Path, ...], Path, str]:
-    """A command without its output, the folder of a preparation that was killed just before it would publish, and the root digest."""
+    """A command without its output, the folder of a preparation that was killed before it published, and the root digest."""
     folder = tmp_path_factory.mktemp("work")
     write_texts(folder / "text.jsonl", sentences(0, 200))
     write_texts(folder / "books.jsonl", sentences(1, 100))
