@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from data_pipeline.settings import Section, Settings, explain, with_nones
+from data_pipeline.shaping import portable_settings
 
 __all__ = [
     "BUILTIN",
@@ -523,11 +524,6 @@ class PrepareConfig(Settings):
     def portable(self) -> dict[str, Any]:
         """The settings that decide the prepared bytes, and nothing that names this machine: no paths, no worker count."""
         values = self.model_dump(mode="json")
-        for name in ("recipe", "sources", "output", "workers", "engine", "ray_address", "if_empty", "keep_rejects"):
-            del values[name]
-        for name in ("retries", "retry_wait_s"):
-            del values["limits"][name]
         for source in values["source"].values():
-            del source["paths"]
             source.update({section: with_nones(type(getattr(self, section)), source[section]) for section in OVERRIDABLE})
-        return values
+        return portable_settings(values)

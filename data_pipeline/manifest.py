@@ -20,6 +20,7 @@ from typing import Any
 
 from data_pipeline.errors import PreparedDataError, SourceError
 from data_pipeline.files import UnusableFileError, canonical_json, digest_bytes, digest_stream, open_input, read_input
+from data_pipeline.shaping import named_files, shaping_settings
 
 __all__ = [
     "FORMAT",
@@ -106,6 +107,16 @@ class Manifest:
     def digests(self) -> dict[str, str]:
         """The digest of every file that it answers for."""
         return {shard.path: shard.sha256 for shard in self.shards} | self.files
+
+    @property
+    def shaping(self) -> dict[str, Any]:
+        """The settings that shape bytes: all that may be taken from it to prepare again."""
+        return shaping_settings(self.config)
+
+    @property
+    def named_files(self) -> list[str]:
+        """The settings that stand for files, of which it has digests alone."""
+        return named_files(self.config)
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -177,7 +177,7 @@ def prepare_again(directory: Path, manifest: Manifest, sources: Sequence[str]) -
         output, recipe = Path(name) / "data", Path(name) / "recipe.toml"
         recipe.write_text(to_toml("prepare", recipe_of(manifest, sources)), encoding="utf-8")
         plain = [source for source in sources if "=" not in source]
-        command = [sys.executable, "-m", "data_pipeline", "prepare", "--recipe", str(recipe), "--output", str(output)]
+        command = [sys.executable, "-P", "-m", "data_pipeline", "prepare", "--recipe", str(recipe), "--output", str(output)]
         done = subprocess.run(
             [*command, *(["--sources", *plain] if plain else [])],
             env={name: value for name, value in os.environ.items() if not name.startswith("PREP_")} | {"PYTHONPATH": str(_ROOT)},
@@ -268,10 +268,10 @@ def _not_preparable(manifest: Manifest, sources: Sequence[str]) -> str:
     """Why the data cannot be prepared again; nothing where it can."""
     if not manifest.config:
         return "its manifest holds no settings"
-    if files := [name for name, value in flattened(manifest.config).items() if "sha256:" in str(value)]:
+    if files := manifest.named_files:
         return f"{', '.join(files)} named files of which the manifest has digests alone; prepare again yourself and compare"
     named = {source.partition("=")[0] for source in sources if "=" in source}
-    if missing := [name for name in manifest.config["source"] if name not in named]:
+    if missing := [name for name in manifest.shaping["source"] if name not in named]:
         return f"where the source{'s' * (len(missing) > 1)} {', '.join(missing)} lie is not known; give --sources NAME=PATH"
     if not sources:
         return f"where the sources {', '.join(manifest.sources)} lie is not known; give --sources PATH …"
@@ -279,8 +279,11 @@ def _not_preparable(manifest: Manifest, sources: Sequence[str]) -> str:
 
 
 def recipe_of(manifest: Manifest, sources: Sequence[str]) -> dict[str, Any]:
-    """The recipe that a manifest's data was made with."""
-    settings = _none_words(manifest.config)
+    """The recipe that a manifest's data was made with: its settings that shape bytes, and these sources.
+
+    A manifest may come from a stranger, so nothing else of it decides what is read, where work is done, or what is written.
+    """
+    settings = _none_words(manifest.shaping)
     for source in sources:
         name, separator, path = source.partition("=")
         if separator:
