@@ -11,7 +11,7 @@ from typing import Any
 from data_pipeline.config import PrepareConfig
 from data_pipeline.data_card import render_card
 from data_pipeline.errors import ConfigError
-from data_pipeline.files import canonical_json, digest_bytes, digest_file
+from data_pipeline.files import UnusableFileError, canonical_json, digest_bytes, digest_file
 from data_pipeline.manifest import Manifest, ShardEntry
 from data_pipeline.publish import CARD, REPORT, REPORT_PAGE, TIMINGS, TOKENIZER, publish
 from data_pipeline.published import CHOSEN, TOKENS
@@ -83,6 +83,8 @@ def _digest_of_files(setting: str, value: Any) -> Any:
         return digest_bytes(canonical_json([[printable(name), digest_file(path)] for name, path in files]))
     except OSError as error:
         raise ConfigError(f"{setting} = {value}: cannot be read ({error.strerror}); check the path") from None
+    except UnusableFileError as error:
+        raise ConfigError(f"{setting} = {value}: {error}") from None
 
 
 def _files_at(path: Path) -> list[tuple[str, Path]]:

@@ -58,7 +58,7 @@ class ReferenceResult:
 
 def train_reference_model(task: ReferenceTask) -> ReferenceResult:
     """Writes the model into the folder of `output`."""
-    tokenizer = load_tokenizer(task.tokenizer)
+    tokenizer = load_tokenizer(task.tokenizer, trial=False)
 
     def batches() -> Iterator[tuple[NDArray[np.int32], NDArray[np.int64]]]:
         for text, split in task.documents:
@@ -96,7 +96,7 @@ class ClassifierResult:
 
 def train_content_classifier(task: ClassifierTask) -> ClassifierResult:
     """Writes the classifier into the folder of `output`."""
-    tokenizer = load_tokenizer(task.tokenizer)
+    tokenizer = load_tokenizer(task.tokenizer, trial=False)
     good, bad = (_encoded_examples(files, tokenizer, task.config) for files in (task.good, task.bad))
     classifier, held_out = train_classifier(good, bad, task.config.quality.classifier_bits)
     task.output.parent.mkdir(parents=True, exist_ok=True)

@@ -94,7 +94,7 @@ def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
 @lru_cache(maxsize=1)
 def _load(folder: Path) -> Tokenizer:
     """Once for each process, which keeps its cache of words from one partition to the next."""
-    return load_tokenizer(folder)
+    return load_tokenizer(folder, trial=False)
 
 
 class _Augmentation:
