@@ -19,6 +19,7 @@ import pytest
 from data_pipeline.__main__ import main
 from data_pipeline.config import PrepareConfig
 from data_pipeline.errors import ExitCode, PreparedDataError, run_command
+from data_pipeline.files import canonical_json, digest_file
 from data_pipeline.manifest import read_manifest
 from data_pipeline.prepare import prepare
 from data_pipeline.shards import Rows
@@ -334,3 +335,12 @@ def test_the_note_of_a_stranger_makes_no_file_trusted(data: Path, original: Path
         source: Any = str(original.parent / "text.jsonl")
         config = PrepareConfig(sources=(source,), output=data, row_length=64, workers=1, tokenizer={"kind": "byte"})
         assert prepare(config).root_digest == read_manifest(original).root_digest
+
+
+def test_a_tokenizer_that_is_not_that_of_the_manifest_is_refused(data: Path, refused: Callable[[str, Path], str]) -> None:
+    """A token id of a larger one would lead outside the tables of a model."""
+    path = data / "tokenizer" / "bytes.json"
+    path.write_bytes(canonical_json(json.loads(path.read_bytes()) | {"extra": ["<|more|>"]}))
+    reseal(data, lambda manifest: manifest["files"].update({"tokenizer/bytes.json": digest_file(path)}))
+    for command in ("leaks", "repack"):
+        assert "261 ids, but the manifest says" in refused(command, data)
