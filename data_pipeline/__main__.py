@@ -84,7 +84,7 @@ def _inspect(arguments: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print it for programs")
     parser.add_argument("--document", type=int, metavar="ID", help="print one document by its id, as in the rows' documents")
     options = parser.parse_args(arguments)
-    from data_pipeline.inspection import describe, summarise
+    from data_pipeline.inspection import describe, malformed, summarise
     from data_pipeline.manifest import read_manifest
 
     if options.document is not None:
@@ -94,8 +94,11 @@ def _inspect(arguments: Sequence[str]) -> None:
         text = read_document(options.directory, read_manifest(options.directory), options.document).text
         print(visible(text) if sys.stdout.isatty() else text)
         return
-    summary = summarise(read_manifest(options.directory))
-    print(json.dumps(summary, indent=2) if options.json else describe(summary))
+    manifest = read_manifest(options.directory)
+    with malformed(options.directory):
+        summary = summarise(manifest)
+        shown = json.dumps(summary, indent=2) if options.json else describe(summary)
+    print(shown)
 
 
 def _leaks(arguments: Sequence[str]) -> None:
@@ -107,11 +110,11 @@ def _leaks(arguments: Sequence[str]) -> None:
     from data_pipeline.config import DedupSettings
     from data_pipeline.leaks import check_leaks
     from data_pipeline.manifest import read_manifest
-    from data_pipeline.published import read_documents
+    from data_pipeline.published import read_documents, settings_in
     from data_pipeline.split import SPLITS
 
     manifest = read_manifest(options.directory)
-    settings = DedupSettings(**manifest.config["dedup"] | {"benchmarks": ()})
+    settings = settings_in(manifest, "dedup", DedupSettings, benchmarks=())
     train, val = (read_documents(options.directory, manifest, side) for side in SPLITS)
     report = check_leaks(train, val, settings, options.against)
     print(json.dumps(report.summary(), indent=2) if options.json else report.describe())

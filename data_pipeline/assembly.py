@@ -11,7 +11,7 @@ from typing import Any
 from data_pipeline.config import PrepareConfig
 from data_pipeline.data_card import render_card
 from data_pipeline.errors import ConfigError
-from data_pipeline.files import canonical_json, digest_bytes, digest_file, is_unfinished
+from data_pipeline.files import UnusableFileError, canonical_json, digest_bytes, digest_file
 from data_pipeline.manifest import Manifest, ShardEntry
 from data_pipeline.publish import CARD, REPORT, REPORT_PAGE, TIMINGS, TOKENIZER, publish
 from data_pipeline.published import CHOSEN, TOKENS
@@ -43,6 +43,7 @@ class Prepared:
     partitions: Sequence[Mapping[str, Any]]
     tokenizer: TrainedTokenizer
     tokenizer_folder: Path
+    """Where the tokenizer's files are; no others of it are published."""
     documents: Sequence[DocumentsOf]
     packed: Sequence[tuple[PackTask, PackResult]]
     report: dict[str, Any]
@@ -82,6 +83,8 @@ def _digest_of_files(setting: str, value: Any) -> Any:
         return digest_bytes(canonical_json([[printable(name), digest_file(path)] for name, path in files]))
     except OSError as error:
         raise ConfigError(f"{setting} = {value}: cannot be read ({error.strerror}); check the path") from None
+    except UnusableFileError as error:
+        raise ConfigError(f"{setting} = {value}: {error}") from None
 
 
 def _files_at(path: Path) -> list[tuple[str, Path]]:
@@ -111,10 +114,8 @@ def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, by
     report = canonical_json(prepared.report)
     shards = dict(_name_shards(prepared.packed))
     tokenizer = prepared.tokenizer
-    finished = sorted(path for path in prepared.tokenizer_folder.iterdir() if not is_unfinished(path))
-    tokenizer_files = {f"{TOKENIZER}/{path.name}": path for path in finished}
     documents = dict(_documents(prepared.documents)) if prepared.settings["packing"]["keep_tokens"] else {}
-    digests = {name: digest_file(path) for name, path in tokenizer_files.items()} | {REPORT: digest_bytes(report)}
+    digests = {f"{TOKENIZER}/{name}": digest for name, digest in tokenizer.files.items()} | {REPORT: digest_bytes(report)}
     manifest, _ = Manifest(
         fingerprint=prepared.fingerprint,
         row_length=prepared.settings["row_length"],
@@ -131,7 +132,7 @@ def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, by
         totals=prepared.report,
     ).sealed()
     files: dict[str, Path | bytes] = {
-        **tokenizer_files,
+        **{f"{TOKENIZER}/{name}": prepared.tokenizer_folder / name for name in tokenizer.files},
         REPORT: report,
         REPORT_PAGE: render_report(manifest, prepared.timings).encode(),
         CARD: render_card(manifest).encode(),

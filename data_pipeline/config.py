@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from data_pipeline.settings import Section, Settings, explain, with_nones
+from data_pipeline.shaping import portable_settings
 
 __all__ = [
     "BUILTIN",
@@ -377,9 +378,9 @@ class PackingSettings(Section):
         True, description="keep the tokens by document too, for `repack`, `leaks` and `inspect --document`; as large as the shards"
     )
     window_tokens: int = Field(
-        8 << 20, ge=1024, description="tokens that are packed together, in the order of the input; bounds memory"
+        8 << 20, ge=1024, le=1 << 34, description="tokens that are packed together, in the order of the input; bounds memory"
     )
-    shard_bytes: int = Field(64 * _MIB, ge=4096, description="size at which a shard is closed, in bytes of tokens")
+    shard_bytes: int = Field(64 * _MIB, ge=4096, le=1 << 34, description="size at which a shard is closed, in bytes of tokens")
 
 
 class LimitSettings(Section):
@@ -523,11 +524,6 @@ class PrepareConfig(Settings):
     def portable(self) -> dict[str, Any]:
         """The settings that decide the prepared bytes, and nothing that names this machine: no paths, no worker count."""
         values = self.model_dump(mode="json")
-        for name in ("recipe", "sources", "output", "workers", "engine", "ray_address", "if_empty", "keep_rejects"):
-            del values[name]
-        for name in ("retries", "retry_wait_s"):
-            del values["limits"][name]
         for source in values["source"].values():
-            del source["paths"]
             source.update({section: with_nones(type(getattr(self, section)), source[section]) for section in OVERRIDABLE})
-        return values
+        return portable_settings(values)

@@ -22,6 +22,7 @@ __all__ = [
     "commit_directory",
     "digest_bytes",
     "digest_file",
+    "digest_stream",
     "is_unfinished",
     "open_input",
     "open_output",
@@ -83,8 +84,9 @@ def read_input(path: Path, max_bytes: int, *, below: Path | None = None) -> byte
         OSError: it does not exist or cannot be read.
     """
     with open_input(path, below=below) as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
+        is_larger = os.fstat(file.fileno()).st_size > max_bytes  # a file with holes can claim any size: nothing of it is read
+        content = b"" if is_larger else file.read(max_bytes + 1)  # files in /proc and growing files have more than their size
+    if is_larger or len(content) > max_bytes:
         raise UnusableFileError(f"{path} is larger than {max_bytes} bytes, the most that a file of its kind may have")
     return content
 
@@ -206,12 +208,22 @@ def unsealed(data: bytes) -> dict[str, Any]:
     return content
 
 
-def digest_file(path: Path) -> str:
-    """`sha256:` and the hexadecimal digest of a file's content, read in pieces of 1 MiB."""
+def digest_file(path: Path, *, below: Path | None = None) -> str:
+    """`sha256:` and the hexadecimal digest of a regular file's content, read in pieces of 1 MiB; `below` as in `open_input`.
+
+    Raises:
+        UnusableFileError: as `open_input`.
+        OSError: it does not exist or cannot be read.
+    """
+    with open_input(path, below=below) as file:
+        return digest_stream(file)
+
+
+def digest_stream(file: BinaryIO) -> str:
+    """`sha256:` and the hexadecimal digest of what is left to read of an open file."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_READ_BYTES):
-            digest.update(chunk)
+    while chunk := file.read(_READ_BYTES):
+        digest.update(chunk)
     return f"sha256:{digest.hexdigest()}"
 
 

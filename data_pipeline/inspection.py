@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.data_card import render_card
+from data_pipeline.errors import PreparedDataError
 from data_pipeline.lengths import truncation_advice
-from data_pipeline.manifest import Manifest, check_digests, read_manifest
+from data_pipeline.manifest import MANIFEST, Manifest, check_digests, read_manifest
+from data_pipeline.report_html import render_report
 from data_pipeline.wording import known, largest_first, part, share, size, visible
 
-__all__ = ["describe", "summarise", "verify"]
+__all__ = ["check_report", "describe", "malformed", "summarise", "verify"]
 
 _WORDS = ("split", "source", "kind", "stage", "reason", "language", "length", "packing")
 """Columns that hold words."""
@@ -25,7 +29,7 @@ def verify(directory: Path) -> Manifest:
         PreparedDataError: the manifest or a file is missing or changed; the message names the first one.
     """
     manifest = read_manifest(directory)
-    check_digests(directory, manifest.digests)
+    check_digests(directory, manifest.digests, manifest.sizes)
     return manifest
 
 
@@ -56,6 +60,34 @@ def summarise(manifest: Manifest) -> dict[str, Any]:
         "advice": truncation_advice(totals.get("truncation") or [], manifest.row_length),
         "totals": totals,
     }
+
+
+@contextmanager
+def malformed(directory: Path) -> Iterator[None]:
+    """Within it, errors of showing a report are errors of the report: its values can be of any type, as JSON can hold.
+
+    Raises:
+        PreparedDataError: in the place of such an error.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise PreparedDataError(
+            f"{directory / MANIFEST}: its settings or its report (`config`, `totals`) are not what `prepare` writes "
+            f"({type(error).__name__}: {visible(str(error))}); run `prepare` again"
+        ) from None
+
+
+def check_report(directory: Path, manifest: Manifest) -> None:
+    """Refuses prepared data whose report cannot be shown.
+
+    Raises:
+        PreparedDataError: it is not what `prepare` writes.
+    """
+    with malformed(directory):
+        describe(summarise(manifest))
+        render_report(manifest, {})
+        render_card(manifest)
 
 
 def describe(summary: dict[str, Any]) -> str:

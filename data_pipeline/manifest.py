@@ -5,25 +5,37 @@ It names no time, no machine and no absolute path: the same input gives the same
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Mapping
+import os
+import re
+import reprlib
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import fields as dataclass_fields
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
-from data_pipeline.errors import PreparedDataError
-from data_pipeline.files import canonical_json, digest_bytes, digest_file
+from data_pipeline.errors import PreparedDataError, SourceError
+from data_pipeline.files import UnusableFileError, canonical_json, digest_bytes, digest_stream, open_input, read_input
+from data_pipeline.shaping import named_files, shaping_settings
 
 __all__ = [
     "FORMAT",
     "MANIFEST",
+    "MAX_MANIFEST_BYTES",
+    "MAX_ROW_LENGTH",
+    "MAX_TOKENIZER_BYTES",
+    "MAX_VOCAB_SIZE",
     "PUBLISHED",
     "Manifest",
     "ShardEntry",
     "check_digests",
     "distrust",
     "files_in_manifest",
+    "is_missing",
     "read_manifest",
 ]
 
@@ -31,6 +43,19 @@ FORMAT = "packed-rows/2"
 MANIFEST = "manifest.json"
 PUBLISHED = "published.json"
 """The note beside the manifest: what preparations have put there, with sizes and times."""
+
+MAX_MANIFEST_BYTES = 512 << 20
+"""The manifest of about a million input files."""
+MAX_ROW_LENGTH = 1 << 20
+MAX_VOCAB_SIZE = 1 << 24
+MAX_TOKENIZER_BYTES = 256 << 20
+"""Of each file of a tokenizer."""
+_MAX_SHARD_ROWS = (1 << 31) - 1  # the offsets of a shard's lists are int32
+_MAX_ROWS = 1 << 40  # the order of the rows is defined up to here
+_MAX_FILE_BYTES = 1 << 62
+_MAX_NAME = 1024
+_SOURCE = re.compile("[a-z0-9_-]{1,64}")
+_DIGEST = re.compile("sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -83,41 +108,69 @@ class Manifest:
         """The digest of every file that it answers for."""
         return {shard.path: shard.sha256 for shard in self.shards} | self.files
 
+    @property
+    def shaping(self) -> dict[str, Any]:
+        """The settings that shape bytes: all that may be taken from it to prepare again."""
+        return shaping_settings(self.config)
+
+    @property
+    def named_files(self) -> list[str]:
+        """The settings that stand for files, of which it has digests alone."""
+        return named_files(self.config)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size in bytes of every file of which it says one."""
+        return {shard.path: shard.bytes for shard in self.shards}
+
     def sealed(self) -> tuple[Manifest, bytes]:
         """This manifest with its root digest, as it is read back, and the bytes of its file.
 
         So what is made of it does not depend on the order in which its parts came to be, which the file does not keep.
         """
         content = self._content()
-        sealed = {**content, "root_digest": digest_bytes(canonical_json(content))}
+        signed = {**content, "format": FORMAT}
+        sealed = {**signed, "root_digest": digest_bytes(canonical_json(signed))}
         data = canonical_json(sealed)
-        return _parse(json.loads(data), Path(MANIFEST)), data
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise SourceError(
+                f"{len(self.inputs)} input files: the manifest would have {len(data)} bytes, more than the {MAX_MANIFEST_BYTES} "
+                "that are read again; put small files together, in JSON Lines or archives"
+            )
+        return _manifest({name: item for name, item in json.loads(data).items() if name in content}, sealed["root_digest"]), data
 
     def _content(self) -> dict[str, Any]:
-        content = {name: value for name, value in asdict(self).items() if name != "root_digest"}
-        return {**content, "format": FORMAT}
+        return {name: value for name, value in asdict(self).items() if name != "root_digest"}
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of prepared data, after a check of its format and root digest; the shards themselves are not read.
+    """The manifest of prepared data, after a check of its format, its root digest and every value in it.
+
+    The shards themselves are not read.
 
     Raises:
-        PreparedDataError: there is none, it is of another format, or it was changed after it was written.
+        PreparedDataError: there is none, it is of another format, it was changed after it was written, or a value in it is not one
+            that `prepare` writes.
     """
     path = directory / MANIFEST
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_input(path, MAX_MANIFEST_BYTES, below=directory))
     except (FileNotFoundError, NotADirectoryError):
         raise PreparedDataError(
             f"{path}: no such file, so {directory} holds no finished prepared data; "
             f"run `python -m data_pipeline prepare --output {directory}`"
         ) from None
-    except ValueError as error:
+    except UnusableFileError as error:
+        raise PreparedDataError(f"{error}; run `prepare` again") from None
+    except (ValueError, RecursionError) as error:
         raise PreparedDataError(f"{path}: damaged, not valid JSON ({error}); run `prepare` again") from None
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
-        raise PreparedDataError(f"{path}: format {found!r}, but this version reads {FORMAT!r}; run `prepare` again")
-    return _parse(value, path)
+        raise PreparedDataError(f"{path}: format {_shown(found)}, but this version reads {FORMAT!r}; run `prepare` again")
+    try:
+        return _parse(value, path)
+    except (ValueError, RecursionError) as error:
+        raise PreparedDataError(f"{path}: not a manifest of format {FORMAT}: {error}; run `prepare` again") from None
 
 
 def distrust(directory: Path) -> None:
@@ -132,42 +185,194 @@ def distrust(directory: Path) -> None:
 def files_in_manifest(directory: Path) -> set[str]:
     """The files that a manifest names, also one of an older format or with damage that leaves it legible; else none."""
     try:
-        value = json.loads((directory / MANIFEST).read_bytes())
+        value = json.loads(read_input(directory / MANIFEST, MAX_MANIFEST_BYTES, below=directory))
         if not value["format"].startswith(FORMAT.partition("/")[0] + "/"):
             return set()
         return {*value["files"], *(shard["path"] for shard in value["shards"])}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return set()
 
 
-def check_digests(directory: Path, digests: Mapping[str, str]) -> None:
+def check_digests(directory: Path, digests: Mapping[str, str], sizes: Mapping[str, int] = MappingProxyType({})) -> None:
     """Reads files of prepared data, by name, and compares each with the digest that the manifest has of it.
 
+    A file that has not the size that is given for it, or is too large for its kind, is refused before it is read: one with holes
+    can claim any size.
+
     Raises:
-        PreparedDataError: a file is missing or changed; the message names the first one.
+        PreparedDataError: a file is missing, changed or no regular file; the message names the first one.
+        OSError: a file cannot be read.
     """
     for name, expected in digests.items():
         path = directory / name
-        if not path.is_file():
-            raise PreparedDataError(f"{path}: missing; run `prepare` again")
-        if (found := digest_file(path)) != expected:
+        try:
+            with open_input(path, below=directory) as file:
+                _check_size(path, os.fstat(file.fileno()).st_size, sizes.get(name), _limit_of(name))
+                found = digest_stream(file)
+        except OSError as error:
+            if not is_missing(error):
+                raise
+            raise PreparedDataError(f"{path}: missing; run `prepare` again") from None
+        except UnusableFileError as error:
+            raise PreparedDataError(f"{error}; run `prepare` again") from None
+        if found != expected:
             distrust(directory)
             raise PreparedDataError(f"{path}: {found}, but the manifest says {expected}; the file was changed: run `prepare` again")
 
 
+def _check_size(path: Path, found: int, expected: int | None, limit: int | None) -> None:
+    if expected is not None and found != expected:
+        raise PreparedDataError(f"{path}: {found} bytes, but the manifest says {expected}; it was changed: run `prepare` again")
+    if limit is not None and found > limit:
+        raise PreparedDataError(f"{path}: {found} bytes, but at most {limit} can be read; run `prepare` again")
+
+
+def _limit_of(name: str) -> int | None:
+    """The largest size of a file by its kind; none for tables, which grow with the text."""
+    if name.startswith("tokenizer/"):
+        return MAX_TOKENIZER_BYTES
+    return None if name.endswith(".arrow") else MAX_MANIFEST_BYTES
+
+
+def is_missing(error: OSError) -> bool:
+    """Whether there is no file of a name; any other error may be that of a device, which can pass."""
+    return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+
+
 def _parse(value: Mapping[str, Any], path: Path) -> Manifest:
+    """The manifest in the content of a file.
+
+    Raises:
+        PreparedDataError: it was changed after it was written.
+        ValueError: a value in it is not one that `prepare` writes.
+    """
     content = {name: item for name, item in value.items() if name != "root_digest"}
     root_digest = digest_bytes(canonical_json(content))
     if value.get("root_digest") != root_digest:
         raise PreparedDataError(
-            f"{path}: its content has digest {root_digest}, but it says {value.get('root_digest')}; "
+            f"{path}: its content has digest {root_digest}, but it says {_shown(value.get('root_digest'))}; "
             "it was changed after it was written: run `prepare` again"
         )
     fields = {name: item for name, item in content.items() if name != "format"}
-    try:
-        for name in ("sources", "inputs", "partitions"):
-            fields[name] = tuple(fields[name])
-        fields["shards"] = tuple(ShardEntry(**shard) for shard in fields["shards"])
-        return Manifest(**fields, root_digest=root_digest)
-    except (KeyError, TypeError) as error:
-        raise PreparedDataError(f"{path}: not a manifest of format {FORMAT} ({error}); run `prepare` again") from None
+    _check_fields(fields)
+    return _manifest(fields, root_digest)
+
+
+def _manifest(fields: Mapping[str, Any], root_digest: str) -> Manifest:
+    lists = {name: tuple(fields[name]) for name in ("sources", "inputs", "partitions")}
+    shards = tuple(ShardEntry(**shard) for shard in fields["shards"])
+    return Manifest(**{**fields, **lists, "shards": shards}, root_digest=root_digest)
+
+
+def _check_fields(fields: Mapping[str, Any]) -> None:
+    """Raises ValueError where a value is not one that `prepare` writes: whoever gave the folder away could write any other."""
+    _check_names("the manifest", fields, [field.name for field in dataclass_fields(Manifest) if field.name != "root_digest"])
+    for name in ("fingerprint", "tokenizer_kind", "tokenizer_digest"):
+        _check_text(name, fields[name])
+    _check_whole("row_length", fields["row_length"], 1, MAX_ROW_LENGTH)
+    _check_whole("vocab_size", fields["vocab_size"], 1, MAX_VOCAB_SIZE)
+    if fields["token_type"] not in (("uint16", "uint32") if fields["vocab_size"] <= 1 << 16 else ("uint32",)):
+        raise _unexpected("token_type", fields["token_type"], f"a type for {fields['vocab_size']} ids, uint16 or uint32")
+    for number, source in enumerate(_list("sources", fields["sources"])):
+        if not (isinstance(source, str) and _SOURCE.fullmatch(source)):
+            raise _unexpected(f"sources[{number}]", source, "a name of lower-case letters, digits, _ and -, at most 64")
+    _check_shards(fields)
+    for name, digest in _table("files", fields["files"]).items():
+        _check_path("files", name)
+        _check_digest(f"files.{name}", digest)
+    paths = [shard["path"] for shard in fields["shards"]] + list(fields["files"])
+    if len(set(paths)) < len(paths):
+        raise ValueError("two of its files have the same path")
+    _check_inputs(fields)
+    _table("config", fields["config"])
+    for name, report in _table("totals.sources", _table("totals", fields["totals"]).get("sources", {})).items():
+        _table(f"totals.sources.{name}", report)
+        if not isinstance(report.get("kind"), str | None):
+            raise _unexpected(f"totals.sources.{name}.kind", report["kind"], "a text")
+
+
+def _check_shards(fields: Mapping[str, Any]) -> None:
+    names, sources, total = [field.name for field in dataclass_fields(ShardEntry)], set(fields["sources"]), 0
+    for number, shard in enumerate(_list("shards", fields["shards"])):
+        place = f"shards[{number}]"
+        _check_names(place, _table(place, shard), names)
+        _check_path(f"{place}.path", shard["path"])
+        if shard["split"] not in ("train", "val"):
+            raise _unexpected(f"{place}.split", shard["split"], "train or val")
+        if not (isinstance(shard["source"], str) and shard["source"] in sources):
+            raise _unexpected(f"{place}.source", shard["source"], "one of the sources of the manifest")
+        _check_whole(f"{place}.rows", shard["rows"], 0, _MAX_SHARD_ROWS)
+        _check_whole(f"{place}.tokens", shard["tokens"], 0, shard["rows"] * fields["row_length"])
+        _check_whole(f"{place}.targets", shard["targets"], 0, shard["tokens"])
+        _check_whole(f"{place}.bytes", shard["bytes"], 0, _MAX_FILE_BYTES)
+        _check_digest(f"{place}.sha256", shard["sha256"])
+        total += shard["rows"]
+    if total > _MAX_ROWS:
+        raise _unexpected("the number of rows of all shards", total, f"at most {_MAX_ROWS}")
+
+
+def _check_inputs(fields: Mapping[str, Any]) -> None:
+    for number, file in enumerate(_list("inputs", fields["inputs"])):
+        place = f"inputs[{number}]"
+        for name in ("source", "path"):
+            if not isinstance(_table(place, file).get(name), str):
+                raise _unexpected(f"{place}.{name}", file.get(name), "a text")
+        _check_whole(f"{place}.bytes", file.get("bytes"), 0, _MAX_FILE_BYTES)
+    sources = set(fields["sources"])
+    for number, partition in enumerate(_list("partitions", fields["partitions"])):
+        place = f"partitions[{number}]"
+        source = _table(place, partition).get("source")
+        if not (isinstance(source, str) and source in sources):
+            raise _unexpected(f"{place}.source", source, "one of the sources of the manifest")
+        _list(f"{place}.parts", partition.get("parts"))
+
+
+def _check_names(place: str, found: Mapping[str, Any], expected: Sequence[str]) -> None:
+    if missing := [name for name in expected if name not in found]:
+        raise ValueError(f"{place} has no {missing[0]}")
+    if unknown := sorted(found.keys() - set(expected)):
+        raise ValueError(f"{place} has {_shown(unknown[0])}, which is unknown")
+
+
+def _check_whole(place: str, value: object, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value <= high:
+        raise _unexpected(place, value, f"a whole number from {low} to {high}")
+
+
+def _check_text(place: str, value: object) -> None:
+    if not isinstance(value, str) or len(value) > _MAX_NAME or not value.isprintable():
+        raise _unexpected(place, value, "a text in one line")
+
+
+def _check_digest(place: str, value: object) -> None:
+    if not (isinstance(value, str) and _DIGEST.fullmatch(value)):
+        raise _unexpected(place, value, "sha256: and 64 hexadecimal digits")
+
+
+def _check_path(place: str, value: object) -> None:
+    """A path in a manifest leads to a file below the manifest's folder, by names alone."""
+    _check_text(place, value)
+    path = PurePosixPath(str(value))
+    if path.is_absolute() or str(path) != value or not path.name or {".", ".."} & {*path.parts}:
+        raise _unexpected(place, value, "the path of a file inside the folder of the manifest")
+
+
+def _list(place: str, value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise _unexpected(place, value, "a list")
+    return value
+
+
+def _table(place: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _unexpected(place, value, "an object")
+    return value
+
+
+def _unexpected(place: str, value: object, expected: str) -> ValueError:
+    return ValueError(f"{place} = {_shown(value)}, where {expected} is expected")
+
+
+def _shown(value: object) -> str:
+    """A value of a file in a message: in one line, without control characters."""
+    return reprlib.repr(value).encode("ascii", "backslashreplace").decode()

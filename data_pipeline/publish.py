@@ -8,14 +8,24 @@ import logging
 import os
 import re
 import shutil
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, BinaryIO
 
 from data_pipeline.errors import ConfigError, PreparedDataError, StorageError
-from data_pipeline.files import canonical_json, commit_directory, digest_file, is_unfinished, sync_directory, write_atomic
+from data_pipeline.files import (
+    UnusableFileError,
+    canonical_json,
+    commit_directory,
+    digest_file,
+    is_unfinished,
+    open_input,
+    own_folder,
+    read_input,
+    sync_directory,
+    write_atomic,
+)
 from data_pipeline.manifest import MANIFEST, PUBLISHED, Manifest, files_in_manifest, read_manifest
 from data_pipeline.published import CHOSEN, TOKENS
 
@@ -47,6 +57,7 @@ _WORK = ".work"
 _WORK_NAME = re.compile("[0-9a-f]{16}")
 _LOCK = ".prepare.lock"
 _NOTE_FORMAT = "published-files/1"
+_MAX_NOTE_BYTES = 512 << 20
 
 
 @contextmanager
@@ -54,13 +65,16 @@ def exclusive(directory: Path) -> Iterator[None]:
     """Holds a folder against a second preparation at the same time, and removes what a killed one left half written.
 
     Raises:
-        ConfigError: files of somebody else's would be replaced.
+        ConfigError: files of somebody else's would be replaced, or a link stands where a preparation keeps its own files.
         StorageError: another one is at work in it, or it cannot be written to.
     """
     try:
         check_nothing_foreign(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        file = (directory / _LOCK).open("a")
+        file = _open_lock(directory / _LOCK)
+        own_folder(directory / _WORK)
+    except UnusableFileError as error:
+        raise ConfigError(f"{error}, or choose another --output") from None
     except (FileExistsError, NotADirectoryError):
         raise StorageError(f"{directory}: a file stands where the output folder should be; choose another --output") from None
     except PermissionError as error:
@@ -72,18 +86,55 @@ def exclusive(directory: Path) -> Iterator[None]:
             raise StorageError(
                 f"{directory}: another `prepare` is writing to it; wait for its end, or choose another --output"
             ) from None
-        for path in _half_written(directory):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-        yield
+        _clear_half_written(directory)
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # it holds work, or something else
+                (directory / _WORK).rmdir()
 
 
-def _half_written(directory: Path) -> list[Path]:
-    beside = [path for name in (MANIFEST, PUBLISHED, INPUTS) for path in directory.glob(f".{name}.*")]
-    inside = [path for work in _works(directory) for path in work.rglob(".*")]
-    return [path for path in (*beside, *inside) if is_unfinished(path)]
+def _open_lock(path: Path) -> BinaryIO:
+    """The lock file, created if it is missing; never one that a link leads to."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise UnusableFileError(f"{path} is no regular file; remove it and run the same command again")
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    return os.fdopen(descriptor, "r+b")
+
+
+def _clear_half_written(directory: Path) -> None:
+    """Removes what a killed preparation has not finished, and whatever in its work no preparation leaves there."""
+    beside = [path for name in (MANIFEST, PUBLISHED, INPUTS) for path in directory.glob(f".{name}.*") if is_unfinished(path)]
+    for path in beside:
+        _remove(path)
+    for work in _works(directory):
+        strange = [work] if work.is_symlink() or not work.is_dir() else list(_strange_entries(work))
+        for path in strange:
+            _remove(path)
+        if foreign := [path for path in strange if not is_unfinished(path)]:
+            more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+            logger.warning("%s%s: removed, as it is not what a preparation leaves there", foreign[0], more)
+
+
+def _strange_entries(folder: Path) -> Iterator[Path]:
+    """What in a work folder is unfinished, or not what its name says: files of the stages have an extension, folders have none."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            path = Path(entry.path)
+            if is_unfinished(path):
+                yield path
+            elif entry.is_dir(follow_symlinks=False) and not path.suffix:
+                yield from _strange_entries(path)
+            elif not (entry.is_file(follow_symlinks=False) and (path.suffix or path.name.startswith("."))):
+                yield path
+
+
+def _remove(path: Path) -> None:
+    """Removes a file or a folder; of a link it removes the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def check_nothing_foreign(directory: Path) -> None:
@@ -107,13 +158,14 @@ def _own_files(directory: Path) -> set[str]:
     listed = _noted(directory).keys() | files_in_manifest(directory)
     if listed:
         return {*listed, *_SINGLE_FILES}
-    return {INPUTS} if _holds_digests(directory / INPUTS) else set()  # the only one that is there before anything is published
+    # The only one that is there before anything is published.
+    return {INPUTS} if _holds_digests(directory / INPUTS) or _is_at_work(directory) else set()
 
 
 def _files_in_the_way(directory: Path) -> Iterator[str]:
     """Every file that has the place of something that is published, or lies in a folder that has."""
     for path in (directory / name for name in (*_SINGLE_FILES, *_FOLDERS)):
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             inside = (file for file in path.rglob("*") if file.is_symlink() or not file.is_dir())
             yield from sorted(file.relative_to(directory).as_posix() for file in inside)
         elif os.path.lexists(path):
@@ -123,17 +175,23 @@ def _files_in_the_way(directory: Path) -> Iterator[str]:
 def _holds_digests(path: Path) -> bool:
     """Whether a file is what `remember_digests` writes."""
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        value = json.loads(read_input(path, _MAX_NOTE_BYTES, below=path.parent))
+    except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(value, dict) and all(name.startswith("sha256:") for name in value)
+    return isinstance(value, dict) and all(name.startswith("sha256:") or name == "seal" for name in value)
+
+
+def _is_at_work(directory: Path) -> bool:
+    """Whether a preparation was killed in this folder: its work folder is there, and holds nothing else."""
+    work = directory / _WORK
+    return work.is_dir() and not work.is_symlink() and all(_WORK_NAME.fullmatch(path.name) for path in work.iterdir())
 
 
 def _noted(directory: Path) -> dict[str, Any]:
     """The files that the note names, as they were when they were last found in order; nothing without a note."""
     try:
-        value = json.loads((directory / PUBLISHED).read_bytes())
-    except (OSError, ValueError):
+        value = json.loads(read_input(directory / PUBLISHED, _MAX_NOTE_BYTES, below=directory))
+    except (OSError, ValueError, RecursionError):
         return {}
     is_note = isinstance(value, dict) and value.get("format") == _NOTE_FORMAT and isinstance(value.get("files"), dict)
     return value["files"] if is_note else {}
@@ -157,26 +215,29 @@ def find_finished(directory: Path, fingerprint: str, *, with_rejects: bool) -> M
         manifest = read_manifest(directory)
     except PreparedDataError:
         return None
-    if manifest.fingerprint != fingerprint or (with_rejects and not (directory / REJECTS).is_file()):
+    if manifest.fingerprint != fingerprint or (with_rejects and _state(directory, REJECTS) is None):
         return None
     noted = _noted(directory)
     for name, digest in manifest.digests.items():
-        state = _state(directory / name)
-        if state is None or (state != noted.get(name) and not _matches(directory / name, digest)):
+        state = _state(directory, name)
+        if state is None or (state != noted.get(name) and not _matches(directory, name, digest)):
             logger.warning("%s: missing or damaged since it was published; all is prepared again", directory / name)
             return None
     return manifest
 
 
 def work_directory(directory: Path, fingerprint: str) -> Path:
-    """Where the stages leave their results for these settings and inputs; work on others is not in the way."""
-    return directory / _WORK / fingerprint.removeprefix("sha256:")[:16]
+    """Where the stages leave their results for these settings and inputs; work on others is not in the way.
+
+    Both folders exist then, and neither is a link. Call it within `exclusive`.
+    """
+    return own_folder(own_folder(directory / _WORK) / fingerprint.removeprefix("sha256:")[:16])
 
 
 def settle(directory: Path, manifest: Manifest) -> None:
     """Removes the work of published data, and notes its files as they are, so that they need not be read to be known again."""
     clear_work(directory)  # first: a file that loses one of its names has another time of change
-    files = {name: _state(directory / name) for name in manifest.digests}
+    files = {name: _state(directory, name) for name in manifest.digests}
     if files != _noted(directory):
         _note(directory, files)
 
@@ -190,7 +251,7 @@ def clear_work(directory: Path) -> None:
 
 
 def _works(directory: Path) -> list[Path]:
-    """The folders that `work_directory` has named, whatever else lies beside them."""
+    """The folders that `work_directory` has made, whatever else lies beside them."""
     return [path for path in (directory / _WORK).glob("*") if _WORK_NAME.fullmatch(path.name)]
 
 
@@ -254,19 +315,20 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _state(path: Path) -> list[int] | None:
-    """Size and times of a file, which tell whether anything was written to it; None where there is none."""
+def _state(directory: Path, name: str) -> list[int] | None:
+    """Size and times of a file, which tell whether anything was written to it; None where there is none, or a link leads to it."""
     try:
-        status = path.stat()
-    except OSError:
+        with open_input(directory / name, below=directory) as file:
+            status = os.fstat(file.fileno())
+    except (OSError, UnusableFileError):
         return None
-    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns] if stat.S_ISREG(status.st_mode) else None
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
-def _matches(path: Path, digest: str) -> bool:
+def _matches(directory: Path, name: str, digest: str) -> bool:
     try:
-        return digest_file(path) == digest
-    except OSError:  # a device that cannot read it, which writing it again may mend
+        return digest_file(directory / name, below=directory) == digest
+    except (OSError, UnusableFileError):  # a device that cannot read it, which writing it again may mend
         return False
 
 

@@ -5,30 +5,58 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
+from pydantic import ValidationError
 
+from data_pipeline.config import KINDS, PackingSettings
 from data_pipeline.documents import partition_of
 from data_pipeline.errors import ConfigError, PreparedDataError
-from data_pipeline.manifest import Manifest, check_digests
+from data_pipeline.manifest import MANIFEST, Manifest, check_digests
+from data_pipeline.settings import Section, explain
 from data_pipeline.split import SPLITS, Split
-from data_pipeline.tasks import data_path, read_side_by_side
+from data_pipeline.tasks import data_path, read_batches, read_side_by_side
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
     "CHOSEN",
+    "CHOSEN_SCHEMA",
     "TOKENS",
     "PublishedDocument",
     "check_tables",
-    "check_tokenizer",
     "check_tokens_kept",
     "read_document",
     "read_documents",
+    "read_tokenizer",
+    "settings_in",
+    "tokens_schema",
 ]
 
 TOKENS, CHOSEN = "tokens", "chosen"
 """Folders with a table for each partition: its tokenised documents, and how often each of them was taken."""
+CHOSEN_SCHEMA = pa.schema([("copies", pa.uint8())])
+
+_SectionT = TypeVar("_SectionT", bound=Section)
+
+
+def tokens_schema(ids_type: np.dtype[np.unsignedinteger]) -> pa.Schema:
+    """The columns of a table of tokenised documents."""
+    return pa.schema(
+        [
+            ("id", pa.uint64()),
+            ("split", pa.uint8()),
+            ("kind", pa.uint8()),
+            ("language", pa.string()),
+            ("metadata", pa.string()),
+            ("characters", pa.uint32()),
+            ("bytes", pa.uint32()),
+            ("perplexity", pa.uint16()),
+            ("wanted", pa.uint16()),
+            ("tokens", pa.large_list(pa.from_numpy_dtype(ids_type))),
+        ]
+    )
 
 
 @dataclass(frozen=True)
@@ -49,12 +77,27 @@ def check_tokens_kept(directory: Path, manifest: Manifest) -> None:
         ConfigError: it was prepared with packing.keep_tokens = false.
         PreparedDataError: a table is missing.
     """
-    if not manifest.config["packing"]["keep_tokens"]:
+    if not settings_in(manifest, "packing", PackingSettings).keep_tokens:
         raise ConfigError(f"{directory} was prepared with packing.keep_tokens = false; prepare it again with true")
     for number in range(len(manifest.partitions)):
         for folder in (TOKENS, CHOSEN):
             if not (path := data_path(directory / folder / f"{number:06d}")).is_file():
                 raise PreparedDataError(f"{path}: missing; run `prepare` again")
+
+
+def settings_in(manifest: Manifest, name: str, section: type[_SectionT], **changes: object) -> _SectionT:
+    """A section of the settings that a manifest names, with some of them changed.
+
+    Raises:
+        PreparedDataError: it is not there, or a setting is unknown or out of range.
+    """
+    values = manifest.config.get(name)
+    if not isinstance(values, dict):
+        raise PreparedDataError(f"{MANIFEST}: it holds no settings of {name}; run `prepare` again")
+    try:
+        return section(**values | changes)
+    except ValidationError as error:
+        raise PreparedDataError(f"{MANIFEST}: config: {explain(section, error, name)}; run `prepare` again") from None
 
 
 def read_documents(directory: Path, manifest: Manifest, split: Split) -> Iterator[PublishedDocument]:
@@ -65,7 +108,7 @@ def read_documents(directory: Path, manifest: Manifest, split: Split) -> Iterato
         PreparedDataError: a table or the tokenizer is missing or changed.
     """
     check_tokens_kept(directory, manifest)
-    tokenizer = _tokenizer(directory, manifest)
+    tokenizer = read_tokenizer(directory, manifest)
     for number, partition in enumerate(manifest.partitions):
         for batch in _taken(directory, manifest, number):
             on_side_D = batch.column("split").to_numpy() == SPLITS.index(split)
@@ -85,32 +128,70 @@ def read_document(directory: Path, manifest: Manifest, identity: int) -> Publish
         for batch in _taken(directory, manifest, number):
             found = batch.filter(pa.array(batch.column("id").to_numpy() == identity))
             if found.num_rows:
-                return next(_decode(found, manifest.partitions[number]["source"], _tokenizer(directory, manifest)))
+                return next(_decode(found, manifest.partitions[number]["source"], read_tokenizer(directory, manifest)))
     raise ConfigError(f"{directory} holds no document {identity}; ids stand in the column `documents` of the shards")
 
 
 def check_tables(directory: Path, manifest: Manifest, number: int) -> None:
-    """Compares the tables of a partition with the manifest, before they are mapped: what is in them then is what was written.
+    """Compares the tables of a partition with the manifest, before they are used, and looks at every value that leads somewhere.
+
+    The digests show that the tables are what somebody has written. That the values are in their bounds, they do not.
 
     Raises:
-        PreparedDataError: one is missing or changed.
+        PreparedDataError: one is missing or changed, or holds what no preparation writes.
     """
-    names = (f"{folder}/{number:06d}.arrow" for folder in (TOKENS, CHOSEN))
+    names = [f"{folder}/{number:06d}.arrow" for folder in (TOKENS, CHOSEN)]
+    if missing := [name for name in names if name not in manifest.files]:
+        raise PreparedDataError(f"{directory / MANIFEST}: it does not name {missing[0]}; run `prepare` again")
     check_digests(directory, {name: manifest.files[name] for name in names})
+    try:
+        _check_values(directory, manifest, number)
+    except (pa.ArrowException, ValueError) as error:
+        raise PreparedDataError(
+            f"{directory / names[0]} and {names[1]}: not tables of documents that can be read ({error}); run `prepare` again"
+        ) from None
 
 
-def check_tokenizer(directory: Path, manifest: Manifest) -> None:
-    """Compares the files of the tokenizer with the manifest.
+def _check_values(directory: Path, manifest: Manifest, number: int) -> None:
+    num_rows = []
+    for folder, schema in ((TOKENS, tokens_schema(np.dtype(manifest.token_type))), (CHOSEN, CHOSEN_SCHEMA)):
+        rows = 0
+        for batch in read_batches(directory / folder / f"{number:06d}"):
+            if not batch.schema.equals(schema):
+                raise ValueError(f"the columns of {folder} are not those that are written")
+            batch.validate(full=True)  # offsets that lead outside would crash this process
+            _check_bounds(batch, manifest.vocab_size)
+            rows += batch.num_rows
+        num_rows.append(rows)
+    if num_rows[0] != num_rows[1]:
+        raise ValueError(f"{num_rows[0]} documents, but {num_rows[1]} choices")
+
+
+def _check_bounds(batch: pa.RecordBatch, vocab_size: int) -> None:
+    bounds = {"split": len(SPLITS), "kind": len(KINDS), "tokens": vocab_size}
+    for name in batch.schema.names:
+        column = batch.column(name)
+        if column.null_count and name not in ("language", "metadata"):
+            raise ValueError(f"{name} is null")
+        values = (column.flatten() if name == "tokens" else column) if name in bounds else None
+        if values is not None and (values.null_count or int(values.to_numpy().max(initial=0)) >= bounds[name]):
+            raise ValueError(f"a value of {name} is not below {bounds[name]}")
+
+
+def read_tokenizer(directory: Path, manifest: Manifest) -> Tokenizer:
+    """The tokenizer of prepared data, after a comparison of its files with the manifest.
 
     Raises:
-        PreparedDataError: one is missing or changed.
+        PreparedDataError: a file is missing or changed, or it is not the tokenizer that the manifest describes.
     """
     check_digests(directory, {name: digest for name, digest in manifest.files.items() if name.startswith("tokenizer/")})
-
-
-def _tokenizer(directory: Path, manifest: Manifest) -> Tokenizer:
-    check_tokenizer(directory, manifest)
-    return load_tokenizer(directory / "tokenizer")
+    tokenizer = load_tokenizer(directory / "tokenizer")
+    if (tokenizer.kind, tokenizer.vocab_size) != (manifest.tokenizer_kind, manifest.vocab_size):
+        raise PreparedDataError(
+            f"{directory / 'tokenizer'}: {tokenizer.kind} with {tokenizer.vocab_size} ids, but the manifest says "
+            f"{manifest.tokenizer_kind} with {manifest.vocab_size}; run `prepare` again"
+        )
+    return tokenizer
 
 
 def _taken(directory: Path, manifest: Manifest, number: int) -> Iterator[pa.RecordBatch]:

@@ -6,8 +6,8 @@ The result is byte for byte what `prepare` would have written with that length.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 from pydantic import ValidationError
@@ -16,10 +16,11 @@ from data_pipeline.assembly import Prepared, assemble, fingerprint_of
 from data_pipeline.config import BUILTIN, PackingSettings, PrepareConfig
 from data_pipeline.engine import available_cores, stop_on_signals
 from data_pipeline.errors import ConfigError
+from data_pipeline.inspection import check_report
 from data_pipeline.lengths import compare_row_lengths
 from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.publish import TOKENIZER, exclusive, work_directory
-from data_pipeline.published import CHOSEN, TOKENS, check_tables, check_tokenizer, check_tokens_kept
+from data_pipeline.published import CHOSEN, TOKENS, check_tables, check_tokens_kept, read_tokenizer, settings_in
 from data_pipeline.report import row_counts
 from data_pipeline.runner import Runner, open_runner
 from data_pipeline.settings import explain
@@ -27,7 +28,6 @@ from data_pipeline.split import SPLITS
 from data_pipeline.stages.plan import DocumentsOf, pack_all
 from data_pipeline.stages.vocabulary import TrainedTokenizer
 from data_pipeline.tasks import Counts, add_counts, commit_result, read_side_by_side
-from data_pipeline.tokenizer import load_tokenizer
 
 __all__ = ["repack"]
 
@@ -64,14 +64,16 @@ def repack(directory: Path, output: Path, row_length: int, workers: int | None =
         raise ConfigError(f"{output} is the data that is repacked; choose another --output")
     before = read_manifest(directory)
     check_tokens_kept(directory, before)
-    settings = before.config | {"row_length": row_length}
+    check_report(directory, before)
+    packing = settings_in(before, "packing", PackingSettings)
+    settings = before.config | {"row_length": row_length, "packing": packing.model_dump(mode="json")}
     with stop_on_signals(), exclusive(output):
         # Before a byte of them is read: what is packed gets digests of its own, which would hold whatever was wrong with it.
-        check_tokenizer(directory, before)
+        tokenizer = _tokenizer(directory, before)
         for number in range(len(before.partitions)):
             check_tables(directory, before, number)
         work = work_directory(output, fingerprint_of(settings, before.inputs))
-        with open_runner(("count", "pack"), min(workers or available_cores(), len(before.partitions))) as run:
+        with open_runner(("count", "pack"), max(1, min(workers or available_cores(), len(before.partitions)))) as run:
             counted = count_all(run, directory, before, work)
             documents = [
                 DocumentsOf(
@@ -83,8 +85,7 @@ def repack(directory: Path, output: Path, row_length: int, workers: int | None =
                 )
                 for number, (partition, result) in enumerate(zip(before.partitions, counted, strict=True))
             ]
-            tokenizer = TrainedTokenizer.of(load_tokenizer(directory / TOKENIZER))
-            packed = pack_all(run, row_length, PackingSettings(**settings["packing"]), tokenizer, documents, work)
+            packed = pack_all(run, row_length, packing, tokenizer, documents, work)
         lengths = add_counts(result.lengths for result in counted)
         report = before.totals | {
             "truncation": compare_row_lengths(lengths, row_length),
@@ -102,6 +103,13 @@ def repack(directory: Path, output: Path, row_length: int, workers: int | None =
             timings=run.timings,
         )
         return assemble(prepared, output, work, {})
+
+
+def _tokenizer(directory: Path, manifest: Manifest) -> TrainedTokenizer:
+    """The facts of the tokenizer of prepared data, with those of its files that the manifest names."""
+    files = {PurePosixPath(name): digest for name, digest in manifest.files.items()}
+    named = {path.name: digest for path, digest in files.items() if path.parent == PurePosixPath(TOKENIZER)}
+    return replace(TrainedTokenizer.of(read_tokenizer(directory, manifest)), files=named)
 
 
 def check_numbers(row_length: int, workers: int | None) -> None:

@@ -20,16 +20,19 @@ import os
 import weakref
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from data_pipeline.arrow_files import open_arrow
 from data_pipeline.errors import PreparedDataError
-from data_pipeline.files import digest_file
-from data_pipeline.manifest import Manifest, ShardEntry, distrust
+from data_pipeline.files import UnusableFileError, digest_stream, open_input
+from data_pipeline.manifest import Manifest, ShardEntry, distrust, is_missing
+from data_pipeline.wording import visible
 
 __all__ = ["RowBatch", "Rows", "ShardContent", "ShardError", "token_type", "write_shard"]
 
@@ -37,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 _AnswerT = TypeVar("_AnswerT")
+
+_MAX_SHOWN = 300  # characters of a stranger's column names and types in a message
 
 
 class ShardError(PreparedDataError):
@@ -306,27 +311,28 @@ class _OpenShard:
 
     def __init__(self, directory: Path, entry: ShardEntry, manifest: Manifest, *, verify: bool) -> None:
         path = directory / entry.path
-        _check_file(path, entry, verify=verify)
         self._path = path
         self._vocab_size = manifest.vocab_size
         # A mapping outlives the file's name, so preparing again beside a running trainer does not disturb it.
-        self._descriptor = os.open(path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self._descriptor)
+        file = _open_file(directory, entry, verify=verify)
+        weakref.finalize(self, file.close)
+        self._descriptor = file.fileno()
         self._state = self._look()
         try:
             mapping = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
-            reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(mapping)))
-            if reader.num_record_batches != 1:
-                raise ValueError(f"{reader.num_record_batches} record batches where one is expected")
-            batch = reader.get_batch(0)
-            batch.validate(full=True)  # offsets that lead outside would crash this process
+            batch = _only_batch(pa.py_buffer(mapping), manifest)
             columns = {name: batch.column(name) for name in ("tokens", "segments", "documents")}
             tokens = columns["tokens"].values.to_numpy(zero_copy_only=True)
             self._tokens_RL: Tokens = tokens.reshape(entry.rows, manifest.row_length)
             self._offsets = columns["segments"].offsets.to_numpy().astype(np.int64)
-            self._lengths_S = columns["segments"].values.to_numpy()
-            self._documents_S = columns["documents"].values.to_numpy()
-        except (pa.ArrowInvalid, KeyError, ValueError, AttributeError) as error:
+            self._lengths_S = columns["segments"].values.to_numpy(zero_copy_only=True)
+            self._documents_S = columns["documents"].values.to_numpy(zero_copy_only=True)
+            if not np.array_equal(self._offsets, columns["documents"].offsets.to_numpy()):
+                raise ValueError("a row has not as many documents as segments")
+            longest = int(self._sum_by_row(self._lengths_S).max(initial=0))
+            if longest > manifest.row_length:
+                raise ValueError(f"segments of {longest} tokens in a row of {manifest.row_length}")
+        except (pa.ArrowException, ValueError) as error:
             raise PreparedDataError(f"{path}: not a shard that can be read ({error}); run `prepare` again") from None
         self._targets_R = self._sum_by_row(np.maximum(self._lengths_S.astype(np.int64), 1) - 1)
         self._sequences_R = self._sum_by_row(self._lengths_S > 1)
@@ -393,16 +399,65 @@ class _OpenShard:
         return ids
 
 
-def _check_file(path: Path, entry: ShardEntry, *, verify: bool) -> None:
+def _open_file(directory: Path, entry: ShardEntry, *, verify: bool) -> BinaryIO:
+    """The file of a shard, after a look at its size, and with `verify` at its digest."""
+    path = directory / entry.path
     try:
-        size = path.stat().st_size
-    except FileNotFoundError:
+        file = open_input(path, below=directory)
+    except UnusableFileError as error:
+        raise PreparedDataError(f"{error}; run `prepare` again") from None
+    except OSError as error:
+        if not is_missing(error):
+            raise
         raise PreparedDataError(f"{path}: this shard is missing; run `prepare` again") from None
+    try:
+        _check_file(file, path, entry, verify=verify)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _check_file(file: BinaryIO, path: Path, entry: ShardEntry, *, verify: bool) -> None:
+    size = os.fstat(file.fileno()).st_size
     if size != entry.bytes:
         raise PreparedDataError(
             f"{path}: {size} bytes, but the manifest says {entry.bytes}; the shard is damaged: run `prepare` again"
         )
-    if verify and (digest := digest_file(path)) != entry.sha256:
+    if verify and (digest := digest_stream(file)) != entry.sha256:
         raise PreparedDataError(
             f"{path}: {digest}, but the manifest says {entry.sha256}; the shard is damaged: run `prepare` again"
         )
+
+
+def _only_batch(content: pa.Buffer, manifest: Manifest) -> pa.RecordBatch:
+    """The record batch of a shard, with the columns that `write_shard` gives it, where they lie.
+
+    Raises:
+        ValueError: this is no such shard. A digest shows that a shard is as somebody has written it, no more.
+    """
+    file = open_arrow(content)
+    expected = _schema(np.dtype(manifest.token_type), manifest.row_length)
+    if not file.schema.equals(expected):
+        raise ValueError(f"columns {_in_words(file.schema)} where {_in_words(expected)} are expected")
+    batches = list(islice(file.batches(), 2))
+    if len(batches) != 1:
+        raise ValueError(f"{'several' if batches else 'no'} record batches where one is expected")
+    batches[0].validate(full=True)  # offsets that lead outside would crash this process
+    if any(column.null_count for column in batches[0].columns):
+        raise ValueError("a row is null")
+    return batches[0]
+
+
+def _schema(token_type: np.dtype[Any], row_length: int) -> pa.Schema:
+    return pa.schema(
+        [
+            ("tokens", pa.list_(pa.from_numpy_dtype(token_type), row_length)),
+            ("segments", pa.list_(pa.uint32())),
+            ("documents", pa.list_(pa.uint64())),
+        ]
+    )
+
+
+def _in_words(schema: pa.Schema) -> str:
+    return visible(", ".join(f"{field.name}: {field.type}" for field in schema))[:_MAX_SHOWN]

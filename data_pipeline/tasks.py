@@ -1,28 +1,39 @@
 """A unit of a stage's work, and the tables in which stages hand documents on; each is there under its final name or not at all.
 
 A task names its output. The data is written first and a small JSON file with the result last: where that file is, the task is done
-and is not run again, however often the preparation was killed since.
+and is not run again, however often the preparation was killed since. That file is sealed and holds the digest of every file that
+the task has written. A later run checks them all before it uses the result; a task whose files are damaged is run again.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import hashlib
+import io
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data_pipeline.engine import Engine
-from data_pipeline.files import canonical_json, sync_file, unfinished_path, write_atomic
+from data_pipeline.arrow_files import ArrowFile, open_arrow
+from data_pipeline.engine import Engine, available_cores
+from data_pipeline.files import digest_file, read_input, sealed, sync_file, unfinished_path, unsealed, write_atomic
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 __all__ = [
     "Counts",
     "TableWriter",
     "Task",
+    "Written",
     "add_counts",
+    "check_files",
     "commit_result",
     "data_path",
     "read_batches",
@@ -32,7 +43,11 @@ __all__ = [
     "run_stage",
 ]
 
+logger = logging.getLogger(__name__)
+
 _BATCH_BYTES = 4 << 20  # text in one record batch of an intermediate file: bounds the memory of every stage
+_MAX_RESULT_BYTES = 256 << 20
+_MAX_CHECKS = 8  # at a time; computing digests releases the interpreter lock
 
 Counts = dict[str, int]
 
@@ -45,6 +60,14 @@ class Task(Protocol):
         """The path of its files, without their extensions."""
 
 
+class Written(Protocol):
+    """What has written files of a task."""
+
+    @property
+    def written(self) -> Mapping[Path, str]:
+        """The digest of each file, `sha256:…`; known once the file has its final name."""
+
+
 TaskT = TypeVar("TaskT", bound=Task)
 ResultT = TypeVar("ResultT")
 
@@ -54,12 +77,63 @@ def run_stage(
 ) -> Iterator[tuple[ResultT, bool]]:
     """The results of a stage in the order of its tasks; what an earlier run has finished is read, not done again.
 
-    With each result comes whether an earlier run had it.
+    With each result comes whether an earlier run had it. A result that is damaged, or any file of which is, is made again; one line
+    in the log says so.
     """
-    done = [_result_path(task).exists() for task in tasks]
-    to_do = engine.map(function, [task for task, before in zip(tasks, done, strict=True) if not before])
-    for task, before in zip(tasks, done, strict=True):
-        yield (result_type(**json.loads(_result_path(task).read_bytes())) if before else next(to_do)), before
+    stored = _stored_results(tasks, result_type)
+    to_do = engine.map(function, [task for task, before in zip(tasks, stored, strict=True) if before is None])
+    for before in stored:
+        yield (next(to_do), False) if before is None else (before, True)
+
+
+def _stored_results(tasks: Sequence[TaskT], result_type: Callable[..., ResultT]) -> list[ResultT | None]:
+    """What an earlier run has left of each task, every file of it checked; None where a task has to be run."""
+    results: list[ResultT | None] = [None] * len(tasks)
+    finished = [number for number, task in enumerate(tasks) if os.path.lexists(_result_path(task))]
+    if not finished:
+        return results
+    problems: list[str] = []
+    with ThreadPoolExecutor(min(available_cores(), _MAX_CHECKS)) as pool:
+        outputs = [tasks[number].output for number in finished]
+        for number, (result, problem) in zip(
+            finished, pool.map(lambda output: _stored_result(output, result_type), outputs), strict=True
+        ):
+            results[number] = result
+            if problem:
+                problems.append(problem)
+                _result_path(tasks[number]).unlink(missing_ok=True)
+    if problems:
+        more = f", and {len(problems) - 1} more of {len(finished)}" if len(problems) > 1 else ""
+        logger.warning("intermediate result of an earlier run is damaged, it is made again: %s%s", problems[0], more)
+    return results
+
+
+def _stored_result(output: Path, result_type: Callable[..., ResultT]) -> tuple[ResultT | None, str]:
+    """The result of a finished task; or none, and what is wrong with its files."""
+    path = output.with_name(f"{output.name}.json")
+    try:
+        stored = unsealed(read_input(path, _MAX_RESULT_BYTES, below=path.parent))
+        files, result = dict(stored["files"]), result_type(**stored["result"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        return None, f"{path}: {error}"
+    try:
+        check_files(output, files)
+    except (OSError, ValueError) as error:
+        return None, str(error)
+    return result, ""
+
+
+def check_files(output: Path, files: Mapping[str, str]) -> None:
+    """Compares the files of a finished task with their digests.
+
+    Raises:
+        ValueError: a file has another content, or is no regular file.
+        OSError: a file is missing or cannot be read.
+    """
+    for name, expected in files.items():
+        path = Path(os.path.normpath(output.parent / name))
+        if digest_file(path, below=output.parent.parent) != expected:
+            raise ValueError(f"{path}: its content does not match its digest")
 
 
 class TableWriter:
@@ -72,11 +146,22 @@ class TableWriter:
         self._schema = schema
         self._rows: list[tuple[Any, ...]] = []
         self._bytes = 0
+        self._digest = ""
 
     def __enter__(self) -> TableWriter:
-        self._file = pa.OSFile(str(self._temporary), "wb")
-        self._writer = pa.ipc.new_file(self._file, self._schema)
+        self._file = _DigestingFile(self._temporary)
+        self._writer = pa.ipc.new_file(pa.PythonFile(self._file, mode="w"), self._schema)
         return self
+
+    @property
+    def digest(self) -> str:
+        """`sha256:…` of the file, once it has its final name."""
+        return self._digest
+
+    @property
+    def written(self) -> dict[Path, str]:
+        """See `Written`."""
+        return {self._path: self._digest}
 
     def add(self, row: tuple[Any, ...], num_bytes: int) -> None:
         """Adds a row that holds about `num_bytes`; rows are gathered into batches of a few MiB."""
@@ -107,17 +192,53 @@ class TableWriter:
             return
         sync_file(self._temporary)
         self._temporary.rename(self._path)
+        self._digest = self._file.digest
+
+
+class _DigestingFile(io.RawIOBase):
+    """A new file that is written from its start to its end, and the digest of what was written."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("xb")
+        self._sha256 = hashlib.sha256()
+
+    @property
+    def digest(self) -> str:
+        """`sha256:…` of all that was written."""
+        return f"sha256:{self._sha256.hexdigest()}"
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        self._sha256.update(data)
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def flush(self) -> None:
+        if not self._file.closed:
+            self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def read_batches(output: Path) -> Iterable[pa.RecordBatch]:
     """The record batches of an intermediate file, each mapped when it is its turn."""
-    reader = pa.ipc.open_file(pa.memory_map(str(data_path(output))))
-    return (reader.get_batch(number) for number in range(reader.num_record_batches))
+    return _mapped(output).batches()
 
 
 def read_table(output: Path) -> pa.Table:
     """A small intermediate file, whole."""
-    return pa.ipc.open_file(pa.memory_map(str(data_path(output)))).read_all().combine_chunks()
+    file = _mapped(output)
+    return pa.Table.from_batches(file.batches(), file.schema).combine_chunks()
+
+
+def _mapped(output: Path) -> ArrowFile:
+    return open_arrow(pa.memory_map(str(data_path(output))).read_buffer())
 
 
 def read_column(output: Path, name: str) -> NDArray[Any]:
@@ -144,10 +265,21 @@ def add_counts(counts: Iterable[Mapping[str, int]]) -> Counts:
     return total
 
 
-def commit_result(task: Task, result: ResultT) -> ResultT:
-    """Writes the result of a task, which says that the task is done, and returns it."""
+def commit_result(task: Task, result: ResultT, *tables: Written, files: Mapping[Path, str] | None = None) -> ResultT:
+    """Writes the result of a task, which says that the task is done, and returns it.
+
+    Args:
+        task: that is done.
+        result: a dataclass of plain values.
+        tables: what has written files of it.
+        files: the digests of further files that it has written.
+    """
     task.output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(_result_path(task), canonical_json(asdict(result)))  # type: ignore[call-overload]
+    digests = dict(files or {})
+    for table in tables:
+        digests |= table.written
+    names = {os.path.relpath(path, task.output.parent): digest for path, digest in digests.items()}
+    write_atomic(_result_path(task), sealed({"result": asdict(result), "files": names}))  # type: ignore[call-overload]
     return result
 
 

@@ -142,6 +142,11 @@ def opened_session(config: TrainConfig, *, trust_extension: bool = True) -> Iter
         )
         stack.callback(heartbeat.at, "save")  # first of all, as closing the sinks and writing the report may take long
         tokenizer = load_tokenizer(config.data / "tokenizer")
+        if tokenizer.vocab_size != manifest.vocab_size:  # a larger id would lead outside the embedding
+            raise PreparedDataError(
+                f"{config.data / 'tokenizer'}: it has {tokenizer.vocab_size} ids, but the manifest says {manifest.vocab_size}; "
+                "run `prepare` again"
+            )
         session = Session(
             config=config,
             group=group,

@@ -19,7 +19,7 @@ from typing import Any
 
 from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError
 from data_pipeline.files import digest_file
-from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.manifest import Manifest, check_digests, read_manifest
 from data_pipeline.settings import to_toml
 from trainer.attention import choose_backend
 from trainer.audit import AuditReport, audit_run
@@ -197,7 +197,7 @@ def prepare_again(directory: Path, manifest: Manifest, sources: Sequence[str]) -
         output, recipe = Path(name) / "data", Path(name) / "recipe.toml"
         recipe.write_text(to_toml("prepare", recipe_of(manifest, sources)), encoding="utf-8")
         plain = [source for source in sources if "=" not in source]
-        command = [sys.executable, "-m", "data_pipeline", "prepare", "--recipe", str(recipe), "--output", str(output)]
+        command = [sys.executable, "-P", "-m", "data_pipeline", "prepare", "--recipe", str(recipe), "--output", str(output)]
         done = run_tied(
             [*command, *(["--sources", *plain] if plain else [])],
             cwd=Path.cwd(),
@@ -232,15 +232,8 @@ def _check_data(directory: Path, root_digest: str, lost: Collection[str]) -> int
             f"{directory}: its root digest is {manifest.root_digest}, but the run was trained on {root_digest}; "
             "name the right folder with --data"
         )
-    digests = {shard.path: shard.sha256 for shard in manifest.shards if shard.path not in lost} | manifest.files
-    for name, expected in digests.items():
-        path = directory / name
-        try:
-            found = digest_file(path)
-        except FileNotFoundError:
-            raise PreparedDataError(f"{path}: missing; run `prepare` again") from None
-        if found != expected:
-            raise PreparedDataError(f"{path}: {found}, but the manifest says {expected}; the file was changed: run `prepare` again")
+    digests = {name: digest for name, digest in manifest.digests.items() if name not in lost}
+    check_digests(directory, digests, manifest.sizes)
     return len(digests)
 
 
@@ -293,10 +286,10 @@ def _not_preparable(manifest: Manifest, sources: Sequence[str]) -> str:
     """Why the data cannot be prepared again; nothing where it can."""
     if not manifest.config:
         return "its manifest holds no settings"
-    if files := [name for name, value in flattened(manifest.config).items() if "sha256:" in str(value)]:
+    if files := manifest.named_files:
         return f"{', '.join(files)} named files of which the manifest has digests alone; prepare again yourself and compare"
     named = {source.partition("=")[0] for source in sources if "=" in source}
-    if missing := [name for name in manifest.config["source"] if name not in named]:
+    if missing := [name for name in manifest.shaping["source"] if name not in named]:
         return f"where the source{'s' * (len(missing) > 1)} {', '.join(missing)} lie is not known; give --sources NAME=PATH"
     if not sources:
         return f"where the sources {', '.join(manifest.sources)} lie is not known; give --sources PATH …"
@@ -304,8 +297,11 @@ def _not_preparable(manifest: Manifest, sources: Sequence[str]) -> str:
 
 
 def recipe_of(manifest: Manifest, sources: Sequence[str]) -> dict[str, Any]:
-    """The recipe that a manifest's data was made with."""
-    settings = _none_words(manifest.config)
+    """The recipe that a manifest's data was made with: its settings that shape bytes, and these sources.
+
+    A manifest may come from a stranger, so nothing else of it decides what is read, where work is done, or what is written.
+    """
+    settings = _none_words(manifest.shaping)
     for source in sources:
         name, separator, path = source.partition("=")
         if separator:

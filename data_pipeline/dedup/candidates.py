@@ -90,14 +90,14 @@ def find_candidates(task: BucketTask) -> BucketResult:
     keys, checks, ids = only_shared(keys, checks, ids)
     copies, keys, ids = take_copies(keys, checks, ids)
     result.copies = len(copies[0])
-    with TableWriter(copies_path(task.output), PAIRS_SCHEMA) as table:
-        table.write(pa.record_batch(list(copies), schema=PAIRS_SCHEMA))
+    with TableWriter(copies_path(task.output), PAIRS_SCHEMA) as copied:
+        copied.write(pa.record_batch(list(copies), schema=PAIRS_SCHEMA))
     is_crowded = group_sizes(keys) > _FIRST_MEMBERS + 2
     result.crowded = int(is_crowded.sum())
-    with TableWriter(crowded_path(task.output), GROUPS_SCHEMA) as table:
-        table.write(pa.record_batch([keys[is_crowded], ids[is_crowded]], schema=GROUPS_SCHEMA))
-    _write_pairs(task.output, pair_up(keys, ids, _FIRST_MEMBERS), result)
-    return commit_result(task, result)
+    with TableWriter(crowded_path(task.output), GROUPS_SCHEMA) as crowded:
+        crowded.write(pa.record_batch([keys[is_crowded], ids[is_crowded]], schema=GROUPS_SCHEMA))
+    pairs = _write_pairs(task.output, pair_up(keys, ids, _FIRST_MEMBERS), result)
+    return commit_result(task, result, copied, crowded, pairs)
 
 
 def refine_candidates(task: RefineTask) -> BucketResult:
@@ -106,16 +106,17 @@ def refine_candidates(task: RefineTask) -> BucketResult:
     keys, ids = batch.column("key").to_numpy(), batch.column("id").to_numpy()
     is_kept = ~are_dropped(ids, task.resolved)
     result = BucketResult()
-    _write_pairs(task.output, pair_up(keys[is_kept], ids[is_kept], _FIRST_SURVIVORS), result)
-    return commit_result(task, result)
+    pairs = _write_pairs(task.output, pair_up(keys[is_kept], ids[is_kept], _FIRST_SURVIVORS), result)
+    return commit_result(task, result, pairs)
 
 
-def _write_pairs(output: Path, pairs: Iterable[Pairs], result: BucketResult) -> None:
+def _write_pairs(output: Path, pairs: Iterable[Pairs], result: BucketResult) -> TableWriter:
     with TableWriter(output, PAIRS_SCHEMA) as table:
         for later, earlier in pairs:
             table.write(pa.record_batch([later, earlier], schema=PAIRS_SCHEMA))
             result.candidates += len(later)
             result.samples += later[SAMPLE_EVERY // 2 :: SAMPLE_EVERY].tolist()
+    return table
 
 
 def copies_path(output: Path) -> Path:

@@ -45,6 +45,11 @@ class KeyWriter:
         self._runs.__enter__()
         return self
 
+    @property
+    def written(self) -> dict[Path, str]:
+        """The digest of each of its files, once they are complete."""
+        return self._table.written | self._runs.written
+
     def add(self, ids: Sequence[int], keys: Keys, overlaps: Sequence[int] | NDArray[np.uint32] | None = None) -> None:
         """Documents that overlap with a benchmark have no entries: they are dropped, and nothing is dropped in their favour."""
         ids_D = np.asarray(ids, np.uint64)

@@ -102,7 +102,8 @@ def resolve_pairs(task: ResolveTask) -> ResolveResult:
     with TableWriter(task.output, RESOLVED_SCHEMA) as table:
         for begin in range(0, len(resolution.ids_M), _BATCH_ROWS):
             table.write(pa.record_batch([column[begin : begin + _BATCH_ROWS] for column in columns], schema=RESOLVED_SCHEMA))
-    return commit_result(task, ResolveResult(resolution.capped, largest_clusters(resolution, Texts(task.work / "text"))))
+    result = ResolveResult(resolution.capped, largest_clusters(resolution, Texts(task.work / "text")))
+    return commit_result(task, result, table)
 
 
 def resolve(copies: Pairs, similar: Pairs, max_cluster: int) -> Resolution:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from data_pipeline.config import BUILTIN, Kind, PrepareConfig
 from data_pipeline.errors import ConfigError, SourceError
-from data_pipeline.files import canonical_json, digest_bytes, write_atomic
+from data_pipeline.files import digest_bytes, read_input, sealed, unsealed, write_atomic
 from data_pipeline.publish import is_written_by_prepare
 from data_pipeline.sources.builtin import code_files, manual_file, standard_library
 from data_pipeline.sources.formats import UNDERSTOOD, Compression, Format, Shape, is_hidden, shape_of
@@ -24,6 +23,8 @@ __all__ = ["InputFile", "Part", "find_inputs", "remember_digests"]
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
+_SHA256 = re.compile("sha256:[0-9a-f]{64}")
+_MAX_KNOWN_BYTES = 512 << 20
 _BUILTIN_SOURCES = ("stdlib-code", "stdlib-manual")
 _TOPICS = Shape("topics", "none", "prose")
 
@@ -97,7 +98,7 @@ def find_inputs(config: PrepareConfig, known_digests: Path) -> tuple[InputFile, 
 
 def remember_digests(inputs: Sequence[InputFile], path: Path) -> None:
     """Keeps the digests of this machine's files, so that `find_inputs` need not read unchanged ones again."""
-    write_atomic(path, canonical_json({_key(file): file.checksum for file in inputs if not file.location.store}))
+    write_atomic(path, sealed({_key(file): file.checksum for file in inputs if not file.location.store}))
 
 
 def _find_all(config: PrepareConfig) -> Iterator[InputFile]:
@@ -252,11 +253,15 @@ def _with_digests(files: Sequence[InputFile], known_digests: Path, config: Prepa
 
 
 def _read_known(path: Path) -> dict[str, str]:
+    """What `remember_digests` has written; nothing where that is damaged, as it only saves time."""
     try:
-        known = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}  # it only saves time
-    return known if isinstance(known, dict) else {}
+        known = unsealed(read_input(path, _MAX_KNOWN_BYTES, below=path.parent))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        logger.warning("%s is damaged (%s): the input is read again", path, error)
+        return {}
+    return {key: checksum for key, checksum in known.items() if _SHA256.fullmatch(str(checksum))}
 
 
 def _key(file: InputFile) -> str:

@@ -78,7 +78,7 @@ def pack_group(task: PackTask) -> PackResult:
         del content  # or the shard would be held while the next one fills
     shutil.rmtree(task.output, ignore_errors=True)  # committed by a run that was killed before it could say so
     commit_directory(temporary, task.output)
-    return commit_result(task, result)
+    return commit_result(task, result, files={task.output / shard["name"]: shard["sha256"] for shard in result.shards})
 
 
 def _packed_windows(task: PackTask, result: PackResult) -> Iterator[ShardContent]:

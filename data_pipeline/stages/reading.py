@@ -94,7 +94,7 @@ def read_partition(task: ReadTask) -> ReadResult:
             result.documents += len(items)
             result.kept += len(kept)
     result.rejected = dict(rejected)
-    return commit_result(task, result)
+    return commit_result(task, result, table, keys)
 
 
 def _batches(partition: Partition, config: PrepareConfig) -> Iterator[tuple[list[Part], list[Document | Rejection]]]:

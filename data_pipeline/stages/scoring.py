@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.classifier import Classifier, train_classifier
-from data_pipeline.config import PrepareConfig
-from data_pipeline.files import write_atomic
+from data_pipeline.config import PrepareConfig, QualitySettings
+from data_pipeline.files import digest_bytes, write_atomic
 from data_pipeline.judge import JudgedDocument, judge_batch
 from data_pipeline.quality import ReferenceModel, train_reference
 from data_pipeline.sources.inputs import InputFile, Part
@@ -58,7 +58,7 @@ class ReferenceResult:
 
 def train_reference_model(task: ReferenceTask) -> ReferenceResult:
     """Writes the model into the folder of `output`."""
-    tokenizer = load_tokenizer(task.tokenizer)
+    tokenizer = load_tokenizer(task.tokenizer, trial=False)
 
     def batches() -> Iterator[tuple[NDArray[np.int32], NDArray[np.int64]]]:
         for text, split in task.documents:
@@ -68,8 +68,8 @@ def train_reference_model(task: ReferenceTask) -> ReferenceResult:
 
     model = train_reference(batches(), tokenizer.vocab_size, task.config.quality)
     task.output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(task.output.with_name(_REFERENCE), model.to_bytes())
-    return commit_result(task, ReferenceResult(int(model.singles_V[:-1].sum())))
+    result = ReferenceResult(int(model.singles_V[:-1].sum()))
+    return commit_result(task, result, files=_write(task.output.with_name(_REFERENCE), model.to_bytes()))
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,17 @@ class ClassifierResult:
 
 def train_content_classifier(task: ClassifierTask) -> ClassifierResult:
     """Writes the classifier into the folder of `output`."""
-    tokenizer = load_tokenizer(task.tokenizer)
+    tokenizer = load_tokenizer(task.tokenizer, trial=False)
     good, bad = (_encoded_examples(files, tokenizer, task.config) for files in (task.good, task.bad))
     classifier, held_out = train_classifier(good, bad, task.config.quality.classifier_bits)
     task.output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(task.output.with_name(_CLASSIFIER), classifier.to_bytes())
-    return commit_result(task, ClassifierResult(**asdict(held_out), accuracy=round(held_out.accuracy, 6)))
+    result = ClassifierResult(**asdict(held_out), accuracy=round(held_out.accuracy, 6))
+    return commit_result(task, result, files=_write(task.output.with_name(_CLASSIFIER), classifier.to_bytes()))
+
+
+def _write(path: Path, content: bytes) -> dict[Path, str]:
+    write_atomic(path, content)
+    return {path: digest_bytes(content)}
 
 
 def _encoded_examples(files: Sequence[InputFile], tokenizer: Tokenizer, config: PrepareConfig) -> Iterator[NDArray[np.int32]]:
@@ -120,10 +125,9 @@ class Models:
     classifier: Classifier | None
 
 
-def load_models(folder: Path) -> Models:
-    """The models in a folder, as far as they were trained."""
-    reference, classifier = folder / _REFERENCE, folder / _CLASSIFIER
+def load_models(folder: Path, settings: QualitySettings) -> Models:
+    """The models in a folder that these settings ask for."""
     return Models(
-        ReferenceModel.from_bytes(reference.read_bytes()) if reference.is_file() else None,
-        Classifier.from_bytes(classifier.read_bytes()) if classifier.is_file() else None,
+        ReferenceModel.from_bytes((folder / _REFERENCE).read_bytes()) if settings.trusted is not None else None,
+        Classifier.from_bytes((folder / _CLASSIFIER).read_bytes()) if settings.good else None,
     )

@@ -17,15 +17,14 @@ from data_pipeline.balance import copies_of_documents
 from data_pipeline.classifier import PROBABILITY_STEPS
 from data_pipeline.config import KINDS, BalanceSettings
 from data_pipeline.documents import Reason
-from data_pipeline.files import digest_file
+from data_pipeline.published import CHOSEN_SCHEMA
 from data_pipeline.quality import FATES, Bounds, judge, perplexity
 from data_pipeline.split import SPLITS
 from data_pipeline.stages.samples import Samples, rejection_of_row
-from data_pipeline.tasks import Counts, TableWriter, commit_result, data_path, read_batches
+from data_pipeline.tasks import Counts, TableWriter, commit_result, read_batches
 
-__all__ = ["CHOSEN_SCHEMA", "Cuts", "SelectResult", "SelectTask", "WeighResult", "WeighTask", "select_partition", "weigh_partition"]
+__all__ = ["Cuts", "SelectResult", "SelectTask", "WeighResult", "WeighTask", "select_partition", "weigh_partition"]
 
-CHOSEN_SCHEMA = pa.schema([("copies", pa.uint8())])
 _TRAIN = SPLITS.index("train")
 _REASONS = np.array([reason or "" for reason in FATES], np.object_)
 
@@ -121,8 +120,8 @@ def select_partition(task: SelectTask) -> SelectResult:
     result.rejected = dict(rejected.counts)
     result.samples = rejected.show(task.text)
     result.characters, result.lengths = dict(lengths["characters"]), dict(lengths["tokens"])
-    result.sha256 = digest_file(data_path(task.output))
-    return commit_result(task, result)
+    result.sha256 = table.digest
+    return commit_result(task, result, table)
 
 
 def _copies(batch: pa.RecordBatch, task: SelectTask, rejected: _Rejected) -> NDArray[np.uint8]:

@@ -82,7 +82,7 @@ def split_partition(task: SplitTask) -> SplitResult:
             table.write(pa.RecordBatch.from_arrays([pa.array(split_D)], schema=_SPLIT_SCHEMA))
             _show(text, duplicates, samples)
     result.samples = samples.values
-    return commit_result(task, result)
+    return commit_result(task, result, table)
 
 
 def _choose(text: pa.RecordBatch, duplicates: pa.Table, settings: SplitSettings) -> NDArray[np.uint8]:

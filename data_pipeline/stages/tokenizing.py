@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from data_pipeline.augment import Augmenter, is_on
 from data_pipeline.config import KINDS, PrepareConfig
-from data_pipeline.files import digest_file
+from data_pipeline.published import tokens_schema
 from data_pipeline.quality import count_scores
 from data_pipeline.shards import token_type
 from data_pipeline.split import SPLITS
 from data_pipeline.stages.scoring import Models, load_models
 from data_pipeline.stages.splitting import read_kept
-from data_pipeline.tasks import Counts, TableWriter, add_counts, commit_result, data_path
+from data_pipeline.tasks import Counts, TableWriter, add_counts, commit_result
 from data_pipeline.tokenizer import Encoded, Tokenizer, load_tokenizer, round_trip_failures
 
 __all__ = ["TokenizeResult", "TokenizeTask", "tokenize_partition"]
@@ -61,10 +61,10 @@ class TokenizeResult:
 def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
     """Writes the token ids of a partition's documents, with what is known of them, to `output`.arrow."""
     tokenizer = _load(task.tokenizer)
-    models = load_models(task.models)
+    models = load_models(task.models, task.config.quality)
     augmenter = _Augmentation(tokenizer, task.config)
     ids_type = token_type(tokenizer.vocab_size)
-    schema = _schema(ids_type)
+    schema = tokens_schema(ids_type)
     result = TokenizeResult()
     with TableWriter(task.output, schema) as table:
         for batch in read_kept(task.text, task.split):
@@ -87,14 +87,14 @@ def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
             ]
             table.write(pa.RecordBatch.from_arrays(columns, schema=schema))
     result.augmented = augmenter.counts
-    result.sha256 = digest_file(data_path(task.output))
-    return commit_result(task, result)
+    result.sha256 = table.digest
+    return commit_result(task, result, table)
 
 
 @lru_cache(maxsize=1)
 def _load(folder: Path) -> Tokenizer:
     """Once for each process, which keeps its cache of words from one partition to the next."""
-    return load_tokenizer(folder)
+    return load_tokenizer(folder, trial=False)
 
 
 class _Augmentation:
@@ -128,20 +128,3 @@ def _score(encoded: Encoded, models: Models, result: TokenizeResult) -> tuple[ND
         wanted_D = models.classifier.probability(encoded.ids_T, encoded.ends_D)
         result.probabilities = add_counts([result.probabilities, count_scores(wanted_D)])
     return perplexity_D, wanted_D
-
-
-def _schema(ids_type: np.dtype[np.unsignedinteger]) -> pa.Schema:
-    return pa.schema(
-        [
-            ("id", pa.uint64()),
-            ("split", pa.uint8()),
-            ("kind", pa.uint8()),
-            ("language", pa.string()),
-            ("metadata", pa.string()),
-            ("characters", pa.uint32()),
-            ("bytes", pa.uint32()),
-            ("perplexity", pa.uint16()),
-            ("wanted", pa.uint16()),
-            ("tokens", pa.large_list(pa.from_numpy_dtype(ids_type))),
-        ]
-    )

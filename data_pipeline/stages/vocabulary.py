@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
 from data_pipeline.config import TokenizerSettings
+from data_pipeline.files import digest_bytes
 from data_pipeline.stages.splitting import read_kept, texts_of
 from data_pipeline.tasks import TableWriter, commit_result, read_batches
 from data_pipeline.tokenizer import Tokenizer, save_tokenizer
@@ -45,7 +47,7 @@ def sample_partition(task: SampleTask) -> SampleResult:
             data = piece.encode()
             table.add((data,), len(data))
             num_bytes += len(data)
-    return commit_result(task, SampleResult(num_bytes))
+    return commit_result(task, SampleResult(num_bytes), table)
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,14 @@ class TrainedTokenizer:
     vocab_size: int
     digest: str
     pad_id: int
+    files: Mapping[str, str]
+    """The digest of each file in its folder, by name."""
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> TrainedTokenizer:
         """The facts of a tokenizer."""
-        return TrainedTokenizer(tokenizer.kind, tokenizer.vocab_size, tokenizer.digest, tokenizer.pad_id)
+        files = {name: digest_bytes(content) for name, content in tokenizer.files().items()}
+        return TrainedTokenizer(tokenizer.kind, tokenizer.vocab_size, tokenizer.digest, tokenizer.pad_id, files)
 
 
 def train(task: TrainTask) -> TrainedTokenizer:
@@ -79,4 +84,5 @@ def train(task: TrainTask) -> TrainedTokenizer:
     sample = [text for path in task.samples for batch in read_batches(path) for text in batch.column("text").to_pylist()]
     tokenizer = train_tokenizer(sample, task.settings, task.extra_special)
     save_tokenizer(tokenizer, task.output)
-    return commit_result(task, TrainedTokenizer.of(tokenizer))
+    trained = TrainedTokenizer.of(tokenizer)
+    return commit_result(task, trained, files={task.output / name: digest for name, digest in trained.files.items()})

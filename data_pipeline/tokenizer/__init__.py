@@ -12,12 +12,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from data_pipeline.errors import ConfigError, PreparedDataError
-from data_pipeline.files import write_atomic
+from data_pipeline.files import read_input, write_atomic
+from data_pipeline.manifest import MAX_TOKENIZER_BYTES
 from data_pipeline.tokenizer.base import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Encoded, Tokenizer, round_trip_failures
 from data_pipeline.tokenizer.huggingface import HuggingFaceTokenizer
+from data_pipeline.tokenizer.model_file import read_spec
 from data_pipeline.tokenizer.plain import ByteTokenizer, CharacterTokenizer
 from data_pipeline.tokenizer.sentence_pieces import SentencePieceTokenizer
 from data_pipeline.tokenizer.special import SIBLINGS, names_in_siblings
+from data_pipeline.tokenizer.trial import try_out
 
 __all__ = [
     "BOS_ID",
@@ -37,12 +40,18 @@ __all__ = [
     "supplied_files",
 ]
 
-_MAX_FILE_BYTES = 256 << 20
 _Files = Mapping[str, bytes]
+_BUILT_HERE = (CharacterTokenizer.file_name, ByteTokenizer.file_name)
+"""Files that no library reads."""
 
 
-def load_tokenizer(directory: Path) -> Tokenizer:
+def load_tokenizer(directory: Path, *, trial: bool = True) -> Tokenizer:
     """The tokenizer in a folder, which is `tokenizer` in prepared data.
+
+    Args:
+        directory: of its files; no link in it is followed.
+        trial: load it in a process of its own first, with limits on time and memory; not needed where this preparation has
+            loaded the same file before.
 
     Raises:
         PreparedDataError: there is none, or its file cannot be read.
@@ -51,8 +60,11 @@ def load_tokenizer(directory: Path) -> Tokenizer:
         path = directory / file_name
         if path.is_file():
             try:
-                return build(_read_with_siblings(path))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                files = _read_with_siblings(path, below=directory)
+                if trial and file_name not in _BUILT_HERE:
+                    _try_out(path, files[file_name])
+                return build(files)
+            except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
                 raise PreparedDataError(f"{path}: not a tokenizer that can be read ({error}); run `prepare` again") from None
     raise PreparedDataError(f"{directory}: no tokenizer in it; run `prepare`, or name a folder that it has written")
 
@@ -75,6 +87,7 @@ def open_supplied(path: Path, chosen: Mapping[str, str]) -> Tokenizer:
     file = _file_of(path)
     try:
         files = _read_with_siblings(file)
+        _try_out(file, files[file.name])
         found = names_in_siblings(files)
         if file.suffix == ".json":
             return HuggingFaceTokenizer(files[file.name], chosen, found)
@@ -83,6 +96,14 @@ def open_supplied(path: Path, chosen: Mapping[str, str]) -> Tokenizer:
         raise ConfigError(f"tokenizer.path: {file} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"tokenizer.path: {file} cannot be used: {error}") from None
+
+
+def _try_out(file: Path, content: bytes) -> None:
+    if file.suffix == ".json":
+        try_out("huggingface", content)
+    else:
+        read_spec(content)  # which says more about what is wrong with it
+        try_out("sentencepiece", content)
 
 
 def supplied_files(path: Path) -> list[Path]:
@@ -108,12 +129,9 @@ def _file_of(path: Path) -> Path:
     return present[0]
 
 
-def _read_with_siblings(file: Path) -> _Files:
-    """A tokenizer's file and those beside it that name special tokens, by name."""
-    paths = _with_siblings(file)
-    if too_large := [path for path in paths if path.stat().st_size > _MAX_FILE_BYTES]:
-        raise ValueError(f"{too_large[0].name} has more than {_MAX_FILE_BYTES >> 20} MiB, which no tokenizer has")
-    return {path.name: path.read_bytes() for path in paths}
+def _read_with_siblings(file: Path, below: Path | None = None) -> _Files:
+    """A tokenizer's file and those beside it that name special tokens, by name; `below` as in `read_input`."""
+    return {path.name: read_input(path, MAX_TOKENIZER_BYTES, below=below) for path in _with_siblings(file)}
 
 
 def _with_siblings(file: Path) -> list[Path]:

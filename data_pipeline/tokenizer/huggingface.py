@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from data_pipeline.errors import DataError
 from data_pipeline.files import canonical_json, digest_bytes
+from data_pipeline.manifest import MAX_VOCAB_SIZE
 from data_pipeline.tokenizer.base import Encoded, Tokenizer
 from data_pipeline.tokenizer.byte_level import borders_of
 from data_pipeline.tokenizer.special import CONFIG_FILE, ROLES, SpecialTokens, special_tokens
@@ -50,6 +53,8 @@ class HuggingFaceTokenizer(Tokenizer):
         self._vocab_size = 1 + max(self._library.get_vocab(with_added_tokens=True).values(), default=-1)
         if not self._vocab_size:
             raise ValueError("its vocabulary is empty")
+        if self._vocab_size > MAX_VOCAB_SIZE:
+            raise ValueError(f"an id of its vocabulary is {self._vocab_size - 1}; it must be below {MAX_VOCAB_SIZE}")
         self._borders = borders_of(json.loads(self._library.to_str()))
         self._words = WordCache(self._borders.may_cut, self._encode_words) if self._borders else None
 
@@ -81,7 +86,8 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`; special ids stand for no text."""
-        return str(self._library.decode([int(i) for i in ids if i not in self._silent], skip_special_tokens=True))
+        with _guarded("decode these ids"):
+            return str(self._library.decode([int(i) for i in ids if i not in self._silent], skip_special_tokens=True))
 
     def files(self) -> dict[str, bytes]:
         """The file as it was supplied, and the names of its special tokens."""
@@ -96,14 +102,35 @@ class HuggingFaceTokenizer(Tokenizer):
         return self._encode_texts([word.decode() for word in words])
 
     def _encode_texts(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+        with _guarded("encode a text"):
+            encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
 
 def _read(content: bytes) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(content.decode())
-    except BaseException as error:  # the library raises plain Exception, and panics of its Rust code are not even that
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+    except BaseException as error:
+        if _is_of_library(error):
             raise ValueError(f"tokenizers cannot read it: {error}") from None
         raise
+
+
+@contextmanager
+def _guarded(what: str) -> Iterator[None]:
+    """Within it, an error of the library is one that users can act on.
+
+    Raises:
+        DataError: in the place of such an error.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if _is_of_library(error):
+            raise DataError(f"the tokenizer cannot {what}: {error}; use another tokenizer") from None
+        raise
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """The library raises plain Exception, and panics of its Rust code are not even that."""
+    return type(error) is Exception or type(error).__name__ == "PanicException" or isinstance(error, ValueError | OverflowError)

@@ -260,7 +260,8 @@ def test_what_a_killed_process_left_half_written_is_no_part_of_the_data(
         with pytest.raises(AssertionError):
             prepare(config_of(corpus, tmp_path))
     work = next((tmp_path / ".work").iterdir())
-    left = [work / "tokenizer/.bpe.model.7.tmp", work / "text/.000000.arrow.7.tmp", tmp_path / ".inputs.json.7.tmp"]
+    mark = "7.0123456789abcdef.tmp"
+    left = [work / "tokenizer" / f".bpe.model.{mark}", work / "text" / f".000000.arrow.{mark}", tmp_path / f".inputs.json.{mark}"]
     for path in left:
         path.write_bytes(b"half")
     pack_group = plan.pack_group

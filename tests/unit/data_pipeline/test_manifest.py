@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from data_pipeline.errors import PreparedDataError
 from data_pipeline.manifest import MANIFEST, Manifest, ShardEntry, read_manifest
 
-SHARD = ShardEntry("train/a-00000.arrow", "train", "a", 3, 30, 27, 1000, "sha256:00")
+DIGEST = f"sha256:{'0' * 64}"
+SHARD = ShardEntry("train/a-00000.arrow", "train", "a", 3, 30, 27, 1000, DIGEST)
+FILE = {"source": "a", "path": "one.txt", "bytes": 5, "sha256": DIGEST}
 SEALED, DATA = Manifest(
-    "sha256:11", 10, 260, "uint16", "byte", "sha256:22", ("a",), (SHARD,), {"report.json": "sha256:33"}, ({"x": 1},), (), {}, {}
+    "sha256:11", 10, 260, "uint16", "byte", "sha256:22", ("a",), (SHARD,), {"report.json": DIGEST}, (FILE,), (), {}, {}
 ).sealed()
 
 

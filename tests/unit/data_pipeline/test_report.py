@@ -63,7 +63,7 @@ def results() -> Results:
         read=[of_a, of_b],
         duplicates=Duplicates([{"near-duplicate": 1}, {}], {"a": fates(6, 1), "b": fates(2, 0)}, 3, 1, 0, [], []),
         split=[SplitResult(), SplitResult(samples=[sample("near-duplicate", 2)])],
-        tokenizer=TrainedTokenizer("bpe", 300, "sha256:0", 0),
+        tokenizer=TrainedTokenizer("bpe", 300, "sha256:0", 0, {}),
         classifier=ClassifierResult(4, 3, 4, 4, 0.875),
         tokenized=[
             TokenizeResult(tokens=140, scores={str(5 * SCORE_STEPS): 6}, probabilities={"1000": 5, "120": 1}),

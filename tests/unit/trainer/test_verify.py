@@ -1,4 +1,5 @@
 import re
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -6,7 +7,7 @@ from typing import Any
 import pytest
 
 from data_pipeline.config import PrepareConfig
-from data_pipeline.errors import ConfigError
+from data_pipeline.errors import ConfigError, PreparedDataError
 from data_pipeline.manifest import Manifest, ShardEntry
 from data_pipeline.settings import help_parser, load_settings, to_toml
 from trainer.verify import difference_of_manifests, prepare_again, recipe_of
@@ -37,6 +38,51 @@ def test_the_recipe_of_a_manifest_gives_its_settings_again(tmp_path: Path) -> No
 def test_a_path_for_a_source_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="--sources web=y: the data has the sources a, and no web"):
         recipe_of(manifest(), ["web=y"])
+
+
+def test_a_manifest_decides_nothing_but_the_bytes(tmp_path: Path) -> None:
+    """One of a stranger, which names a cluster, a server, a folder and files of this machine."""
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text(
+        "\n\n".join(f"a paragraph with a number in it, {number} this time" for number in range(99))
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        hostile = {
+            "engine": "ray",
+            "ray_address": f"ray://{address}",
+            "workers": 4000,
+            "output": str(tmp_path / "elsewhere"),
+            "sources": [f"http://{address}/text.txt"],
+            "recipe": str(tmp_path / "recipe.toml"),
+            "if_empty": "builtin",
+            "keep_rejects": True,
+            "source": {"web": {"paths": [f"http://{address}/more.txt"], "language": {"fasttext_model": "/etc/passwd"}}},
+            "text": {"documents": "paragraphs"},
+            "tokenizer": {"kind": "byte"},
+        }
+        folder = f"web={tmp_path / 'text'}"
+        assert recipe_of(replace(EMPTY, config=hostile), [folder]) == {
+            "source": {"web": {"paths": [str(tmp_path / "text")], "language": {}}},
+            "text": {"documents": "paragraphs"},
+            "tokenizer": {"kind": "byte"},
+        }
+        with pytest.raises(PreparedDataError, match="prepared again, its root digest is"):
+            prepare_again(tmp_path / "data", replace(EMPTY, config=hostile), [folder])
+        server.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text"]
+
+
+@pytest.mark.parametrize(
+    "name", ["dedup.benchmarks", "tokenizer.path", "quality.good", "augment.synonyms", "language.fasttext_model"]
+)
+def test_a_file_that_a_manifest_names_is_not_read(tmp_path: Path, name: str) -> None:
+    section, _, leaf = name.partition(".")
+    outcome = prepare_again(tmp_path, replace(EMPTY, config={section: {leaf: "/etc/passwd"}}), ("x",))
+    assert outcome.facts["prepared_again"] is False
+    assert name in outcome.text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,54 @@
+"""Tries a tokenizer's file in a process of its own before it is loaded in this one: it may come from a stranger."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["try_out"]
+
+_CHILD = Path(__file__).with_name("trial_child.py")
+_CPU_S = 10  # the largest in use, of 256,000 pieces, take 2 s (November 2026)
+_WALL_S = 120.0  # on a machine that does a lot beside
+_MEMORY_BYTES = 2 << 30
+_MEMORY_PER_BYTE = 16
+_TERSE = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "RUST_BACKTRACE": "0", "OMP_NUM_THREADS": "1"}
+
+
+def try_out(kind: str, content: bytes) -> None:
+    """Loads a `tokenizer.json` (kind `huggingface`) or a SentencePiece model (any other kind), encodes and decodes with it.
+
+    Raises:
+        ValueError: that fails, takes more than 10 s of processor time or too much memory, or makes far too much of a little text.
+    """
+    request = {
+        "kind": kind,
+        "seconds": _CPU_S,
+        "memory_bytes": _MEMORY_BYTES + _MEMORY_PER_BYTE * len(content),
+    }
+    environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
+    environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **_TERSE}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", str(_CHILD)],
+            input=json.dumps(request).encode() + b"\n" + content,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            timeout=_WALL_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"it was not loaded in {_WALL_S:.0f} s") from None
+    if -done.returncode in (signal.SIGXCPU, signal.SIGKILL):
+        raise ValueError(f"loading and using it takes more than {_CPU_S} s of processor time, or more memory than there is")
+    if done.returncode < 0:
+        raise ValueError(f"the library that loads it was ended by {signal.Signals(-done.returncode).name}")
+    told = done.stdout.decode("utf-8", "replace")
+    if told != "ok":
+        library = "tokenizers" if kind == "huggingface" else "SentencePiece"
+        raise ValueError(f"{library} cannot read it: {told or f'its process ended with status {done.returncode}'}")

@@ -1,0 +1,114 @@
+"""Loads one tokenizer in a process of its own, and encodes and decodes with it; started as a script by `trial`.
+
+It imports nothing of this package. The libraries are compiled code that trusts a file: a hostile one makes them run without end,
+allocate whatever they like, or crash. Here time and memory have limits, and no file can be written.
+
+The first line on standard input is the request, a JSON object; the rest is the file. Standard output gets `ok`, or what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+_TEXT = (
+    "The quick brown fox, 1234567890 times: \"it's\" (we'll) <s> </s> {x} [y] #!/$%&*+=@^_`|~\\ ;-)\r\n\t\n  two  spaces   \n\n"
+    "naïve café Ünïcödé ß ﬁ Ⅳ ① ½ ﷺ 日本語 한국어 русский עברית العربية ไทย 😀👩‍👩‍👧‍👦 e\u0301 \u00a0\u2003\u3000\ufeff\u2581 "
+    "def f(self, a=[1, 2]):\n        return {'a': a}  # done\n" + "a" * 64 + "b " + "0" * 64 + " " * 64 + "(" * 64 + "\n" * 64
+)
+_MAX_HINT_CHARS = 1 << 16
+_MAX_IDS = 4096
+_MAX_IDS_PER_CHAR = 100  # NFKC makes 18 characters of one, and bytes four of each
+_MAX_CHARS_PER_ID = 4096
+
+_Encode = Callable[[str], list[int]]
+_Decode = Callable[[list[int]], str]
+
+
+def main() -> None:
+    """Serves one request."""
+    request = json.loads(sys.stdin.buffer.readline())
+    content = sys.stdin.buffer.read()
+    _restrict(request["seconds"], request["memory_bytes"])
+    try:
+        problem = _use(*(_huggingface if request["kind"] == "huggingface" else _sentencepiece)(content))
+    except BaseException as error:  # a panic of the library is no Exception
+        problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    sys.stdout.buffer.write((problem or "ok").encode("utf-8", "backslashreplace"))
+
+
+def _restrict(seconds: int, memory_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    usage = Path("/proc/self/statm")
+    if usage.exists():  # elsewhere the system does not tell, and such a limit has no effect
+        in_use = int(usage.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (in_use + memory_bytes, in_use + memory_bytes))
+
+
+def _huggingface(content: bytes) -> tuple[str, int, _Encode, _Decode]:
+    import tokenizers  # noqa: PLC0415 - within the limits
+
+    library = tokenizers.Tokenizer.from_str(content.decode())
+    library.no_truncation()
+    library.no_padding()
+    library.post_processor = None
+    library.encode_special_tokens = True
+    values = json.loads(library.to_str())
+    hints = "".join(islice(_strings([values[name] for name in ("normalizer", "pre_tokenizer", "decoder", "added_tokens")]), 10_000))
+    num_ids = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
+    return (
+        hints[:_MAX_HINT_CHARS],
+        num_ids,
+        lambda text: list(library.encode(text, add_special_tokens=False).ids),
+        lambda ids: str(library.decode(ids, skip_special_tokens=True)),
+    )
+
+
+def _sentencepiece(content: bytes) -> tuple[str, int, _Encode, _Decode]:
+    import sentencepiece  # noqa: PLC0415 - within the limits
+
+    processor = sentencepiece.SentencePieceProcessor(model_proto=content)
+    num_ids = int(processor.get_piece_size())
+    processor.id_to_piece(list(range(num_ids)))
+    return "", num_ids, lambda text: list(processor.encode(text)), lambda ids: str(processor.decode(ids))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """The texts that a tokenizer's parts look for or put in, as a file can make much of a character that no usual text holds."""
+    if isinstance(value, str):
+        yield value + " "
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            if name != "precompiled_charsmap":
+                yield from _strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(inner)
+
+
+def _use(hints: str, num_ids: int, encode: _Encode, decode: _Decode) -> str:
+    """What is wrong with a tokenizer; nothing if it can be used."""
+    text = _TEXT + hints
+    try:
+        ids = encode(text)
+        encode("")
+    except Exception:  # it lacks a character of this text, which texts that it is made for may never hold
+        ids = []
+    if len(ids) > _MAX_IDS_PER_CHAR * len(text):
+        return f"it makes {len(ids)} tokens of {len(text)} characters"
+    known = list(range(0, num_ids, max(1, num_ids // _MAX_IDS)))[:_MAX_IDS]
+    decoded = sum(len(decode(some)) for some in (ids[:_MAX_IDS], known, [], *([one] for one in known[:64])))
+    if decoded > _MAX_CHARS_PER_ID * _MAX_IDS:
+        return f"it makes {decoded} characters of {len(known)} tokens"
+    return ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+from collections import Counter
+
+from data_pipeline.config import OVERRIDABLE, PrepareConfig, SourceSettings
+from data_pipeline.settings import setting_names
+from data_pipeline.shaping import FILES, LOCAL, SHAPING, named_files, shaping_settings
+
+
+def test_every_setting_shapes_bytes_stands_for_files_or_is_local() -> None:
+    known = {*setting_names(PrepareConfig), "balance.weights", *(f"source.*.{name}" for name in SourceSettings.model_fields)}
+    listed = Counter((*SHAPING, *FILES, *LOCAL))
+    assert not known - listed.keys(), "put a new setting on one of the lists in shaping.py"
+    assert not listed.keys() - known
+    assert set(listed.values()) == {1}
+    assert {name.removeprefix("source.*.") for name in SHAPING if name.startswith("source.*.")} >= {*OVERRIDABLE}
+
+
+def test_the_settings_of_a_preparation_come_back_without_files_and_without_what_is_local() -> None:
+    config = PrepareConfig(
+        sources=("x",),
+        row_length=64,
+        engine="ray",
+        ray_address="ray://elsewhere",
+        workers=7,
+        tokenizer={"path": "tokenizer.json"},
+        source={"web": {"paths": ("y",), "weight": 2.0, "clean": {"min_chars": 3}}},
+        balance={"by": "source", "weights": {"web": 3.0}},
+    )
+    plain = config.model_dump(mode="json")
+    shaping = shaping_settings(plain)
+    assert shaping["source"]["web"]["clean"] == {"min_chars": 3}
+    assert shaping["balance"]["weights"] == {"web": 3.0}
+    assert not set(LOCAL) & {*shaping}
+    assert "paths" not in shaping["source"]["web"]
+    assert "path" not in shaping["tokenizer"]
+    assert {"retries", "retry_wait_s"}.isdisjoint(shaping["limits"])
+    assert named_files(plain) == ["tokenizer.path"]
+    assert named_files(PrepareConfig(sources=("x",)).portable) == []
+
+
+def test_settings_of_other_types_are_left_out() -> None:
+    assert shaping_settings({"text": 5, "source": [], "dedup": None}) == {"source": {}}
+    assert shaping_settings({"source": {"a": 5, "b": {"language": {"fasttext_model": "/etc/passwd", "keep": ["en"]}}}}) == {
+        "source": {"b": {"language": {"keep": ["en"]}}}
+    }
+    assert named_files({"tokenizer": [], "quality": {"good": []}, "dedup": {"benchmarks": ["/dev/zero"]}}) == ["dedup.benchmarks"]
