@@ -409,6 +409,14 @@ class LimitSettings(Section):
         description="memory that a Parquet file or an HTML page may take, in bytes; beyond it a file is refused, "
         "and a page is only stripped of its tags",
     )
+    outside_links: bool = Field(
+        False, description="follow links inside a source to files outside of it; false leaves those files out, with a warning"
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        (),
+        description="hosts that web addresses may redirect to, and that may have private addresses, besides the named ones: names, "
+        "addresses, or patterns such as *.example.org",
+    )
     retries: int = Field(5, ge=0, le=100, description="times that reading from a store is tried again after a failure in a row")
     retry_wait_s: float = Field(0.5, ge=0, le=60, description="wait before the first of them, in seconds; doubled each time")
 
@@ -528,7 +536,7 @@ class PrepareConfig(Settings):
         values = self.model_dump(mode="json")
         for name in ("recipe", "sources", "output", "workers", "engine", "ray_address", "if_empty", "keep_rejects"):
             del values[name]
-        for name in ("retries", "retry_wait_s"):
+        for name in ("outside_links", "allowed_hosts", "retries", "retry_wait_s"):
             del values["limits"][name]
         for source in values["source"].values():
             del source["paths"]
