@@ -310,7 +310,8 @@ def _reproduce(manifest: Manifest) -> str:
             + (", and each digest stands for the path of a file with that digest:" if files else ":"),
             _fenced(to_toml("prepare", recipe).strip(), "toml"),
             _fenced(f"python -m data_pipeline prepare --recipe recipe.toml{sources} --output DIR", "sh"),
-            f"The last line must be {_code(f'root digest {manifest.root_digest}')}. `python -m data_pipeline verify DIR` checks it.",
+            f"The last line must be {_code(f'root digest {manifest.root_digest}')}. "
+            "`python -m data_pipeline verify DIR` checks it.",
         )
     )
 

@@ -22,6 +22,8 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from io import TextIOWrapper
 
+from data_pipeline.redaction import redacted
+
 __all__ = [
     "CheckpointError",
     "ConfigError",
@@ -137,7 +139,7 @@ def run_command(
         return ExitCode.DONE
     except (ProjectError, OSError, KeyboardInterrupt) as error:
         code = exit_code_of(error)
-        message = str(error) or ("" if isinstance(error, ProjectError) else type(error).__name__)
+        message = redacted(str(error)) or ("" if isinstance(error, ProjectError) else type(error).__name__)
         if message:
             (announce or _print)(f"{'stopped' if code == ExitCode.STOPPED else 'error'}: {message}", code)
         return code

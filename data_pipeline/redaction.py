@@ -7,14 +7,25 @@ What is shown here is a secret in none of these readings. Where they have nothin
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
-__all__ = ["HIDDEN", "redacted", "redacted_settings", "redacted_url", "secrets_of", "url_chain", "without"]
+__all__ = [
+    "HIDDEN",
+    "RedactingFormatter",
+    "redacted",
+    "redacted_repr",
+    "redacted_settings",
+    "redacted_url",
+    "secrets_of",
+    "url_chain",
+    "without",
+]
 
-HIDDEN = "[hidden]"
+HIDDEN = "***"
 """Stands for the part of an address that could be a secret."""
 
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*"
@@ -51,6 +62,11 @@ def url_chain(url: str) -> list[str]:
     return _LINK.split(url)
 
 
+def redacted_repr(value: Any) -> str:
+    """`repr` of a setting's value for a message, with the texts in it redacted."""
+    return repr(_redacted_value(value))
+
+
 def redacted_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as they may be stored: the texts in them at any depth, redacted."""
     return {name: _redacted_value(value) for name, value in values.items()}
@@ -67,7 +83,8 @@ def secrets_of(url: str) -> list[str]:
         user = rest.rpartition("@")[0]
         secret = user.partition(":")[2] or user
         _, *options = re.split(r"[?#&;]", rest)
-        found |= {user, secret, *re.split(r"[/@?#]", secret), *(option.partition("=")[2] or option for option in options)}
+        values = (option.partition("=")[2] or option for option in options)
+        found |= {user, secret, *(piece for whole in (secret, *values) for piece in (whole, *re.split(r"[:/@?#&;=]", whole)))}
     encoded = {form(piece) for piece in found for form in (str, quote, quote_plus, unquote, unquote_plus)}
     shown = redacted_url(url)
     return sorted((piece for piece in encoded if len(piece) >= _FEWEST_CHARS and piece not in shown), key=len, reverse=True)
@@ -78,6 +95,23 @@ def without(text: str, secrets: Iterable[str]) -> str:
     for secret in secrets:
         text = text.replace(secret, HIDDEN)
     return redacted(text)
+
+
+class RedactingFormatter(logging.Formatter):
+    """Writes log messages without the secrets of the URLs in them.
+
+    Args:
+        form: as for `logging.Formatter`.
+        secrets: what is left out besides, as `secrets_of` gives it: libraries log pieces of the addresses that they were given.
+    """
+
+    def __init__(self, form: str, secrets: Iterable[str] = ()) -> None:
+        super().__init__(form)
+        self._secrets = tuple(secrets)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line of a log record."""
+        return without(super().format(record), self._secrets)
 
 
 def _redacted_value(value: Any) -> Any:
@@ -97,8 +131,8 @@ def _bare(url: str) -> str:
     authority = re.split(r"[/?#]", rest.lstrip("/"), maxsplit=1)[0]
     if "@" in rest and (":" in authority or "@" in authority or "://" in rest):
         user, _, rest = rest.rpartition("@")
-        if re.search(r"[?#]", user) and ("@" in authority or _HOST.fullmatch(authority)):
-            return hidden  # the last @ is in a password that has a ? or #, or in a query
+        if re.search(r"[?#;&=]", user) and ("@" in user or "@" in authority or _HOST.fullmatch(authority)):
+            return hidden  # the last @ ends a password with such a sign, or it is in a query or an option
         authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     if not _HOST.fullmatch(authority):
         return hidden

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from torch import nn
 
 from data_pipeline.errors import ConfigError, PreparedDataError
 from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.redaction import RedactingFormatter, secrets_of
 from data_pipeline.shards import Rows
 from data_pipeline.tokenizer import load_tokenizer
 from trainer.attention import Backend, choose_backend, describe_backend
@@ -80,7 +81,7 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
     with ExitStack() as stack:
         stop = stack.enter_context(stop_request())
         group = stack.enter_context(joined_group(config.device, config.watchdog.slow_s))
-        logging.basicConfig(level=logging.INFO if group.is_main else logging.WARNING, format="%(message)s")
+        _log_to_stderr(logging.INFO if group.is_main else logging.WARNING, secrets_of(config.log.mlflow_uri or ""))
         manifest = read_manifest(config.data)
         train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
         val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
@@ -182,6 +183,12 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
         _introduce(session, manifest, continued=newest is not None)
         del training, checkpoint  # this frame lives as long as the run, and would keep them
         yield session
+
+
+def _log_to_stderr(level: int, secrets: Iterable[str]) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(RedactingFormatter("%(message)s", secrets))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def _checked_run(config: TrainConfig, checkpoints: CheckpointStore, identity: Mapping[str, Any]) -> int | None:

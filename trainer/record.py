@@ -28,6 +28,7 @@ import torch
 from data_pipeline.errors import CheckpointError, ConfigError
 from data_pipeline.files import digest_file, sealed, unsealed, write_atomic
 from data_pipeline.manifest import Manifest
+from data_pipeline.redaction import redacted_settings
 from data_pipeline.settings import to_toml
 from trainer.changes import Change, Changes
 from trainer.checkpoint import CheckpointStore
@@ -229,7 +230,7 @@ def open_record(
 
     Where it goes on, at `step`, it tells in what identity, environment and settings are not those of the start before.
     """
-    settings = to_toml("train", config.model_dump(mode="json"))
+    settings = to_toml("train", redacted_settings(config.model_dump(mode="json")))
     environment = environment_facts() | {"world_size": world_size}
     earlier, told = _since_before(run, identity, environment, settings, step) if step is not None else ([], ())
     write_atomic(run / "config.toml", settings.encode())
