@@ -370,19 +370,12 @@ def _before_magic(parts: Sequence[str]) -> Iterator[str]:
 
 def _list_store(named: str, limits: LimitSettings) -> Listing:
     shown = Location(named, named)
-    system = _attempts(lambda: _store(named, limits), shown, limits)
-    name = str(system._strip_protocol(named)).rstrip("/")
-    # In a web address a question mark begins the query, and is no pattern.
-    magic = any(sign in name for sign in ("*[" if _is_web(name, named) else "*?["))
-
-    def find() -> dict[str, Mapping[str, Any]]:
-        if magic:
-            return dict(system.glob(name, detail=True))
-        info = system.info(name)
-        return {name: info} if info["type"] == "file" else dict(system.find(name, detail=True))
-
     try:
-        infos = _attempts(find, shown, limits)
+        system = _attempts(lambda: _store(named, limits), shown, limits)
+        name = str(system._strip_protocol(named)).rstrip("/")
+        # In a web address a question mark begins the query, and is no pattern.
+        magic = any(sign in name for sign in ("*[" if _is_web(name, named) else "*?["))
+        infos = _attempts(lambda: _find_in_store(system, name, magic), shown, limits)
     except FileNotFoundError:
         return Listing(str(shown), [], is_folder=False)
     root = "/".join(_before_magic(name.split("/"))) if magic else name
@@ -393,6 +386,14 @@ def _list_store(named: str, limits: LimitSettings) -> Listing:
         if info["type"] == "file"
     ]
     return Listing(str(Location(root if magic else name, named)), files, is_folder=not magic and list(infos) != [name])
+
+
+def _find_in_store(system: Any, name: str, magic: bool) -> dict[str, Mapping[str, Any]]:
+    """What a store knows of the files that a name stands for, by their names."""
+    if magic:
+        return dict(system.glob(name, detail=True))
+    info = system.info(name)
+    return {name: info} if info["type"] == "file" else dict(system.find(name, detail=True))
 
 
 def _found_in_store(
