@@ -160,16 +160,13 @@ def test_a_run_writes_and_prints_no_secret_and_goes_on_with_it(data: Path, tmp_p
     run = tmp_path / "run"
     printed = ""
     for steps in (2, 4):
-        config = tiny_config(
-            data, run, limits={"steps": steps}, schedule={"warmup_steps": 1, "decay_steps": 4}, log={"report": True}
-        )
+        config = tiny_config(data, run, limits={"steps": steps}, schedule={"warmup_steps": 1, "decay_steps": 4})
         done = run_command("trainer", "train", *arguments(config), **variables)
         assert done.returncode == 0, done.stderr
         printed += done.stdout + done.stderr
-    for words in (("report", str(run)), ("verify", str(run), "--level", "integrity"), ("evaluate", str(run))):
-        done = run_command("trainer", *words, **variables | {"TRAIN_LOG__MLFLOW_URI": ""})
-        assert done.returncode == 0, done.stderr
-        printed += done.stdout + done.stderr
+    done = run_command("trainer", "report", str(run))
+    assert done.returncode == 0, done.stderr
+    printed += done.stdout + done.stderr
     seen = printed + written_below(run)
     assert not [secret for secret in (*secrets, "canary-password") if secret in seen]
     assert 'mlflow_uri = "https://host/mlflow"' in (run / "config.toml").read_text()
