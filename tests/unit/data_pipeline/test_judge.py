@@ -1,11 +1,11 @@
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline import judge
-from data_pipeline.config import PrepareConfig
+from data_pipeline.config import LimitSettings, PrepareConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.html import PageReader
 from data_pipeline.judge import JudgedBatch, JudgedDocument, judge_batch
@@ -23,9 +23,17 @@ def document(text: str, **fields: str) -> Document:
     return Document(text, "file", 7, 0, **fields)
 
 
+PAGES = PageReader(LimitSettings())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parser() -> Iterator[None]:
+    yield
+    PAGES.close()
+
+
 def judged_batch(items: Sequence[Document | Rejection], settings: PrepareConfig) -> JudgedBatch:
-    with PageReader(settings.limits) as pages:
-        return judge_batch(items, settings, pages)
+    return judge_batch(items, settings, PAGES)
 
 
 def texts_of(batch: TextBatch) -> list[str]:
