@@ -35,6 +35,7 @@ _MEMORY_BYTES = 64 << 20  # for any page; the least that limits.reader_memory_by
 _MEMORY_PER_BYTE = 256
 _SECONDS = 5  # an ordinary page takes milliseconds
 _SECONDS_PER_MIB = 2
+_KEPT_BYTES = 4 << 20  # after a larger page the child is replaced, because it keeps much of the memory
 _RULES = {b"m": "html-main", b"a": "html-all"}
 _ENDED_BY_THE_PAGE = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGXCPU)
 
@@ -109,10 +110,11 @@ class PageReader:
         """
         was_fresh = self._program is None
         extracted = self._asked(page, settings)
-        if extracted is None:
+        if extracted is None and not was_fresh:
             self.close()
-            if not was_fresh and (extracted := self._asked(page, settings)) is None:
-                self.close()
+            extracted = self._asked(page, settings)
+        if extracted is None or len(page) > _KEPT_BYTES:
+            self.close()
         return extracted
 
     def _asked(self, page: bytes, settings: HtmlSettings) -> Extracted | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
@@ -64,12 +64,12 @@ def url_chain(url: str) -> list[str]:
 
 def redacted_repr(value: Any) -> str:
     """`repr` of a setting's value for a message, with the texts in it redacted."""
-    return repr(_redacted_value(value))
+    return repr(_with_texts(value, redacted))
 
 
 def redacted_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as they may be stored: the texts in them at any depth, redacted."""
-    return {name: _redacted_value(value) for name, value in values.items()}
+    """Settings as they may be stored: texts that are URLs are redacted, at any depth; other texts, such as prompts, stay."""
+    return {name: _with_texts(value, _redacted_address) for name, value in values.items()}
 
 
 def secrets_of(url: str) -> list[str]:
@@ -114,12 +114,16 @@ class RedactingFormatter(logging.Formatter):
         return without(super().format(record), self._secrets)
 
 
-def _redacted_value(value: Any) -> Any:
+def _redacted_address(text: str) -> str:
+    return redacted_url(text) if _STARTS_WITH_URL.match(text) else text
+
+
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
-        return redacted(value)
+        return change(value)
     if isinstance(value, Mapping):
-        return redacted_settings(value)
-    return [_redacted_value(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: _with_texts(one, change) for name, one in value.items()}
+    return [_with_texts(one, change) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _bare(url: str) -> str:
@@ -139,4 +143,4 @@ def _bare(url: str) -> str:
     rest = rest.partition("?")[0]
     if protocol.startswith("http"):
         rest = rest.partition("#")[0]
-    return f"{protocol}://{_OPTIONS.sub('', rest).lstrip('/')}"
+    return f"{protocol}://{_OPTIONS.sub('', rest)}"

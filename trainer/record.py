@@ -284,7 +284,8 @@ def _since_before(
 
 def _told_settings(toml: str) -> dict[str, Any]:
     """Settings by their full names, but for those that say where something is, or are for one start."""
-    return flattened({name: value for name, value in tomllib.loads(toml)["train"].items() if name not in _UNTOLD})
+    settings = redacted_settings(tomllib.loads(toml)["train"])  # an older version stored them as they were
+    return flattened({name: value for name, value in settings.items() if name not in _UNTOLD})
 
 
 def _contents(folder: Path) -> dict[str, str]:

@@ -47,7 +47,7 @@ def secret_urls(draw: st.DrawFn, signs: str = _SIGNS, protocols: tuple[str, ...]
         query += f"{'&' if query else '?'}{draw(st.sampled_from(['key', 'X-Amz-Signature', 'secret', 'versionId']))}={secret()}"
     if query and protocol in ("http", "https") and draw(st.booleans()):
         query += f"#access_token={secret()}"
-    if not query and draw(st.booleans()):
+    if not query and protocol in ("http", "https", "ftp") and draw(st.booleans()):
         path += f";secret={secret()}"
     chain = draw(st.sampled_from(["", "", "", "simplecache::", "filecache::", "zip://*.txt::", "zip://a/b.txt::simplecache::"]))
     return SecretUrl(f"{chain}{protocol}://{authority}{path}{query}", tuple(secrets))

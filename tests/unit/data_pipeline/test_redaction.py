@@ -51,6 +51,8 @@ def test_pieces_that_a_library_quotes_are_known(secret: SecretUrl) -> None:
         ("simplecache::https://u:p@host/x?k=v", "simplecache::https://host/x"),
         ("zip://*.txt::s3://K:S@bucket/a.zip", "zip://*.txt::s3://bucket/a.zip"),
         ("see https://u:p@host/x: gone, 'https://h/?t=1'", "see https://host/x: gone, 'https://h/'"),
+        ("sqlite:////data/runs.db", "sqlite:////data/runs.db"),
+        ("file:///data/runs", "file:///data/runs"),
         ("/data/a@b?c.txt", "/data/a@b?c.txt"),
         ("no address: at all @ ? #", "no address: at all @ ? #"),
     ],
@@ -60,8 +62,18 @@ def test_what_is_no_secret_stays(text: str, shown: str) -> None:
 
 
 def test_settings_are_redacted_at_any_depth() -> None:
-    settings = {"log": {"uri": "https://u:p@h", "steps": 3}, "paths": ["/a", "s3://k:s@b/x"], "none": None}
-    assert redacted_settings(settings) == {"log": {"uri": "https://h", "steps": 3}, "paths": ["/a", "s3://b/x"], "none": None}
+    settings = {
+        "log": {"uri": "https://u:p@h", "steps": 3},
+        "paths": ["/a", "s3://k:s@b/x"],
+        "none": None,
+        "prompt": "see s3://k:s@b",
+    }
+    assert redacted_settings(settings) == {
+        "log": {"uri": "https://h", "steps": 3},
+        "paths": ["/a", "s3://b/x"],
+        "none": None,
+        "prompt": "see s3://k:s@b",
+    }
 
 
 def test_log_lines_are_redacted_with_their_tracebacks() -> None:
