@@ -405,7 +405,18 @@ class LimitSettings(Section):
     max_archive_members: int = Field(1_000_000, ge=1, description="members at which an archive is given up")
     max_member_bytes: int = Field(1 << 34, ge=1024, description="largest member of an archive that is read, in bytes")
     reader_memory_bytes: int = Field(
-        512 * _MIB, ge=64 * _MIB, description="memory that reading a Parquet file may take, in bytes; what needs more is refused"
+        512 * _MIB,
+        ge=64 * _MIB,
+        description="memory that a Parquet file or an HTML page may take, in bytes; beyond it a file is refused, "
+        "and a page is only stripped of its tags",
+    )
+    outside_links: bool = Field(
+        False, description="follow links inside a source to files outside of it; false leaves those files out, with a warning"
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        (),
+        description="hosts that web addresses may redirect to, and that may have private addresses, besides the named ones: names, "
+        "addresses, or patterns such as *.example.org",
     )
     retries: int = Field(5, ge=0, le=100, description="times that reading from a store is tried again after a failure in a row")
     retry_wait_s: float = Field(0.5, ge=0, le=60, description="wait before the first of them, in seconds; doubled each time")

@@ -27,7 +27,9 @@ _MAX_FILES = 20
 
 _EMPTY: tuple[object, ...] = (None, {}, [], ())
 
-_MARKUP = re.compile(r"[\\`*_{}\[\]()#+!|~]")
+_MARKUP = re.compile(r"[\\`*_{}\[\]()#+!|~$@^]|^-|(?<=:)/|(?<=www)\.", re.IGNORECASE)
+"""What Markdown, or a site that shows it, makes a mark, a link or a formula of."""
+_ORDINAL = re.compile(r"^(\d+)\.(?=\s|$)")
 
 Report = Mapping[str, Any]
 
@@ -54,12 +56,12 @@ def render_card(manifest: Manifest) -> str:
 def _summary(manifest: Manifest, report: Report) -> str:
     counts, rows = part(report, "documents"), part(report, "rows")
     pairs = {
-        "root digest": f"`{manifest.root_digest}`",
+        "root digest": _code(manifest.root_digest),
         "documents": _of(counts, "kept", "read", "{:,} kept of {:,} read"),
         "text": _of(counts, "text_bytes", "input_bytes", "{} kept of {} input", size),
         "languages": ", ".join(_escaped(code) for code in largest_first(part(report, "languages"), "bytes")),
-        "rows": ", ".join(f"{one['rows']:,} {split}" for split, one in rows.items() if "rows" in one),
-        "tokens": ", ".join(f"{one['tokens']:,} {split}" for split, one in rows.items() if "tokens" in one),
+        "rows": ", ".join(f"{one['rows']:,} {_escaped(split)}" for split, one in rows.items() if "rows" in one),
+        "tokens": ", ".join(f"{one['tokens']:,} {_escaped(split)}" for split, one in rows.items() if "tokens" in one),
         "row length": f"{manifest.row_length:,} tokens, stored as {manifest.token_type}",
         "shards": f"{len(manifest.shards):,} Arrow files, {size(sum(shard.bytes for shard in manifest.shards))}",
     }
@@ -253,7 +255,7 @@ def _splits(report: Report) -> str:
 
 
 def _tokenizer(manifest: Manifest, report: Report) -> str:
-    lines = [f"{manifest.tokenizer_kind}, {manifest.vocab_size:,} tokens, `{manifest.tokenizer_digest}`."]
+    lines = [f"{_escaped(manifest.tokenizer_kind)}, {manifest.vocab_size:,} tokens, {_code(manifest.tokenizer_digest)}."]
     if words := round_trip(part(report, "tokenizer")):
         lines[0] += f" {words[0].upper()}{words[1:]}."
     by_language = [
@@ -308,7 +310,8 @@ def _reproduce(manifest: Manifest) -> str:
             + (", and each digest stands for the path of a file with that digest:" if files else ":"),
             _fenced(to_toml("prepare", recipe).strip(), "toml"),
             _fenced(f"python -m data_pipeline prepare --recipe recipe.toml{sources} --output DIR", "sh"),
-            f"The last line must be `root digest {manifest.root_digest}`. `python -m data_pipeline verify DIR` checks it.",
+            f"The last line must be {_code(f'root digest {manifest.root_digest}')}. "
+            "`python -m data_pipeline verify DIR` checks it.",
         )
     )
 
@@ -367,7 +370,7 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[str]], numbers: int = 0
 def _escaped(value: object) -> str:
     """Text that stays text in Markdown, also in a table's cell, whoever wrote it."""
     flat = " ".join(visible(str(value)).split())
-    return html.escape(_MARKUP.sub(r"\\\g<0>", flat), quote=False)
+    return html.escape(_ORDINAL.sub(r"\1\\.", _MARKUP.sub(r"\\\g<0>", flat)), quote=False)
 
 
 def _code(value: object) -> str:

@@ -18,9 +18,13 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from io import TextIOWrapper
+from types import TracebackType
+
+from data_pipeline.redaction import redacted
 
 __all__ = [
     "CheckpointError",
@@ -130,6 +134,8 @@ def run_command(
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _print_traceback
     try:
         main(arguments)
     except BrokenPipeError:  # whoever read the output, `head` perhaps, has seen enough
@@ -137,11 +143,16 @@ def run_command(
         return ExitCode.DONE
     except (ProjectError, OSError, KeyboardInterrupt) as error:
         code = exit_code_of(error)
-        message = str(error) or ("" if isinstance(error, ProjectError) else type(error).__name__)
+        message = redacted(str(error)) or ("" if isinstance(error, ProjectError) else type(error).__name__)
         if message:
             (announce or _print)(f"{'stopped' if code == ExitCode.STOPPED else 'error'}: {message}", code)
         return code
     return ExitCode.DONE
+
+
+def _print_traceback(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
+    """Libraries put addresses into their messages as they were given, with passwords and keys."""
+    sys.stderr.write(redacted("".join(traceback.format_exception(kind, error, place))))
 
 
 def _print(line: str, _code: ExitCode) -> None:

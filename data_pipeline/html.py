@@ -7,19 +7,37 @@ found are taken whole.
 The tree costs time that grows with the square of the depth of elements and of the attributes of one element, and a list item is
 indented by its depth: half a megabyte of `<div>` would take minutes. Pages beyond what any author writes are therefore only
 stripped of their tags, by regular expressions that take linear time.
+
+Other pages make the tree itself grow with the square of their length: each `<p>` after 240 unclosed `<font>` holds 240 elements
+more. Only the rules of the parser tell such a page from an ordinary one. So the parser runs in a child process (`html_child`), with
+limits on memory and processor time that follow from the length of the page; a page over them is stripped of its tags too.
+Ordinary pages take 4 to 60 bytes of memory for each of their bytes, and a page of nothing but `<p>x` takes 144 (measured 2026-11).
 """
 
 from __future__ import annotations
 
 import html
 import re
+import signal
+import struct
 from dataclasses import dataclass
+from pathlib import Path
 
-from resiliparse.extract.html2text import extract_plain_text
+from data_pipeline.config import HtmlSettings, LimitSettings
+from data_pipeline.confined import ConfinedProgram, ProgramEndedError
+from data_pipeline.errors import WorkerError
 
-from data_pipeline.config import HtmlSettings
+__all__ = ["Extracted", "PageReader"]
 
-__all__ = ["Extracted", "html_to_text"]
+_CHILD = Path(__file__).with_name("html_child.py")
+_SILENCE_S = 600.0  # wall time; the child's own limit is processor time, which a busy machine does not change
+_MEMORY_BYTES = 64 << 20  # for any page; the least that limits.reader_memory_bytes can be
+_MEMORY_PER_BYTE = 256
+_SECONDS = 5  # an ordinary page takes milliseconds
+_SECONDS_PER_MIB = 2
+_KEPT_BYTES = 4 << 20  # after a larger page the child is replaced, because it keeps much of the memory
+_RULES = {b"m": "html-main", b"a": "html-all"}
+_ENDED_BY_THE_PAGE = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGXCPU)
 
 _MAX_DEPTH = 256  # browsers stop at 512
 _MAX_LIST_DEPTH = 32
@@ -30,7 +48,7 @@ _ATTRIBUTE = r"""[\s/]*+[^\s/>][^\s/>=]*+(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s>"
 _TAGS_WITH_FEW_ATTRIBUTES = re.compile(
     rf"(?:[^<]++|<(?![a-zA-Z])|<[a-zA-Z][^\s/>]*+(?:{_ATTRIBUTE}){{0,{_MAX_ATTRIBUTES}}}+[\s/]*+(?:>|\Z))*+"
 )
-_TAG_NAME = re.compile(r"<(/?)([a-zA-Z][^\s/>]*)")
+_TAG_NAME = re.compile(r"<(/?[a-zA-Z][^\s/>]*)")
 _LISTS = frozenset(("ul", "ol"))
 _VOID = ("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr")
 _CLOSED_BY_THE_NEXT = ("p", "li", "dt", "dd", "td", "th", "tr", "option")
@@ -54,18 +72,71 @@ class Extracted:
     """`html-main`, `html-all` or `html-stripped`; counted in the report."""
 
 
-def html_to_text(page: str, settings: HtmlSettings) -> Extracted:
-    """The text that a page shows. Broken HTML is read as a browser reads it; nothing is ever raised."""
-    if _is_pathological(page):
-        return Extracted(_strip_tags(page), "html-stripped")
-    if settings.extract == "main" and (text := _extract(page, main_content=True)).strip():
-        return Extracted(text, "html-main")
-    return Extracted(_extract(page, main_content=False), "html-all")
+class PageReader:
+    """Turns HTML pages into text. Parsing happens in a child process that is started for the first page and ends with `close`.
 
+    Used as a context manager, so that the child ends in any case. Starting it takes about 15 ms.
+    """
 
-def _extract(page: str, main_content: bool) -> str:
-    text: str = extract_plain_text(page, main_content=main_content, alt_texts=False)
-    return text
+    def __init__(self, limits: LimitSettings) -> None:
+        self._max_memory_bytes = limits.reader_memory_bytes
+        self._program: ConfinedProgram | None = None
+
+    def __enter__(self) -> PageReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the child process; the next page starts another."""
+        program, self._program = self._program, None
+        if program is not None:
+            program.close()
+
+    def text_of(self, page: str, settings: HtmlSettings) -> Extracted:
+        """The text that a page shows. Broken HTML is read as a browser reads it, and nothing that a page holds is an error.
+
+        Raises:
+            WorkerError: the child process was killed from outside or does not answer.
+        """
+        extracted = None if _is_pathological(page) else self._parsed(page.encode("utf-8", "surrogatepass"), settings)
+        return extracted or Extracted(_strip_tags(page), "html-stripped")
+
+    def _parsed(self, page: bytes, settings: HtmlSettings) -> Extracted | None:
+        """What the parser makes of a page; None if that needs more memory or time than the length of the page allows.
+
+        A fresh process decides about that, so the result does not depend on the pages before this one.
+        """
+        was_fresh = self._program is None
+        extracted = self._asked(page, settings)
+        if extracted is None and not was_fresh:
+            self.close()
+            extracted = self._asked(page, settings)
+        if extracted is None or len(page) > _KEPT_BYTES:
+            self.close()
+        return extracted
+
+    def _asked(self, page: bytes, settings: HtmlSettings) -> Extracted | None:
+        """The answer of the child process; without one it is of no more use."""
+        if self._program is None:
+            self._program = ConfinedProgram(_CHILD, _SILENCE_S)
+        memory_bytes = min(_MEMORY_BYTES + _MEMORY_PER_BYTE * len(page), self._max_memory_bytes)
+        seconds = _SECONDS + _SECONDS_PER_MIB * (len(page) >> 20)
+        mode = b"M" if settings.extract == "main" else b"A"
+        try:
+            self._program.write(struct.pack("<cqqq", mode, len(page), memory_bytes, seconds) + page)
+            letter, length = struct.unpack("<cq", self._program.read(9))
+            if letter not in _RULES or not 0 <= length <= memory_bytes:
+                return None
+            return Extracted(self._program.read(length).decode("utf-8", "surrogatepass"), _RULES[letter])
+        except ProgramEndedError as error:
+            if error.signal_number in _ENDED_BY_THE_PAGE:
+                return None
+            raise WorkerError(
+                f"the process that parses HTML {error}; if the machine lacks memory, use fewer --workers; "
+                "finished work is kept: run the same command again"
+            ) from None
 
 
 def _is_pathological(page: str) -> bool:
@@ -77,17 +148,29 @@ def _is_pathological(page: str) -> bool:
 
 def _is_deep(page: str) -> bool:
     depth = list_depth = 0
-    for slash, name in _TAG_NAME.findall(page):
-        tag = name.lower()
-        if tag in _NEVER_NEST:
+    steps = _Steps()
+    for tag in _TAG_NAME.findall(page):
+        if not (step := steps[tag]):
             continue
-        step = -1 if slash else 1
-        depth = max(depth + step, 0)
-        if tag in _LISTS:
-            list_depth = max(list_depth + step, 0)
-        if depth > _MAX_DEPTH or list_depth > _MAX_LIST_DEPTH:
+        if step in (-2, 2):
+            list_depth = max(list_depth + step // 2, 0)
+            step //= 2
+        depth += step
+        if depth < 0:
+            depth = 0
+        elif depth > _MAX_DEPTH or list_depth > _MAX_LIST_DEPTH:
             return True
     return False
+
+
+class _Steps(dict[str, int]):
+    """The change of depth by a tag, `div` or `/div`: 1 or -1; 2 or -2 for a list; 0 for elements that never nest."""
+
+    def __missing__(self, tag: str) -> int:
+        name = tag.removeprefix("/").lower()
+        size = 0 if name in _NEVER_NEST else 2 if name in _LISTS else 1
+        self[tag] = -size if tag.startswith("/") else size
+        return self[tag]
 
 
 def _strip_tags(page: str) -> str:

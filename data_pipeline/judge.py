@@ -18,7 +18,7 @@ from data_pipeline.clean import clean, judge_length
 from data_pipeline.config import LanguageSettings, PrepareConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.heuristics import judge_form
-from data_pipeline.html import html_to_text
+from data_pipeline.html import PageReader
 from data_pipeline.language import CODE, UNDETERMINED, Identified, confidence_bin, identify
 from data_pipeline.textbatch import TextBatch
 
@@ -53,15 +53,19 @@ class JudgedBatch:
     """Number of documents by language and by confidence, in whole percents: all that were identified, rejected or not."""
 
 
-def judge_batch(items: Sequence[Document | Rejection], config: PrepareConfig) -> JudgedBatch:
-    """Cleans and judges documents of one source, whose resolved settings are `config`; rejections pass through."""
+def judge_batch(items: Sequence[Document | Rejection], config: PrepareConfig, pages: PageReader) -> JudgedBatch:
+    """Cleans and judges documents of one source, whose resolved settings are `config`; rejections pass through.
+
+    Raises:
+        WorkerError: the process that parses HTML for `pages` was killed from outside.
+    """
     changes: Counter[str] = Counter()
     confidences: dict[str, Counter[str]] = {}
     judged: list[JudgedDocument | Rejection] = []
     texts: list[bytes] = []
     places: list[int] = []
     for place, item in enumerate(items):
-        text, outcome = _judge_alone(item, config, changes, confidences)
+        text, outcome = _judge_alone(item, config, pages, changes, confidences)
         judged.append(outcome)
         if isinstance(outcome, JudgedDocument):
             texts.append(text)
@@ -82,12 +86,16 @@ def _beginning(text: bytes) -> bytes:
 
 
 def _judge_alone(
-    item: Document | Rejection, config: PrepareConfig, changes: Counter[str], confidences: dict[str, Counter[str]]
+    item: Document | Rejection,
+    config: PrepareConfig,
+    pages: PageReader,
+    changes: Counter[str],
+    confidences: dict[str, Counter[str]],
 ) -> tuple[bytes, JudgedDocument | Rejection]:
     """What can be said of a document without the others, and its text as UTF-8; counts what was done to it."""
     if isinstance(item, Rejection):
         return b"", item
-    document, names = _clean(item, config)
+    document, names = _clean(item, config, pages)
     changes.update(names)
     if rejection := judge_length(document, config.clean):
         return b"", rejection
@@ -99,11 +107,11 @@ def _judge_alone(
     return text, _judge_language(document, found, config.language) or JudgedDocument(document, found.language, found.confidence)
 
 
-def _clean(document: Document, config: PrepareConfig) -> tuple[Document, tuple[str, ...]]:
+def _clean(document: Document, config: PrepareConfig, pages: PageReader) -> tuple[Document, tuple[str, ...]]:
     if document.markup == "plain":
         cleaned = clean(document.text, config.clean, document.kind)
         return replace(document, text=cleaned.text), cleaned.changes
-    extracted = html_to_text(document.text, config.html)
+    extracted = pages.text_of(document.text, config.html)
     cleaned = clean(extracted.text, config.clean, document.kind)
     return replace(document, text=cleaned.text, markup="plain"), (extracted.rule, *cleaned.changes)
 

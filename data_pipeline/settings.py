@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticUndefined
 
 from data_pipeline.errors import ConfigError
+from data_pipeline.redaction import HIDDEN, redacted_repr
 
 __all__ = [
     "RECIPES",
@@ -231,7 +232,7 @@ def _check_utf8(origin: str, words: Iterable[str]) -> None:
             word.encode()
         except UnicodeEncodeError:
             raise ConfigError(
-                f"{origin}: {word!r} is no UTF-8 text; write it in UTF-8, and rename a file of that name; "
+                f"{origin}: {redacted_repr(word)} is no UTF-8 text; write it in UTF-8, and rename a file of that name; "
                 "or set PYTHONUTF8=1, if it is UTF-8 and the locale another"
             ) from None
 
@@ -240,7 +241,8 @@ def _parse_list(variable: str, value: str) -> Any:
     try:
         return json.loads(value)
     except json.JSONDecodeError:
-        raise ConfigError(f'environment: {variable} = {value!r} is no JSON list; write for example ["a", "b"]') from None
+        shown = repr(HIDDEN if "://" in value else value)  # what is not even a list cannot be searched for secrets
+        raise ConfigError(f'environment: {variable} = {shown} is no JSON list; write for example ["a", "b"]') from None
 
 
 def _none_word(field: FieldInfo, value: Any) -> Any:
@@ -343,12 +345,12 @@ def _explain(model: type[BaseModel], detail: ErrorDetails, place: Sequence[str])
         return f"{name} is no setting{_nearest(name, known)}"
     if detail["type"] == "missing":
         if isinstance(detail["loc"][-1], int):
-            return f"{name} = {detail['input']!r}: too few values"
+            return f"{name} = {redacted_repr(detail['input'])}: too few values"
         return f"{name} is not set; give {_places_of(model, name)}"
     if detail["type"] == "finite_number":
         return f"{name} = {detail['input']!r}: {_finite_wanted(setting_names(model).get('.'.join(names)))}"
     message = detail["msg"].removeprefix("Value error, ")
-    found = f" = {detail['input']!r}" if name in known else ""
+    found = f" = {redacted_repr(detail['input'])}" if name in known else ""
     return f"{name}{found}: {message[:1].lower()}{message[1:]}" if name else message
 
 

@@ -56,7 +56,7 @@ FILES = ("language.fasttext_model", "dedup.benchmarks", "quality.good", "quality
 
 LOCAL = (
     *("recipe", "sources", "output", "workers", "engine", "ray_address", "if_empty", "keep_rejects"),
-    *("limits.retries", "limits.retry_wait_s", "source.*.paths"),
+    *("limits.outside_links", "limits.allowed_hosts", "limits.retries", "limits.retry_wait_s", "source.*.paths"),
 )
 """Settings that say what is read and how the work is done. They are in no manifest, and never taken from one."""
 

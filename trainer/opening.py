@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,9 @@ from torch import nn
 
 from data_pipeline.errors import ConfigError, PreparedDataError
 from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.redaction import RedactingFormatter, secrets_of
 from data_pipeline.shards import Rows
-from data_pipeline.tokenizer import load_tokenizer
+from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.attention import Backend, choose_backend, describe_backend
 from trainer.changes import Changes
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, check_space, required_bytes, steps_to_keep
@@ -86,7 +87,7 @@ def opened_session(config: TrainConfig, *, trust_extension: bool = True) -> Iter
     with ExitStack() as stack:
         stop = stack.enter_context(stop_request())
         group = stack.enter_context(joined_group(config.device, config.watchdog.slow_s))
-        logging.basicConfig(level=logging.INFO if group.is_main else logging.WARNING, format="%(message)s")
+        _log_to_stderr(logging.INFO if group.is_main else logging.WARNING, secrets_of(config.log.mlflow_uri or ""))
         _note_extension(extension, group, trusted=trust_extension)
         manifest = read_manifest(config.data)
         train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
@@ -141,12 +142,7 @@ def opened_session(config: TrainConfig, *, trust_extension: bool = True) -> Iter
             opened_monitor(config, group, last_step=plan.last_step, resume_step=newest, evaluated=evaluated)
         )
         stack.callback(heartbeat.at, "save")  # first of all, as closing the sinks and writing the report may take long
-        tokenizer = load_tokenizer(config.data / "tokenizer")
-        if tokenizer.vocab_size != manifest.vocab_size:  # a larger id would lead outside the embedding
-            raise PreparedDataError(
-                f"{config.data / 'tokenizer'}: it has {tokenizer.vocab_size} ids, but the manifest says {manifest.vocab_size}; "
-                "run `prepare` again"
-            )
+        tokenizer = _tokenizer(config.data, manifest)
         session = Session(
             config=config,
             group=group,
@@ -205,6 +201,22 @@ def _recorded_micro(run: Path) -> int | None:
     """See `recorded_micro`; it is the first look into the run's folder."""
     check_places(run)
     return recorded_micro(run)
+
+
+def _log_to_stderr(level: int, secrets: Iterable[str]) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(RedactingFormatter("%(message)s", secrets))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def _tokenizer(data: Path, manifest: Manifest) -> Tokenizer:
+    tokenizer = load_tokenizer(data / "tokenizer")
+    if tokenizer.vocab_size != manifest.vocab_size:  # a larger id would lead outside the embedding
+        raise PreparedDataError(
+            f"{data / 'tokenizer'}: it has {tokenizer.vocab_size} ids, but the manifest says {manifest.vocab_size}; "
+            "run `prepare` again"
+        )
+    return tokenizer
 
 
 def _checked_run(config: TrainConfig, checkpoints: CheckpointStore, identity: Mapping[str, Any]) -> int | None:

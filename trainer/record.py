@@ -37,6 +37,7 @@ from data_pipeline.files import (
     write_atomic,
 )
 from data_pipeline.manifest import Manifest
+from data_pipeline.redaction import redacted_settings
 from data_pipeline.settings import to_toml
 from trainer.changes import Change, Changes
 from trainer.checkpoint import CheckpointStore
@@ -241,7 +242,7 @@ def open_record(
 
     Where it goes on, at `step`, it tells in what identity, environment and settings are not those of the start before.
     """
-    settings = to_toml("train", config.model_dump(mode="json"))
+    settings = to_toml("train", redacted_settings(config.model_dump(mode="json")))
     environment = environment_facts() | {"world_size": world_size}
     earlier, told = _since_before(run, identity, environment, settings, step) if step is not None else ([], ())
     write_atomic(run / "config.toml", settings.encode())
@@ -296,7 +297,8 @@ def _since_before(
 
 def _told_settings(toml: str) -> dict[str, Any]:
     """Settings by their full names, but for those that say where something is, or are for one start."""
-    return flattened({name: value for name, value in tomllib.loads(toml)["train"].items() if name not in _UNTOLD})
+    settings = redacted_settings(tomllib.loads(toml)["train"])  # an older version stored them as they were
+    return flattened({name: value for name, value in settings.items() if name not in _UNTOLD})
 
 
 def _copy_files(source: Path, target: Path, *, below: Path) -> None:

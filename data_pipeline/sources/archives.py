@@ -60,7 +60,7 @@ def read_tar(blocks: Iterator[bytes], path: str, limits: LimitSettings) -> Itera
             extra |= _read_extra(reader, header)
             continue
         name, size = extra.get("path", header.name), _size_of(extra, header)
-        is_sparse = header.type == b"S" or any(key.startswith("GNU.sparse.") for key in extra)
+        is_sparse = header.type == b"S" or _PAX_SPARSE in extra
         extra = {}
         if header.type in b"123456":
             if header.type != b"5":
@@ -214,17 +214,28 @@ def _read_extra(reader: ByteReader, header: _Header) -> dict[str, str]:
     return {"path": _text(data)} if header.type == b"L" else {}
 
 
+_PAX_SPARSE = "GNU.sparse."
+_MAX_PAX_RECORDS = 10_000  # honest headers have fewer than a hundred
+
+
 def _parse_pax(data: bytes) -> dict[str, str]:
-    r"""Records of the form `LENGTH KEY=VALUE\n`, where the length counts all of it."""
+    r"""Of the records `LENGTH KEY=VALUE\n`, where the length counts all of it, those that matter for reading a member."""
     found = {}
-    while data.rstrip(b"\0"):
-        length, space, _ = data[:20].partition(b" ")
-        end = int(length) if length.isdigit() else 0
-        if not space or not len(length) + 2 < end <= len(data) or data[end - 1 : end] != b"\n":
+    data, start, num_records = data.rstrip(b"\0"), 0, 0
+    while start < len(data):
+        length, space, _ = data[start : start + 20].partition(b" ")
+        end = start + int(length) if length.isdigit() else 0
+        if not space or not start + len(length) + 2 < end <= len(data) or data[end - 1 : end] != b"\n":
             raise ArchiveError(Reason.CORRUPT_ARCHIVE, "a pax header that is none")
-        key, _, value = data[len(length) + 1 : end - 1].partition(b"=")
-        found[_text(key)] = value.decode("utf-8", "backslashreplace")
-        data = data[end:]
+        key, _, value = data[start + len(length) + 1 : end - 1].partition(b"=")
+        if key.startswith(_PAX_SPARSE.encode()):
+            found[_PAX_SPARSE] = ""
+        elif (name := _text(key)) in ("path", "size"):
+            found[name] = value.decode("utf-8", "backslashreplace")
+        num_records += 1
+        if num_records > _MAX_PAX_RECORDS:
+            raise ArchiveError(Reason.CORRUPT_ARCHIVE, f"a pax header of more than {_MAX_PAX_RECORDS} records")
+        start = end
     return found
 
 
@@ -333,11 +344,11 @@ def _read_directory(file: _Bytes, start: int, size: int) -> Iterator[_Entry]:
 
 def _zip64_sizes(extra: bytes, sizes: tuple[int, int, int]) -> list[int]:
     """Size, compressed size and place of a member: those that do not fit in 32 bits stand in an extra field."""
-    large = b""
-    while len(extra) >= 4 and not large:
-        tag, length = struct.unpack_from("<HH", extra)
-        large = extra[4 : 4 + length] if tag == 1 else b""
-        extra = extra[4 + length :]
+    large, start = b"", 0
+    while start + 4 <= len(extra) and not large:
+        tag, length = struct.unpack_from("<HH", extra, start)
+        large = extra[start + 4 : start + 4 + length] if tag == 1 else b""
+        start += 4 + length
     result = []
     for size in sizes:
         if size == 0xFFFFFFFF and len(large) >= 8:
@@ -356,8 +367,7 @@ def _content(file: _Bytes, entry: _Entry, limits: LimitSettings, budget: Budget)
     *_, name_bytes, extra_bytes = _LOCAL.unpack_from(local)
     blocks = file.range(entry.start + _LOCAL.size + name_bytes + extra_bytes, entry.compressed)
     checksum = num_bytes = 0
-    for block in _unpack(blocks, entry.method, limits):
-        budget.charge(len(block))
+    for block in _unpack(blocks, entry.method, limits, budget):
         num_bytes += len(block)
         if num_bytes > entry.size:
             break
@@ -367,16 +377,16 @@ def _content(file: _Bytes, entry: _Entry, limits: LimitSettings, budget: Budget)
         raise StreamError(Reason.CORRUPT_ARCHIVE, "its size or CRC-32 is not that of the archive's directory")
 
 
-def _unpack(blocks: Iterator[bytes], method: int, limits: LimitSettings) -> Iterator[bytes]:
+def _unpack(blocks: Iterator[bytes], method: int, limits: LimitSettings, budget: Budget) -> Iterator[bytes]:
     match _METHODS[method]:
         case "deflate":
-            return inflate(blocks)
+            return inflate(blocks, budget)
         case "bz2":
-            return decompress(blocks, "bz2", limits)
+            return decompress(blocks, "bz2", limits, budget)
         case "zst":
-            return decompress(blocks, "zst", limits)
+            return decompress(blocks, "zst", limits, budget)
         case _:
-            return blocks
+            return budget.watch(blocks)
 
 
 class _Bytes:

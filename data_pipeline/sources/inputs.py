@@ -14,6 +14,7 @@ from data_pipeline.config import BUILTIN, Kind, PrepareConfig
 from data_pipeline.errors import ConfigError, SourceError
 from data_pipeline.files import digest_bytes, read_input, sealed, unsealed, write_atomic
 from data_pipeline.publish import is_written_by_prepare
+from data_pipeline.redaction import redacted
 from data_pipeline.sources.builtin import code_files, manual_file, standard_library
 from data_pipeline.sources.formats import UNDERSTOOD, Compression, Format, Shape, is_hidden, shape_of
 from data_pipeline.sources.storage import Found, Location, digest, found_here, is_url, list_files
@@ -201,7 +202,7 @@ def _not_prepared(files: Iterable[Found], output: Path) -> Iterator[Found]:
 
 def _shown(named: str) -> str:
     """What the user named, without secrets."""
-    return str(Location(named, named)) if is_url(named) else named
+    return str(Location(named, named)) if is_url(named) else redacted(named)
 
 
 def _name_after(root: str) -> str:

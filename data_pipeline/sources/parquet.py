@@ -5,19 +5,14 @@ See `parquet_child` for what the two processes say to each other. A child costs 
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import select
-import signal
 import struct
-import subprocess
-import sys
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
 from data_pipeline.config import LimitSettings, RecordSettings
+from data_pipeline.confined import ConfinedProgram, ProgramEndedError
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.decoding import Origin, explain_bytes
 from data_pipeline.sources.streams import Budget, Readable, StreamError
@@ -28,8 +23,6 @@ _CHILD = Path(__file__).with_name("parquet_child.py")
 _SILENCE_S = 600.0  # a batch of rows takes milliseconds; a child that is silent so long is in an endless loop
 _MAX_READ_BYTES = 1 << 20
 _MAX_EXTRA_BYTES = 64 << 20  # rows with short texts, and metadata, in a message that may also have one longest text
-_QUIET_ALLOCATION = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Other allocators reserve gigabytes of addresses, which the limit on memory would count."""
 _FAILURES = {-1: (Reason.TEXT_NOT_A_STRING, "null"), -2: (Reason.FIELD_TOO_LARGE, "longer than limits.max_line_bytes")}
 
 
@@ -106,27 +99,12 @@ class _Child:
         self._request = request
 
     def __enter__(self) -> _Child:
-        # A new program and not a fork of this one, which may have threads, and memory that is not the child's to see.
-        environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
-        environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **_QUIET_ALLOCATION}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(_CHILD)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            env=environment,
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
-        self._write(json.dumps(self._request).encode() + b"\n")
+        self._program = ConfinedProgram(_CHILD, _SILENCE_S)
+        self._program.write(json.dumps(self._request).encode() + b"\n")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        with self._process:  # closes the pipes and waits
-            pass
+        self._program.close()
 
     def messages(self, max_bytes: int) -> Iterator[tuple[bytes, bytes]]:
         """What the child says, up to its last message.
@@ -143,25 +121,10 @@ class _Child:
 
     def answer(self, data: bytes) -> None:
         """Sends the bytes of the file that the child asked for."""
-        self._write(struct.pack("<q", len(data)) + data)
+        self._program.write(struct.pack("<q", len(data)) + data)
 
     def _read(self, size: int) -> bytes:
-        pieces = []
-        while size:
-            if not select.select([self._out], [], [], _SILENCE_S)[0]:
-                raise StreamError(Reason.CORRUPT_PARQUET, f"its reader was silent for {_SILENCE_S:.0f} s")
-            if not (piece := os.read(self._out, min(size, _MAX_READ_BYTES))):
-                raise StreamError(Reason.CORRUPT_PARQUET, f"its reader {self._how_it_ended()}")
-            pieces.append(piece)
-            size -= len(piece)
-        return b"".join(pieces)
-
-    def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        with contextlib.suppress(BrokenPipeError):  # it died; what it said before is still to be read
-            while view:
-                view = view[os.write(self._in, view) :]
-
-    def _how_it_ended(self) -> str:
-        status = self._process.wait()
-        return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        try:
+            return self._program.read(size)
+        except ProgramEndedError as error:
+            raise StreamError(Reason.CORRUPT_PARQUET, f"its reader {error}") from None

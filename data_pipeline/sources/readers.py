@@ -60,7 +60,7 @@ def _read_file(stream: Readable, part: Part, config: PrepareConfig) -> Iterator[
     stream.seek(max(part.start - 1, 0))
     blocks = raw_blocks(stream)
     if file.compression != "none":
-        blocks = Budget(limits, stream.tell).watch(decompress(blocks, file.compression, limits))
+        blocks = decompress(blocks, file.compression, limits, Budget(limits, stream.tell))
     inner = Budget(limits, stream.tell)
     if file.format == "tar":
         yield from _read_members(read_tar(blocks, file.path, limits), file.kind, config, inner)
@@ -81,7 +81,7 @@ def _read_members(
         shape, blocks = member.shape, member.blocks
         origin = _origin(member.path, shape.format, kind or shape.kind, config)
         if shape.compression != "none":
-            blocks = budget.watch(decompress(blocks, shape.compression, config.limits))
+            blocks = decompress(blocks, shape.compression, config.limits, budget)
         try:
             yield from _read_blocks(blocks, shape.format, origin, config, budget)
         except StreamError as error:

@@ -5,11 +5,16 @@ quote the address with whatever secrets it holds, so they are never shown: messa
 
 A file of this machine is known by its content. One in a store is known by its size and the checksum that the store keeps (SHA-256,
 MD5, CRC32C or entity tag), or else the time of its last change, so that a terabyte is not downloaded only to be recognised.
+
+A source may come from a stranger, so it does not decide what else is read: links are followed below the folder that was named, and
+redirects to the host that was named (`hosts`). `limits.outside_links` and `limits.allowed_hosts` allow more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fnmatch
 import glob
 import hashlib
 import logging
@@ -17,15 +22,16 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import fsspec
 
 from data_pipeline.config import LimitSettings
 from data_pipeline.errors import SourceError
+from data_pipeline.files import UnusableFileError, open_input
+from data_pipeline.redaction import redacted_url, url_chain
 from data_pipeline.sources.formats import is_hidden, printable
 from data_pipeline.sources.streams import Readable
 
@@ -48,7 +54,12 @@ _MAX_WAIT_S = 30.0
 _STORE_BLOCK_BYTES = 4 << 20  # what a store is asked for at a time; their own default can be 50 MiB for each open file
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface-hub", "http": "aiohttp", "https": "aiohttp"}
 _GONE = (404, 410)  # HTTP status codes
+_WEB = ("http", "https")
+_LOCAL = ("file", "local", "asynclocal")
+_ARCHIVES = ("zip", "tar", "libarchive")
+_POINTERS = ("reference", "generic")  # their files name the addresses that are read
 _SHOWN = 8  # names in a message
+_MAX_LINKED_FOLDERS = 10_000
 
 Result = TypeVar("Result")
 
@@ -63,7 +74,7 @@ class Location:
     """The URL that the user named, which opens the store; empty for this machine. It may hold secrets."""
 
     def __str__(self) -> str:
-        return printable(_bare(self.name, self.store.partition("://")[0])) if self.store else self.name
+        return printable(_address(self.name, self.store)) if self.store else self.name
 
     __repr__ = __str__
 
@@ -106,7 +117,7 @@ def list_files(named: str, limits: LimitSettings) -> Listing:
     Raises:
         SourceError: the store cannot be reached, refuses access, or needs a package that is not installed.
     """
-    return _list_store(named, limits) if is_url(named) else _list_local(named.removeprefix("file://"))
+    return _list_store(named, limits) if is_url(named) else _list_local(named.removeprefix("file://"), limits.outside_links)
 
 
 def check_unchanged(location: Location, num_bytes: int, stamp: str, limits: LimitSettings) -> None:
@@ -117,7 +128,7 @@ def check_unchanged(location: Location, num_bytes: int, stamp: str, limits: Limi
     """
     try:
         if location.store:
-            found = _found_in_store(_store(location.store), location, limits)
+            found = _found_in_store(_store(location.store, limits), location, limits)
             now = (found.bytes, found.stamp)
         else:
             status = Path(location.name).stat()
@@ -128,7 +139,7 @@ def check_unchanged(location: Location, num_bytes: int, stamp: str, limits: Limi
         raise SourceError(f"{location} changed while it was being prepared; run the same command again")
 
 
-@contextmanager
+@contextlib.contextmanager
 def open_file(location: Location, num_bytes: int, limits: LimitSettings) -> Iterator[Readable]:
     """The file, open for reading.
 
@@ -136,7 +147,7 @@ def open_file(location: Location, num_bytes: int, limits: LimitSettings) -> Iter
         SourceError: the store fails for good, while it is opened or read.
     """
     if not location.store:
-        with Path(location.name).open("rb") as file:
+        with _open_local(location) as file:
             yield file
         return
     remote = _StoreFile(location, num_bytes, limits)
@@ -155,53 +166,187 @@ def digest(location: Location, num_bytes: int, limits: LimitSettings) -> str:
     return f"sha256:{state.hexdigest()}"
 
 
-def _list_local(named: str) -> Listing:
+def _open_local(location: Location) -> BinaryIO:
+    try:
+        return open_input(Path(location.name))
+    except UnusableFileError as error:
+        raise SourceError(f"{printable(str(error))}; it changed while it was being prepared: run the same command again") from None
+
+
+def _list_local(named: str, outside_links: bool) -> Listing:
     path = Path(named)
     if path.is_dir():
-        return Listing(named, [found_here(path, file) for file in files_below(path)], is_folder=True)
+        files = [found_here(path, file) for file in files_below(path, outside_links=outside_links)]
+        return Listing(named, files, is_folder=True)
     if path.is_file():
         return Listing(named, [found_here(path.parent, path)], is_folder=False)
     folder = Path(*_before_magic(path.parts))
-    names = sorted(set(glob.glob(named, recursive=True))) if glob.has_magic(named) else []  # noqa: PTH207 - absolute patterns
-    files = [found_here(folder, Path(name)) for name in names if Path(name).is_file()]
+    links = _Links(folder, outside_links)
+    matches = set(_matches(folder, path.parts[len(folder.parts) :], links)) if glob.has_magic(named) else set()
+    files = [found_here(folder, match) for match in sorted(matches, key=str) if match.is_file()]
+    links.warn()
     return Listing(str(folder) if files else named, files, is_folder=False)
 
 
-def files_below(folder: Path) -> Iterator[Path]:
+@dataclass
+class _Links:
+    """The links inside a source, and those that were left out."""
+
+    root: Path
+    outside: bool
+    """Whether links may lead out of the root."""
+    left_out: dict[str, None] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
+    num_folders: int = 0
+    """Reached through two links or more."""
+
+    def __post_init__(self) -> None:
+        self._real_root = Path(os.path.realpath(self.root))
+
+    def leads_out(self, path: Path) -> bool:
+        """Whether this is a link that must not be followed; if so, it is noted."""
+        if self.outside or not path.is_symlink() or Path(os.path.realpath(path)).is_relative_to(self._real_root):
+            return False
+        self.left_out[self._shown(path)] = None
+        return True
+
+    def leads_nowhere(self, path: Path) -> None:
+        """Notes a link without a target."""
+        self.broken.append(self._shown(path))
+
+    def count_folder(self) -> None:
+        """Counts a folder that was reached through links in links: a dozen folders with links to each other have 10^9 paths.
+
+        Raises:
+            SourceError: there are too many.
+        """
+        self.num_folders += 1
+        if self.num_folders > _MAX_LINKED_FOLDERS:
+            raise SourceError(
+                f"source {printable(str(self.root))}: its links lead to more than {_MAX_LINKED_FOLDERS} folders; "
+                "remove links that lead back and forth between folders"
+            )
+
+    def warn(self) -> None:
+        """Names what was left out in one warning for each reason."""
+        source = printable(str(self.root))
+        if self.broken:
+            logger.warning("source %s: %d links lead nowhere: %s", source, len(self.broken), _some(self.broken))
+        if self.left_out:
+            logger.warning(
+                "source %s: %d links lead out of it and are left out: %s; set limits.outside_links to true to follow such links",
+                *(source, len(self.left_out), _some(sorted(self.left_out))),
+            )
+
+    def _shown(self, path: Path) -> str:
+        return printable(path.relative_to(self.root).as_posix())
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+
+
+def _matches(folder: Path, pattern: Sequence[str], links: _Links) -> Iterator[Path]:
+    """What matches the parts of a pattern below a folder, as `glob` has it; links out of the source are not followed.
+
+    What cannot be read matches nothing.
+    """
+    if not pattern:
+        yield folder
+        return
+    part, rest = pattern[0], pattern[1:]
+    if part == "**":
+        for below in _folders(folder, links):
+            yield from _matches(below, rest or ("*",), links)
+    elif not glob.has_magic(part):
+        if not links.leads_out(folder / part):
+            yield from _matches(folder / part, rest, links)
+    else:
+        with contextlib.suppress(OSError):
+            for name in fnmatch.filter(os.listdir(folder), part):  # noqa: PTH208 - names are wanted
+                if (part.startswith(".") or not name.startswith(".")) and not links.leads_out(folder / name):
+                    yield from _matches(folder / name, rest, links)
+
+
+def _folders(folder: Path, links: _Links) -> Iterator[Path]:
+    """A folder and those below it that are not hidden and can be read; see `_entries`."""
+    waiting = [_Visit(folder)]
+    while waiting:
+        visit = waiting.pop()
+        with contextlib.suppress(OSError):
+            if visit.identity not in visit.above:
+                yield visit.folder
+                waiting += [visit.of(path, links) for path in _entries(visit, links) if path.is_dir()]
+
+
+@dataclass(frozen=True)
+class _Visit:
+    """A folder, and how it was reached."""
+
+    folder: Path
+    above: frozenset[tuple[int, int]] = frozenset()
+    """Device and number of each folder that it lies in, as the path to it has them."""
+    num_links: int = 0
+    """On the path to it, below the source's root."""
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        status = self.folder.stat()
+        return status.st_dev, status.st_ino
+
+    def of(self, path: Path, links: _Links) -> _Visit:
+        """The visit of a folder in this one."""
+        num_links = self.num_links + path.is_symlink()
+        if num_links > 1:
+            links.count_folder()
+        return _Visit(path, self.above | {self.identity}, num_links)
+
+
+def _entries(visit: _Visit, links: _Links) -> Iterator[Path]:
+    """What is in a folder, without hidden names and links out of the source; nothing if the folder lies in itself.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    names = [] if visit.identity in visit.above else sorted(os.listdir(visit.folder))  # noqa: PTH208 - names are wanted
+    for path in (visit.folder / name for name in names if not is_hidden(name)):
+        if not links.leads_out(path):
+            yield path
+
+
+def files_below(folder: Path, *, outside_links: bool = True) -> Iterator[Path]:
     """The files of a folder and of those in it, links followed; hidden ones are left out, as they are no text to train on.
 
     A link back to a folder that it is in leads to nothing new, and is not followed. Links that lead nowhere are named in a warning.
+    So are those that lead out of the folder, unless `outside_links` are followed too. The folder itself may be a link.
 
     Raises:
-        SourceError: a folder, or what a link leads to, may not be read, so that nobody knows what is missing.
+        SourceError: a folder, or what a link leads to, may not be read, so that nobody knows what is missing; or links lead to so
+            many folders that they must be arranged to have no end.
     """
-    broken: list[str] = []
-    waiting: list[tuple[Path, frozenset[tuple[int, int]]]] = [(folder, frozenset())]
+    links = _Links(folder, outside_links)
+    waiting = [_Visit(folder)]
     while waiting:
-        here, above = waiting.pop()
+        visit = waiting.pop()
         folders = []
         try:
-            status = here.stat()
-            identity = (status.st_dev, status.st_ino)
-            names = [] if identity in above else sorted(os.listdir(here))  # noqa: PTH208 - names are wanted
+            paths = list(_entries(visit, links))
         except OSError as error:
-            raise _unreadable(here, error) from None
-        for path in (here / name for name in names if not is_hidden(name)):
+            raise _unreadable(visit.folder, error) from None
+        for path in paths:
             try:
                 mode = path.stat().st_mode
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                     raise _unreadable(path, error) from None
-                broken.append(printable(path.relative_to(folder).as_posix()))
+                links.leads_nowhere(path)
                 continue
             if stat.S_ISDIR(mode):
-                folders.append((path, above | {identity}))
+                folders.append(visit.of(path, links))
             elif stat.S_ISREG(mode):
                 yield path
         waiting += reversed(folders)
-    if broken:
-        shown = ", ".join(broken[:_SHOWN]) + (", …" if len(broken) > _SHOWN else "")
-        logger.warning("source %s: %d links lead nowhere: %s", printable(str(folder)), len(broken), shown)
+    links.warn()
 
 
 def _unreadable(path: Path, error: OSError) -> SourceError:
@@ -224,25 +369,17 @@ def _before_magic(parts: Sequence[str]) -> Iterator[str]:
 
 
 def _list_store(named: str, limits: LimitSettings) -> Listing:
-    protocol = named.partition("://")[0]
     shown = Location(named, named)
-    system = _attempts(lambda: _store(named), shown, limits)
-    name = str(system._strip_protocol(named)).rstrip("/")
-    # In a web address a question mark begins the query, and is no pattern.
-    magic = any(sign in name for sign in ("*[" if protocol in ("http", "https") else "*?["))
-
-    def find() -> dict[str, Mapping[str, Any]]:
-        if magic:
-            return dict(system.glob(name, detail=True))
-        info = system.info(name)
-        return {name: info} if info["type"] == "file" else dict(system.find(name, detail=True))
-
     try:
-        infos = _attempts(find, shown, limits)
+        system = _attempts(lambda: _store(named, limits), shown, limits)
+        name = str(system._strip_protocol(named)).rstrip("/")
+        # In a web address a question mark begins the query, and is no pattern.
+        magic = any(sign in name for sign in ("*[" if _is_web(name, named) else "*?["))
+        infos = _attempts(lambda: _find_in_store(system, name, magic), shown, limits)
     except FileNotFoundError:
         return Listing(str(shown), [], is_folder=False)
     root = "/".join(_before_magic(name.split("/"))) if magic else name
-    root = _without_query(root, protocol).rpartition("/")[0] if list(infos) == [name] else root
+    root = _plain_name(root, named).rpartition("/")[0] if list(infos) == [name] else _plain_name(root, named)
     files = [
         _found_in_store(system, Location(found, named), limits, info, root)
         for found, info in infos.items()
@@ -251,17 +388,25 @@ def _list_store(named: str, limits: LimitSettings) -> Listing:
     return Listing(str(Location(root if magic else name, named)), files, is_folder=not magic and list(infos) != [name])
 
 
+def _find_in_store(system: Any, name: str, magic: bool) -> dict[str, Mapping[str, Any]]:
+    """What a store knows of the files that a name stands for, by their names."""
+    if magic:
+        return dict(system.glob(name, detail=True))
+    info = system.info(name)
+    return {name: info} if info["type"] == "file" else dict(system.find(name, detail=True))
+
+
 def _found_in_store(
     system: Any, location: Location, limits: LimitSettings, listed: Mapping[str, Any] | None = None, root: str = ""
 ) -> Found:
-    """A file of a store; where the listing has no checksum of it, the file itself is asked about."""
+    """A file of a store; where the listing has no checksum of it, the file itself is asked about. `root` has no secrets."""
     info = listed or {}
     if not (checksum := _checksum(info)):
         info = _attempts(lambda: _fresh_info(system, location.name), location, limits)
         checksum = _checksum(info)
     if info.get("size") is None:
         raise SourceError(f"{location}: the server does not tell its size; download it and name the local file")
-    path = printable(_without_query(location.name.removeprefix(root).lstrip("/"), location.store))
+    path = printable(_plain_name(location.name, location.store).removeprefix(root).lstrip("/"))
     return Found(location, path, int(info["size"]), checksum or "unknown", checksum)
 
 
@@ -286,21 +431,46 @@ def _checksum(info: Mapping[str, Any]) -> str:
     return ""
 
 
-def _store(url: str) -> Any:
+def _store(url: str, limits: LimitSettings) -> Any:
     """The store that a URL opens.
 
     Raises:
-        SourceError: there is no such store, or its package is missing.
+        SourceError: there is no such store, its package is missing, or it leads to what the user did not name.
     """
-    protocol = url.partition("://")[0]
+    protocols = _protocols(url)
+    _check_chain(url, protocols)
+    protocol = protocols[0]
     try:
-        return fsspec.core.url_to_fs(url)[0]
+        return fsspec.core.url_to_fs(url, **_options(protocols, limits))[0]
     except ImportError:
         package = _PACKAGES.get(protocol)
         remedy = f"python -m pip install {package}" if package else "see the list of known implementations of fsspec"
         raise SourceError(f"{Location(url, url)}: {protocol}:// needs a package that is not installed: {remedy}") from None
     except ValueError:
         raise SourceError(f"{Location(url, url)}: {protocol}:// is no store that fsspec knows; check the address") from None
+
+
+def _protocols(url: str) -> list[str]:
+    """Of each part of a chained URL, the outermost first; of a path in it, `file`."""
+    return [part.partition("://")[0] if not part.startswith("/") else "file" for part in url_chain(url)]
+
+
+def _check_chain(url: str, protocols: Sequence[str]) -> None:
+    """Refuses stores whose files lead elsewhere, and detours to this machine's files that would not be checked on the way."""
+    if pointer := next((protocol for protocol in protocols if protocol in _POINTERS), None):
+        raise SourceError(f"{Location(url, url)}: files in {pointer}:// name other addresses to read; name those addresses instead")
+    if any(protocol in _LOCAL for protocol in protocols) and protocols[0] not in _ARCHIVES:
+        raise SourceError(f"{Location(url, url)}: files of this machine are named by their path alone; remove the protocols")
+
+
+def _options(protocols: Sequence[str], limits: LimitSettings) -> dict[str, dict[str, object]]:
+    """Options of the stores of a chain, by their protocol."""
+    web = [protocol for protocol in protocols if protocol in _WEB]
+    if not web:
+        return {}
+    from data_pipeline.sources.hosts import GuardedClient  # noqa: PLC0415 - its package is optional
+
+    return {protocol: {"get_client": GuardedClient(limits.allowed_hosts)} for protocol in web}
 
 
 class _StoreFile:
@@ -352,7 +522,7 @@ class _StoreFile:
 
     def _open(self) -> Any:
         block_bytes = 0 if self._only_forwards else _STORE_BLOCK_BYTES
-        file = _store(self._location.store).open(self._location.name, "rb", block_size=block_bytes)
+        file = _store(self._location.store, self._limits).open(self._location.name, "rb", block_size=block_bytes)
         if not self._only_forwards:
             file.seek(self._position)
             return file
@@ -380,6 +550,8 @@ def _attempts(action: Callable[[], Result], location: Location, limits: LimitSet
         except PermissionError:
             raise SourceError(f"{location}: access is refused; check the credentials in the environment") from None
         except Exception as error:  # each store has errors of its own
+            if (refusal := _refusal_in(error)) is not None:
+                raise refusal from None
             if isinstance(error, FileNotFoundError) and _is_gone(error):
                 raise FileNotFoundError(str(location)) from None
             kind = _kind_of(error)
@@ -390,6 +562,17 @@ def _attempts(action: Callable[[], Result], location: Location, limits: LimitSet
         logger.warning("%s: %s; trying again in %.1f s (%d of %d)", location, kind, wait_s, attempt + 1, limits.retries)
         time.sleep(wait_s)
     raise AssertionError("the last attempt returns or raises")
+
+
+def _refusal_in(error: BaseException | None) -> SourceError | None:
+    """What one of our own checks raised inside a store, which may have raised another error because of it."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        if isinstance(error, SourceError):
+            return error
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _is_gone(error: FileNotFoundError) -> bool:
@@ -405,14 +588,22 @@ def _kind_of(error: BaseException) -> str:
     return f"{type(cause).__name__}{f' {status}' if isinstance(status, int) else ''}"
 
 
-def _bare(name: str, protocol: str) -> str:
-    """An address without user, password, query and fragment."""
-    rest = _without_query(name.partition("://")[2] if "://" in name else name, protocol)
-    authority, slash, path = rest.lstrip("/").partition("/")
-    return f"{protocol}://{authority.rpartition('@')[2]}{slash}{path}"
+def _address(name: str, store: str) -> str:
+    """Where a file of a store is, with the stores that lead to it, and without secrets."""
+    if name == store:
+        return redacted_url(store)
+    outermost, *inner = url_chain(store)
+    if "://" in name:  # a web server, perhaps behind caches, which have no names of their own
+        caches = [part for part in (outermost, *inner) if "://" not in part]
+        return "::".join((*caches, redacted_url(name)))
+    address = redacted_url(f"{outermost.partition('://')[0]}://{name.lstrip('/')}")
+    return "::".join((address, *map(redacted_url, inner))) if outermost.partition("://")[0] in _ARCHIVES else address
 
 
-def _without_query(name: str, store: str) -> str:
-    """What follows a question mark can be a signature, and names no file."""
-    name = name.partition("?")[0]
-    return name.partition("#")[0] if store.startswith("http") else name
+def _plain_name(name: str, store: str) -> str:
+    """A store's name of a file without what can be a secret: what follows a question mark can be a signature, and names no file."""
+    return redacted_url(name) if _is_web(name, store) else name.partition("?")[0]
+
+
+def _is_web(name: str, store: str) -> bool:
+    return name.startswith(("http://", "https://")) or _protocols(store)[0] in _WEB

@@ -19,6 +19,10 @@ __all__ = ["Budget", "ByteReader", "Line", "Readable", "StreamError", "decompres
 
 _BLOCK_BYTES = 1 << 18
 _EXPANSION_GRACE_BYTES = 1 << 20  # a few hundred bytes of spaces expand by more than any sensible ratio and harm nobody
+_MEMBER_BYTES = (
+    1 << 14
+)  # what a further gzip member, xz stream or zstd frame is charged: an empty one has 9 to 32 bytes, and takes time
+_PIECE_BYTES = 1 << 16
 _ZSTD_INPUT_BYTES = 64  # what is decompressed at a time: 4 bytes can stand for 128 KiB, no fewer for more
 
 
@@ -85,6 +89,14 @@ class Budget:
                 "if the file is honest, raise limits.max_expansion or limits.max_decompressed_bytes",
             )
 
+    def charge_member(self) -> None:
+        """Takes note that a further member, stream or frame of a compressed file begins.
+
+        Raises:
+            StreamError: the budget is spent.
+        """
+        self.charge(_MEMBER_BYTES)
+
     def watch(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         """The blocks, as long as the budget lasts."""
         for block in blocks:
@@ -135,29 +147,34 @@ def raw_blocks(file: Readable) -> Iterator[bytes]:
         yield block
 
 
-def decompress(blocks: Iterator[bytes], compression: Compression, limits: LimitSettings) -> Iterator[bytes]:
+def decompress(blocks: Iterator[bytes], compression: Compression, limits: LimitSettings, budget: Budget) -> Iterator[bytes]:
     """The decompressed bytes, in blocks of at most 2 MiB. All members, frames or streams of a file count, one after another.
 
     Raises:
-        StreamError: the data is damaged, is followed by other bytes, or asks for more memory than `limits.max_window_bytes`.
+        StreamError: the data is damaged, is followed by other bytes, asks for more memory than `limits.max_window_bytes`, or is
+            more than `budget` allows.
     """
+    return budget.watch(_decompressed(blocks, compression, limits, budget))
+
+
+def _decompressed(blocks: Iterator[bytes], compression: Compression, limits: LimitSettings, budget: Budget) -> Iterator[bytes]:
     match compression:
         case "none":
             return blocks
         case "gz":
-            return _decompress(blocks, lambda: _Zlib(31), "gzip", padding=b"\0")
+            return _decompress(blocks, lambda: _Zlib(31), "gzip", budget, padding=b"\0")
         case "bz2":
-            return _decompress(blocks, bz2.BZ2Decompressor, "bzip2")
+            return _decompress(blocks, bz2.BZ2Decompressor, "bzip2", budget)
         case "xz":
             memory = limits.max_window_bytes + _XZ_STATE_BYTES
-            return _decompress(blocks, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memory), "xz", padding=b"\0")
+            return _decompress(blocks, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memory), "xz", budget, padding=b"\0")
         case "zst":
-            return _unzstd(blocks, limits.max_window_bytes)
+            return _unzstd(blocks, limits.max_window_bytes, budget)
 
 
-def inflate(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Bare deflate data, as it is in a zip archive."""
-    return _decompress(blocks, lambda: _Zlib(-15), "deflate")
+def inflate(blocks: Iterator[bytes], budget: Budget) -> Iterator[bytes]:
+    """Bare deflate data, as it is in a zip archive; see `decompress`."""
+    return budget.watch(_decompress(blocks, lambda: _Zlib(-15), "deflate", budget))
 
 
 _XZ_STATE_BYTES = 1 << 20  # what the decoder needs beside the dictionary: 65 KiB for xz -9, more for several filters
@@ -200,18 +217,22 @@ class _Zlib:
         return self._member.decompress(self._member.unconsumed_tail + data, max_length)
 
 
-def _decompress(blocks: Iterator[bytes], new: Callable[[], _Decoder], name: str, padding: bytes = b"") -> Iterator[bytes]:
+def _decompress(
+    blocks: Iterator[bytes], new: Callable[[], _Decoder], name: str, budget: Budget, padding: bytes = b""
+) -> Iterator[bytes]:
     """All members of a file. Padding after a member is allowed where the format's own tool allows it."""
     member, started = new(), False
     try:
-        for block in blocks:
-            data = block
+        # In pieces, because a decoder copies what is left of its input at the end of each member.
+        for piece in (block[start : start + _PIECE_BYTES] for block in blocks for start in range(0, len(block), _PIECE_BYTES)):
+            data = piece
             while data or not (member.needs_input or member.eof):
                 if member.eof:
                     data = data.lstrip(padding) if padding else data
                     if not data:
                         break
                     member = new()
+                    budget.charge_member()
                 started = True
                 out = member.decompress(data, _BLOCK_BYTES)
                 data = member.unused_data if member.eof else b""
@@ -225,7 +246,7 @@ def _decompress(blocks: Iterator[bytes], new: Callable[[], _Decoder], name: str,
         raise StreamError(Reason.CORRUPT_COMPRESSION, f"{name} data ends in the middle; the file was cut short")
 
 
-def _unzstd(blocks: Iterator[bytes], max_window_bytes: int) -> Iterator[bytes]:
+def _unzstd(blocks: Iterator[bytes], max_window_bytes: int, budget: Budget) -> Iterator[bytes]:
     """All frames of a Zstandard file."""
     context = zstandard.ZstdDecompressor(max_window_size=max_window_bytes)
     frame = context.decompressobj()
@@ -237,6 +258,7 @@ def _unzstd(blocks: Iterator[bytes], max_window_bytes: int) -> Iterator[bytes]:
                 while data:
                     if frame.eof:
                         frame = context.decompressobj()
+                        budget.charge_member()
                     started = True
                     out = frame.decompress(data)
                     data = frame.unused_data if frame.eof else b""

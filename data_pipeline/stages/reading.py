@@ -16,6 +16,7 @@ from data_pipeline.dedup.keys import KeyWriter
 from data_pipeline.dedup.overlap import load_benchmarks
 from data_pipeline.dedup.signatures import sign
 from data_pipeline.documents import Document, Rejection, document_id
+from data_pipeline.html import PageReader
 from data_pipeline.judge import JudgedBatch, JudgedDocument, judge_batch
 from data_pipeline.partitions import Partition
 from data_pipeline.sources.inputs import Part
@@ -80,9 +81,13 @@ def read_partition(task: ReadTask) -> ReadResult:
     config = task.config.for_source(task.partition.source)
     result = ReadResult(task.partition.source, task.partition.bytes)
     rejected: Counter[str] = Counter()
-    with TableWriter(task.output, TEXT_SCHEMA) as table, KeyWriter(task.keys, config.dedup) as keys:
+    with (
+        TableWriter(task.output, TEXT_SCHEMA) as table,
+        KeyWriter(task.keys, config.dedup) as keys,
+        PageReader(config.limits) as pages,
+    ):
         for parts, items in _batches(task.partition, config):
-            judged = judge_batch(items, config)
+            judged = judge_batch(items, config, pages)
             ids = [document_id(task.partition.number, result.documents + number) for number in range(len(items))]
             kept = [number for number, item in enumerate(judged.items) if isinstance(item, JudgedDocument)]
             if kept:

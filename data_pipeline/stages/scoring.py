@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from data_pipeline.classifier import Classifier, train_classifier
 from data_pipeline.config import PrepareConfig, QualitySettings
 from data_pipeline.files import digest_bytes, write_atomic
+from data_pipeline.html import PageReader
 from data_pipeline.judge import JudgedDocument, judge_batch
 from data_pipeline.quality import ReferenceModel, train_reference
 from data_pipeline.sources.inputs import InputFile, Part
@@ -111,10 +112,11 @@ def _write(path: Path, content: bytes) -> dict[Path, str]:
 
 def _encoded_examples(files: Sequence[InputFile], tokenizer: Tokenizer, config: PrepareConfig) -> Iterator[NDArray[np.int32]]:
     items = (item for file in files for item in read_part(Part(file, 0, file.bytes), config))
-    while batch := list(islice(items, _EXAMPLES_AT_ONCE)):
-        judged = judge_batch(batch, config)
-        texts = [item.document.text for item in judged.items if isinstance(item, JudgedDocument)]
-        yield from tokenizer.encode_arrays(texts)
+    with PageReader(config.limits) as pages:
+        while batch := list(islice(items, _EXAMPLES_AT_ONCE)):
+            judged = judge_batch(batch, config, pages)
+            texts = [item.document.text for item in judged.items if isinstance(item, JudgedDocument)]
+            yield from tokenizer.encode_arrays(texts)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -18,6 +19,7 @@ from typing import Any
 
 from data_pipeline.errors import ConfigError
 from data_pipeline.files import write_atomic
+from data_pipeline.redaction import redacted, secrets_of, without
 from trainer.alerts import Alert
 from trainer.metrics.layout import hyper_parameters
 from trainer.metrics.service import ServiceSink
@@ -49,7 +51,10 @@ class MlflowSink(ServiceSink):
     """
 
     def __init__(self, run: Path, uri: str, experiment: str, every_steps: int) -> None:
-        super().__init__(f"log.mlflow_uri = {uri}", every_steps)
+        super().__init__(f"log.mlflow_uri = {redacted(uri)}", every_steps)
+        self._secrets = secrets_of(uri)
+        if self._secrets:
+            os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # it prints the address as it was given
         self._mlflow = _mlflow()
         self._id_file = run / ".mlflow-id"
         self._uri, self._experiment = uri, experiment
@@ -70,9 +75,9 @@ class MlflowSink(ServiceSink):
                 self._create(facts)
         except Exception as error:
             raise ConfigError(
-                f"log.mlflow_uri = {self._uri}: the store does not take the run ({error}); start the server, name a folder, or "
-                "leave log.mlflow_uri out"
-            ) from error
+                f"{self._place}: the store does not take the run ({without(str(error), self._secrets)}); "
+                "start the server, name a folder, or leave log.mlflow_uri out"
+            ) from None
         self._is_open = True
 
     def samples(self, step: int, samples: Sequence[SampleText], scores: ScoreTable | None) -> None:

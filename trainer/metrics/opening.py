@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from data_pipeline.redaction import redacted_settings
 from trainer.config import TrainConfig
 from trainer.distributed import Group
 from trainer.hardware import HardwareReading, HardwareSampler, Host, KernelLog, opened_gpus
@@ -57,7 +58,7 @@ def opened_monitor(
             if resume_step is not None:
                 running.restore(events_until(config.run / METRICS, resume_step))
 
-        facts = RunFacts(config.run.name, config.model_dump(mode="json"), _report(config.data))
+        facts = RunFacts(config.run.name, redacted_settings(config.model_dump(mode="json")), _report(config.data))
         group.on_main(open_on_main)  # an error there is raised on every rank
         if group.local_rank:
             yield Monitor()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from data_pipeline.redaction import without
 from trainer.evaluate import Evaluation
 from trainer.hardware import HardwareReading
 from trainer.layer_stats import LayerReading
@@ -29,6 +30,8 @@ class ServiceSink(Sink):
     def __init__(self, place: str, every_steps: int) -> None:
         self._place = place
         self._every_steps = every_steps
+        self._secrets: Sequence[str] = ()
+        """What must not be shown of an error of the service."""
         self._reachable = True
 
     def train(self, metrics: StepMetrics) -> None:
@@ -62,5 +65,5 @@ class ServiceSink(Sink):
             action()
         except Exception as error:
             if self._reachable:
-                _log.warning("%s: points are lost (%s); training goes on", self._place, error)
+                _log.warning("%s: points are lost (%s); training goes on", self._place, without(str(error), self._secrets))
             self._reachable = False

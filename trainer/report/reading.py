@@ -13,6 +13,7 @@ import numpy as np
 
 from data_pipeline.errors import CheckpointError
 from data_pipeline.files import digest_bytes
+from data_pipeline.redaction import redacted_settings
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import parse_manifest
 from trainer.history import METRICS, read_events
@@ -156,7 +157,7 @@ def _settings(path: Path) -> Mapping[str, Any]:
         raise CheckpointError(f"{file}: missing; restore it from a copy") from None
     except (ValueError, KeyError) as error:
         raise CheckpointError(f"{file}: no settings of a run ({error}); restore it from a copy") from None
-    return settings
+    return redacted_settings(settings)
 
 
 def _sorted(events: Iterable[Event]) -> tuple[dict[str, Curve], dict[str, list[Event]]]:

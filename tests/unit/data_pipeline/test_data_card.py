@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
 from data_pipeline.config import HeuristicSettings, PrepareConfig, Preset
 from data_pipeline.data_card import render_card
@@ -178,6 +181,62 @@ def test_hostile_names_stay_text_and_stay_in_their_cells() -> None:
     assert not re.search("<[a-z/!?]", prose)
     for table in re.findall(r"(?:^\|.*\n)+", card, re.MULTILINE):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1, table
+
+
+def markup(card: str) -> list[str]:
+    """The kinds of all parts of a card in their order, as a renderer with tables and links has them; no words."""
+    renderer = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    tokens = [one for block in renderer.parse(card) for one in (block, *(block.children or ()))]
+    return [f"{token.type} {token.tag} {token.attrs}" for token in tokens if token.type not in ("text", "text_special")]
+
+
+def named(name: str) -> str:
+    """A card in which this name is in every place that a file or a stranger can give a name to."""
+    report = {
+        **REPORT,
+        "sources": {name: REPORT["sources"]["web"] | {"kind": name}},
+        "languages": {name: REPORT["languages"]["en"]},
+        "rejected": {name: {name: 3}},
+        "cleaned": {name: 1},
+        "duplicates": {"alarms": [name]},
+        "rows": {name: REPORT["rows"]["train"]},
+        "leaks": {name: 2},
+    }
+    entry = {"source": name, "path": name, "bytes": 1}
+    inputs = ({**entry, "sha256": name}, {**entry, "checksum": name})
+    config = MANIFEST.config | {
+        "records": {"text_field": name, "metadata": [name]},
+        "language": {"identify": True, "keep": [name]},
+        "heuristics": {"presets": [name]},
+        "quality": {"trusted": name, "good": [name]},
+        "balance": {"by": "field", "field": name, "weights": {name: 2.0}},
+        "source": {name: {"records": {"text_field": name}}},
+    }
+    manifest = replace(MANIFEST, totals=report, sources=(name,), inputs=inputs, config=config)
+    return render_card(replace(manifest, tokenizer_kind=name, tokenizer_digest=name, root_digest=name))
+
+
+names = st.text(st.sampled_from("ab`|<>[]()!*_~$#-=+&;:/\\.@'\"\n\t \r\x1b\u202e1") | st.characters(), min_size=1, max_size=40)
+
+
+@given(names.filter(str.strip))
+@example("[x](javascript:1) ![y](z) <script>alert(1)</script> <!--")
+@example("``` \n# Title\n\n- a\n| b | c |\n")
+@example("`a` ``b`` \\")
+@example("<https://evil.example> www.evil.example me@evil.example")
+@example("12. item")
+@example("- item")
+@example("&lt;script&gt; &#60;b&#62; $x$ ~~gone~~ ---")
+def test_no_name_changes_the_form_of_the_card(name: str) -> None:
+    assert markup(named(name)) == markup(named("name"))
+
+
+@pytest.mark.parametrize(
+    "name", ["http://evil.example/x", "see https://evil.example", "www.evil.example", "a@evil.example", "@someone"]
+)
+def test_no_name_becomes_a_link_where_addresses_do(name: str) -> None:
+    prose = re.sub(r"```.*?```|(?<!\\)`[^`\n]*`", "", named(name), flags=re.DOTALL)
+    assert not re.search(r"(?<!\\)://|(?i:\bwww\.)|(?<!\\)@", prose)
 
 
 def test_a_fence_in_the_settings_does_not_end_the_recipe() -> None:

@@ -22,6 +22,25 @@ sys.exit(run_command(main, []))
 """
 
 
+_CRASH = """
+import sys
+from data_pipeline.errors import run_command
+
+def main(words):
+    raise RuntimeError("https://me:hunter2@host/x?token=hunter3")
+
+sys.exit(run_command(main, []))
+"""
+
+
+def test_a_traceback_holds_no_secrets_of_addresses() -> None:
+    done = subprocess.run([sys.executable, "-c", _CRASH], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback (most recent call last):")
+    assert done.stderr.endswith("RuntimeError: https://host/x\n")
+    assert "hunter" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("environment", "shown"),
     [

@@ -1,10 +1,18 @@
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.config import HtmlSettings
-from data_pipeline.html import html_to_text
+from data_pipeline import html as html_module
+from data_pipeline.config import HtmlSettings, LimitSettings
+from data_pipeline.errors import WorkerError
+from data_pipeline.html import Extracted, PageReader
 
+CHILD = Path(html_module.__file__).with_name("html_child.py")
 MAIN, ALL = HtmlSettings(extract="main"), HtmlSettings(extract="all")
 PAGE = """<!DOCTYPE html><html><head><title>The title</title><style>p {}</style><script>var x = "<p>script</p>";</script></head>
 <body><nav><ul><li><a href="/">Home page</a></li><li><a href="/about">About us</a></li></ul></nav>
@@ -12,6 +20,23 @@ PAGE = """<!DOCTYPE html><html><head><title>The title</title><style>p {}</style>
 <ul><li>one</li><li>two</li></ul><pre>  kept
     as it is</pre><img alt="a picture" src="x.png"></article>
 <template>hidden</template><footer>Copyright notice</footer></body></html>"""
+
+
+def html_to_text(page: str, settings: HtmlSettings) -> Extracted:
+    with PageReader(LimitSettings()) as pages:
+        return pages.text_of(page, settings)
+
+
+@pytest.fixture(scope="module")
+def shared_pages() -> Iterator[PageReader]:
+    with PageReader(LimitSettings()) as reader:
+        yield reader
+
+
+@pytest.fixture
+def pages() -> Iterator[PageReader]:
+    with PageReader(LimitSettings()) as reader:
+        yield reader
 
 
 def test_the_main_content_comes_without_navigation_and_footer() -> None:
@@ -89,7 +114,84 @@ def test_a_page_with_many_unclosed_but_harmless_tags_keeps_its_main_content() ->
     assert html_to_text(page, MAIN).rule == "html-main"
 
 
+UNCLOSED = "<div>" + "".join(f"<font id={number}>" for number in range(240)) + "</div>"
+
+# The tree of each grows with the square of its length, and only the rules of the parser tell.
+AMPLIFIED = {
+    "unclosed elements that each paragraph holds again": UNCLOSED + "<p>text</p>" * 4000,
+    "more of them, which ended the preparation": UNCLOSED + "<p>text</p>" * 44_000,
+    "an attribute that each paragraph holds again": f"<div><font a={'y' * 100_000}></div>" + "<p>text</p>" * 10_000,
+    "elements that add up": "".join(f"<p><font id={number}>text" for number in range(2000)),
+}
+
+
+@pytest.mark.parametrize("case", AMPLIFIED)
+def test_a_page_whose_tree_is_far_larger_than_the_page_is_only_stripped_of_its_tags(pages: PageReader, case: str) -> None:
+    extracted = pages.text_of(AMPLIFIED[case], MAIN)
+    assert extracted.rule == "html-stripped"
+    assert set(extracted.text.split()) == {"text"}
+    assert pages.text_of(PAGE, MAIN).rule == "html-main"  # the next page is parsed again
+
+
+def test_a_page_that_the_parser_spends_too_much_time_on_is_only_stripped_of_its_tags(
+    pages: PageReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(html_module, "_SECONDS", 0)
+    assert pages.text_of("<div></x>" * 40_000 + "text", MAIN) == Extracted("text", "html-stripped")
+
+
+def test_the_memory_of_a_page_follows_from_its_length_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = "<p>x" * 200_000  # 144 bytes of memory for each of its bytes
+    assert html_to_text(dense, MAIN).rule == "html-main"
+    with PageReader(LimitSettings(reader_memory_bytes=64 << 20)) as pages:
+        assert pages.text_of(dense, MAIN).rule == "html-stripped"
+
+
+def test_this_process_takes_no_more_memory_for_a_page_than_the_page_does(pages: PageReader) -> None:
+    before = _peak_bytes()
+    pages.text_of(AMPLIFIED["elements that add up"], MAIN)
+    assert _peak_bytes() - before < 16 << 20
+
+
+def _peak_bytes() -> int:
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) << 10
+
+
+def test_the_result_for_a_page_does_not_depend_on_the_pages_before_it(pages: PageReader) -> None:
+    alone = {case: html_to_text(page, MAIN) for case, page in AMPLIFIED.items()}
+    for page in (PAGE, "<p>x" * 200_000, *AMPLIFIED.values(), PAGE):
+        pages.text_of(page, MAIN)
+    assert {case: pages.text_of(page, MAIN) for case, page in AMPLIFIED.items()} == alone
+
+
+def test_a_parser_that_is_killed_from_outside_is_an_error_and_not_a_page_without_tags(
+    pages: PageReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path / "child.py"
+    child.write_text(f"import os, time\nos.kill(os.getpid(), {int(signal.SIGKILL)})\ntime.sleep(60)")
+    monkeypatch.setattr(html_module, "_CHILD", child)
+    with pytest.raises(WorkerError, match=r"the process that parses HTML was ended by SIGKILL; .*fewer --workers"):
+        pages.text_of(PAGE, MAIN)
+
+
+def test_the_parser_has_no_environment_and_ends_with_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = tmp_path / "found"
+    child = tmp_path / "child.py"
+    tell = f"    open({str(found)!r}, 'w').write(repr((os.getpid(), dict(os.environ))))\n    main()"
+    child.write_text(CHILD.read_text().replace("    main()", tell))
+    monkeypatch.setattr(html_module, "_CHILD", child)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    with PageReader(LimitSettings()) as pages:
+        assert pages.text_of(PAGE, MAIN).rule == "html-main"
+        process, environment = eval(found.read_text())  # of this test's own making
+        os.kill(process, 0)
+    assert "hunter2" not in str(environment)
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
 @given(st.text(st.sampled_from("<>/abpdiv!-=\"' &;\0\n")) | st.text(st.characters(exclude_categories=["Cs"])))
-def test_no_page_raises_and_the_text_is_unicode(page: str) -> None:
+def test_no_page_raises_and_the_text_is_unicode(shared_pages: PageReader, page: str) -> None:
     for settings in (MAIN, ALL):
-        html_to_text(page, settings).text.encode()
+        shared_pages.text_of(page, settings).text.encode()

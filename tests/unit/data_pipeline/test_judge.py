@@ -1,11 +1,14 @@
+from collections.abc import Iterator, Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline import judge
-from data_pipeline.config import PrepareConfig
+from data_pipeline.config import LimitSettings, PrepareConfig
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.judge import JudgedDocument, judge_batch
+from data_pipeline.html import PageReader
+from data_pipeline.judge import JudgedBatch, JudgedDocument, judge_batch
 from data_pipeline.textbatch import TextBatch
 
 ENGLISH = "The ship had been at sea for nine days when the captain first saw land, and nobody on board believed him."
@@ -18,6 +21,19 @@ def config(**sections: dict[str, object]) -> PrepareConfig:
 
 def document(text: str, **fields: str) -> Document:
     return Document(text, "file", 7, 0, **fields)
+
+
+PAGES = PageReader(LimitSettings())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parser() -> Iterator[None]:
+    yield
+    PAGES.close()
+
+
+def judged_batch(items: Sequence[Document | Rejection], settings: PrepareConfig) -> JudgedBatch:
+    return judge_batch(items, settings, PAGES)
 
 
 def texts_of(batch: TextBatch) -> list[str]:
@@ -35,7 +51,7 @@ def test_each_document_is_kept_or_has_its_reason_in_the_order_that_it_came() -> 
         document(ENGLISH.upper()),
         document("x = 1  # a comment\n", kind="code"),
     ]
-    judged = judge_batch(items, config(language={"keep": ["en"]}, heuristics={"presets": ["spam"]}, clean={"min_chars": 10}))
+    judged = judged_batch(items, config(language={"keep": ["en"]}, heuristics={"presets": ["spam"]}, clean={"min_chars": 10}))
     reasons = [item.reason if isinstance(item, Rejection) else item.language for item in judged.items]
     assert reasons == [
         Reason.TOO_SHORT,
@@ -57,7 +73,7 @@ def test_the_kept_documents_are_plain_and_lead_to_their_texts_in_the_batch() -> 
         document(""),
         document(f"<p>{GERMAN}</p>", markup="html"),
     ]
-    judged = judge_batch(items, config(heuristics={"presets": ["spam"]}))
+    judged = judged_batch(items, config(heuristics={"presets": ["spam"]}))
     kept = [item for item in judged.items if isinstance(item, JudgedDocument)]
     assert [item.document for item in kept] == [document(ENGLISH), document(GERMAN)]
     assert all(item.confidence >= 0.9 for item in kept)
@@ -66,7 +82,7 @@ def test_the_kept_documents_are_plain_and_lead_to_their_texts_in_the_batch() -> 
 
 
 def test_changes_and_confidences_are_counted() -> None:
-    judged = judge_batch([document(f"{ENGLISH}\r\n"), document(f"{ENGLISH} cafÃ©\r\n"), document(GERMAN)], config())
+    judged = judged_batch([document(f"{ENGLISH}\r\n"), document(f"{ENGLISH} cafÃ©\r\n"), document(GERMAN)], config())
     assert judged.changes == {"newlines": 2, "mojibake": 1}
     assert {language: sum(bins.values()) for language, bins in judged.confidences.items()} == {"en": 2, "de": 1}
     assert all(90 <= int(name) <= 100 for bins in judged.confidences.values() for name in bins)
@@ -74,7 +90,7 @@ def test_changes_and_confidences_are_counted() -> None:
 
 def test_a_document_rejected_for_its_language_is_in_the_histogram() -> None:
     settings = config(language={"keep": ["en"], "min_confidence": 1.0})
-    judged = judge_batch([document(ENGLISH), document(GERMAN)], settings)
+    judged = judged_batch([document(ENGLISH), document(GERMAN)], settings)
     assert [item.reason for item in judged.items if isinstance(item, Rejection)] == [
         Reason.LANGUAGE_UNCERTAIN,
         Reason.LANGUAGE_UNWANTED,
@@ -84,7 +100,7 @@ def test_a_document_rejected_for_its_language_is_in_the_histogram() -> None:
 
 
 def test_details_name_the_settings() -> None:
-    uncertain, unwanted = judge_batch(
+    uncertain, unwanted = judged_batch(
         [document(ENGLISH), document(GERMAN)], config(language={"keep": ["en", "fr"], "min_confidence": 1.0})
     ).items
     assert isinstance(uncertain, Rejection)
@@ -95,14 +111,14 @@ def test_details_name_the_settings() -> None:
 
 
 def test_code_has_no_language_to_be_rejected_for() -> None:
-    judged = judge_batch([document("for x in range(10):\n\tprint(x)", kind="code")], config(language={"keep": ["en"]}))
+    judged = judged_batch([document("for x in range(10):\n\tprint(x)", kind="code")], config(language={"keep": ["en"]}))
     assert isinstance(judged.items[0], JudgedDocument)
     assert judged.items[0].language == "code"
     assert judged.confidences == {}
 
 
 def test_identification_can_be_turned_off() -> None:
-    judged = judge_batch([document(ENGLISH)], config(language={"identify": False}))
+    judged = judged_batch([document(ENGLISH)], config(language={"identify": False}))
     assert isinstance(judged.items[0], JudgedDocument)
     assert (judged.items[0].language, judged.items[0].confidence, judged.confidences) == ("und", 0.0, {})
 
@@ -110,14 +126,14 @@ def test_identification_can_be_turned_off() -> None:
 def test_a_very_long_text_is_judged_by_its_beginning_and_kept_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "_JUDGED_BYTES", len(ENGLISH) + 1)
     late = f"{ENGLISH}é{'!' * 1000}"  # the limit cuts the é in two
-    judged = judge_batch([document(late), document("!" * 200)], config(heuristics={"presets": ["spam"]}))
+    judged = judged_batch([document(late), document("!" * 200)], config(heuristics={"presets": ["spam"]}))
     assert isinstance(judged.items[0], JudgedDocument)
     assert isinstance(judged.items[1], Rejection)
     assert texts_of(judged.texts)[judged.kept[0]] == late
 
 
 def test_no_documents_are_no_trouble() -> None:
-    judged = judge_batch([], config())
+    judged = judged_batch([], config())
     assert (judged.items, len(judged.texts), len(judged.kept), judged.changes, judged.confidences) == ([], 0, 0, {}, {})
 
 
@@ -134,7 +150,7 @@ def test_a_document_fares_alike_alone_and_in_a_batch(items: list[Document]) -> N
     settings = config(
         heuristics={"presets": ["gopher-quality", "gopher-repetition", "c4", "fineweb", "spam", "code"]}, clean={"min_chars": 1}
     )
-    together = judge_batch(items, settings)
-    assert together.items == [outcome for item in items for outcome in judge_batch([item], settings).items]
+    together = judged_batch(items, settings)
+    assert together.items == [outcome for item in items for outcome in judged_batch([item], settings).items]
     kept = [item.document.text for item in together.items if isinstance(item, JudgedDocument)]
     assert [texts_of(together.texts)[number] for number in together.kept] == kept

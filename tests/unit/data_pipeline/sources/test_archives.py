@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from data_pipeline.config import LimitSettings
 from data_pipeline.documents import Reason, Rejection
+from data_pipeline.sources import archives
 from data_pipeline.sources.archives import ArchiveError, Member, read_tar, read_zip
 from data_pipeline.sources.streams import StreamError
 
@@ -204,6 +205,7 @@ DAMAGED_TARS: dict[str, Callable[[], bytes]] = {
     "pax record without an end": lambda: pax(b"12 path=abc"),
     "pax record of length 0": lambda: pax(b"0 path=a\n"),
     "pax record that is too long": lambda: pax(b"999999999999999999999999 path=a\n"),
+    "pax header of tiny records": lambda: pax(b"6 a=b\n" * (1 << 17)) + header(),
     "negative pax size": lambda: pax(b"11 size=-5\n") + header(),
     "pax size in other digits": lambda: pax("14 size=٣٣\n".encode()) + header(),
 }
@@ -219,6 +221,20 @@ def test_a_damaged_tar_ends_with_its_reason(name: str) -> None:
 def test_a_long_chain_of_headers_is_passed_over() -> None:
     assert items_of_tar(pax(b"12 path=abc\n") * 5000 + make_tar({"a.txt": b"y"}, tarfile.USTAR_FORMAT)) == []
     assert items_of_tar(header(type=b"g", size=0) * 5000 + make_tar({"a.txt": b"y"})) == [("a.tar!/a.txt", b"y")]
+
+
+def test_long_pax_headers_are_read_in_time_that_grows_with_their_length() -> None:
+    record = b"105 SCHILY.xattr.a=" + b"x" * 85 + b"\n"  # quadratic time for so many headers would take minutes
+    tar = pax(record * 9_900) * 100 + pax(b"14 path=b.txt\n") + make_tar({"a.txt": b"y"}, tarfile.USTAR_FORMAT)
+    assert items_of_tar(tar) == [("a.tar!/b.txt", b"y")]
+
+
+def test_headers_that_say_much_of_one_member_take_no_memory() -> None:
+    records = b"".join(b"30 GNU.sparse.%014d=\n" % number for number in range(9_900))
+    tar = pax(records) + make_tar({"a.txt": b"y"}, tarfile.USTAR_FORMAT)
+    [item] = read_tar(iter([tar]), "a.tar", LimitSettings())
+    assert isinstance(item, Rejection)
+    assert archives._parse_pax(records) == {"GNU.sparse.": ""}
 
 
 def test_sparse_and_unknown_members_are_refused_and_their_bytes_passed_over() -> None:

@@ -1,6 +1,7 @@
 import io
 import os
 import signal
+import subprocess
 from decimal import Decimal
 from typing import Any
 
@@ -178,14 +179,14 @@ def test_a_silent_child_is_ended(tmp_path_factory: pytest.TempPathFactory, monke
 
 def test_a_child_ends_with_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
-    popen = parquet_module.subprocess.Popen
+    popen = subprocess.Popen
 
     def start(*arguments: Any, **options: Any) -> Any:
         process = popen(*arguments, **options)
         started.append(process.pid)
         return process
 
-    monkeypatch.setattr(parquet_module.subprocess, "Popen", start)
+    monkeypatch.setattr(subprocess, "Popen", start)
     limits = LimitSettings()
     items = read_parquet(io.BytesIO(GOOD), len(GOOD), ORIGIN, RecordSettings(), limits, Budget(limits, lambda: len(GOOD)))
     next(items)

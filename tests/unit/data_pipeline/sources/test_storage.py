@@ -1,4 +1,5 @@
 import errno
+import glob
 import io
 import logging
 import os
@@ -122,7 +123,7 @@ class Flaky:
 
 
 def read_flaky(monkeypatch: pytest.MonkeyPatch, flaky: Flaky, num_bytes: int, limits: LimitSettings = LIMITS) -> bytes:
-    monkeypatch.setattr(storage, "_store", lambda url: flaky)
+    monkeypatch.setattr(storage, "_store", lambda url, limits: flaky)
     with open_file(Location("bucket/a.txt", "s3://key:hunter2@bucket/a.txt?sig=hunter2"), num_bytes, limits) as file:
         return b"".join(iter(lambda: file.read(7), b""))
 
@@ -185,7 +186,7 @@ def test_a_server_that_only_sends_from_the_beginning_is_read_too(monkeypatch: py
 
             return File(bytes(range(200)))
 
-    monkeypatch.setattr(storage, "_store", lambda url: FromTheBeginning())
+    monkeypatch.setattr(storage, "_store", lambda url, limits: FromTheBeginning())
     with open_file(Location("a", "http://host/a"), 200, LIMITS) as file:
         file.seek(150)
         assert file.read(10) == bytes(range(150, 160))
@@ -261,7 +262,7 @@ class WebServer:
 def test_no_secret_of_an_address_is_written_down(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(storage, "_store", lambda url: WebServer())
+    monkeypatch.setattr(storage, "_store", lambda url, limits: WebServer())
     url = "https://me:hunter2@host/dir/a.txt?sig=hunter2/x"
     with caplog.at_level(logging.DEBUG):
         found = find(url)
@@ -273,7 +274,7 @@ def test_no_secret_of_an_address_is_written_down(
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(url: str) -> None:
+    def missing(url: str, **_: object) -> None:
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(storage.fsspec.core, "url_to_fs", missing)
@@ -310,6 +311,47 @@ def test_a_store_that_says_not_found_for_other_failures_is_asked_again(
 
 
 def test_linked_folders_and_files_are_read_and_loops_are_not_followed(tmp_path: Path) -> None:
+    for name in ("text/big/a.txt", "text/big/deep/b.txt", "text/.other/c.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"text of {name}")
+    (tmp_path / "text" / "linked").symlink_to("big")
+    (tmp_path / "text" / "big" / "deep" / "up").symlink_to("..")
+    (tmp_path / "text" / "shown").symlink_to(tmp_path / "text" / ".other")
+    (tmp_path / "text" / "f.txt").symlink_to(".other/c.txt")
+    (tmp_path / "root").symlink_to("text")
+    for named in ("text", "root", "root/**", "root/**/*.txt"):
+        assert [file.path for file in find(str(tmp_path / named))] == [
+            "big/a.txt",
+            "big/deep/b.txt",
+            "f.txt",
+            "linked/a.txt",
+            "linked/deep/b.txt",
+            "shown/c.txt",
+        ]
+
+
+def test_links_out_of_a_source_are_left_out_counted_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("private/key.txt", "private/deep/b.txt", "text/own/a.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"text of {name}")
+    (tmp_path / "text" / "deep").symlink_to(tmp_path / "private")
+    (tmp_path / "text" / "own" / "up").symlink_to("../../private/deep")
+    (tmp_path / "text" / "key.txt").symlink_to("../private/key.txt")
+    (tmp_path / "text" / "step").symlink_to("own/up")
+    for named in ("text", "text/**", "text/**/*.txt", "text/*/*.txt", "text/*/*/*.txt", "text/*.txt"):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            found = find(str(tmp_path / named), if_empty="builtin")
+        assert [file.path for file in found if not file.source.startswith("stdlib")] in (["own/a.txt"], [])
+        if named in ("text", "text/**", "text/**/*.txt"):
+            [message] = caplog.messages
+            assert message == (
+                f"source {tmp_path}/text: 4 links lead out of it and are left out: deep, key.txt, own/up, step; "
+                "set limits.outside_links to true to follow such links"
+            )
+
+
+def test_a_setting_has_links_out_of_a_source_followed(tmp_path: Path) -> None:
     for name in ("big/a.txt", "big/deep/b.txt", "other/c.txt", "text/d.txt", "text/own/e.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"text of {name}")
@@ -318,7 +360,8 @@ def test_linked_folders_and_files_are_read_and_loops_are_not_followed(tmp_path: 
     (tmp_path / "big" / "deep" / "up").symlink_to("..")
     (tmp_path / "big" / "across").symlink_to(tmp_path / "other")
     (tmp_path / "other" / "back").symlink_to(tmp_path / "big")
-    found = find(str(tmp_path / "text"))
+    config = PrepareConfig(sources=(str(tmp_path / "text"),), limits={"outside_links": True})
+    found = find_inputs(config, Path("/nowhere"))
     assert [(file.path, text) for file, text in zip(found, texts(found), strict=True)] == [
         ("corpus/a.txt", "text of big/a.txt"),
         ("corpus/across/c.txt", "text of other/c.txt"),
@@ -327,6 +370,44 @@ def test_linked_folders_and_files_are_read_and_loops_are_not_followed(tmp_path: 
         ("f.txt", "text of other/c.txt"),
         ("own/e.txt", "text of text/own/e.txt"),
     ]
+
+
+def test_links_between_many_folders_come_to_an_end(tmp_path: Path) -> None:
+    folders = [tmp_path / str(number) for number in range(12)]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "a.txt").write_text("some text")
+    for here in folders:
+        for there in folders:
+            (here / f"to-{there.name}").symlink_to(there)
+    for named in (str(tmp_path), f"{tmp_path}/**/*.txt"):
+        with pytest.raises(SourceError, match=r"its links lead to more than 10000 folders; remove links"):
+            find(named)
+
+
+def test_a_pattern_matches_what_glob_matches(tmp_path: Path) -> None:
+    for name in ("a.txt", ".b.txt", "c/d.txt", "c/.e/f.txt", "c/g/h.txt", "c/[x]/i.txt", ".j/k.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("some text")
+    patterns = (
+        "*",
+        "**",
+        "*.txt",
+        ".*",
+        "**/*.txt",
+        "c/**",
+        "c/**/h.txt",
+        "*/*",
+        "c/?.txt",
+        "c/[[]x]/*",
+        "**/g/**",
+        "nope/*",
+        ".*/*",
+    )
+    for pattern in patterns:
+        names = glob.glob(f"{tmp_path}/{pattern}", recursive=True)  # noqa: PTH207 - it is what is compared with
+        expected = sorted(name for name in names if Path(name).is_file())
+        assert [file.location.name for file in list_files(f"{tmp_path}/{pattern}", LIMITS).files] == expected
 
 
 def test_links_that_lead_nowhere_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

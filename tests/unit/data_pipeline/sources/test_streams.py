@@ -18,6 +18,7 @@ from data_pipeline.sources.formats import Compression
 from data_pipeline.sources.streams import Budget, ByteReader, StreamError, decompress, inflate, raw_blocks, read_lines
 
 LIMITS = LimitSettings()
+UNLIMITED = Budget(LIMITS, lambda: 1 << 40)
 COMPRESS = {"gz": gzip.compress, "zst": zstandard.ZstdCompressor().compress, "xz": lzma.compress, "bz2": bz2.compress}
 compressions = pytest.mark.parametrize("compression", list(COMPRESS))
 
@@ -28,7 +29,7 @@ def blocks_of(data: bytes, size: int) -> Iterator[bytes]:
 
 def blocks_in(data: bytes, compression: Compression, limits: LimitSettings = LIMITS) -> Iterator[bytes]:
     file = io.BytesIO(data)
-    return Budget(limits, file.tell).watch(decompress(raw_blocks(file), compression, limits))
+    return decompress(raw_blocks(file), compression, limits, Budget(limits, file.tell))
 
 
 def read(data: bytes, compression: Compression, limits: LimitSettings = LIMITS) -> bytes:
@@ -109,12 +110,13 @@ def test_zero_padding_after_a_member_is_allowed_where_its_tool_allows_it(compres
 @given(cut=st.integers(0, 3000), block_bytes=st.integers(1, 700))
 def test_it_does_not_matter_where_the_blocks_of_compressed_data_end(compression: Compression, cut: int, block_bytes: int) -> None:
     data = random.Random(cut).randbytes(2000) + bytes(cut)
-    assert b"".join(decompress(blocks_of(COMPRESS[compression](data) * 2, block_bytes), compression, LIMITS)) == data * 2
+    blocks = blocks_of(COMPRESS[compression](data) * 2, block_bytes)
+    assert b"".join(decompress(blocks, compression, LIMITS, UNLIMITED)) == data * 2
 
 
 def test_bare_deflate_data_comes_back() -> None:
     packer = zlib.compressobj(wbits=-15)
-    assert b"".join(inflate(iter([packer.compress(b"text" * 99) + packer.flush()]))) == b"text" * 99
+    assert b"".join(inflate(iter([packer.compress(b"text" * 99) + packer.flush()]), UNLIMITED)) == b"text" * 99
 
 
 def test_a_dictionary_over_the_limit_is_refused_before_it_is_made() -> None:
@@ -163,6 +165,20 @@ def test_a_bomb_is_given_up_at_the_budget(compression: Compression) -> None:
     assert caught.value.reason == Reason.DECOMPRESSION_BUDGET
     assert "raise limits.max_expansion or limits.max_decompressed_bytes" in caught.value.detail
     assert total <= 8 << 20
+
+
+@compressions
+def test_a_file_of_nothing_but_empty_members_is_given_up_at_the_budget(compression: Compression) -> None:
+    member = COMPRESS[compression](b"")
+    with pytest.raises(StreamError) as caught:
+        read(member * ((1 << 20) // len(member)), compression)
+    assert caught.value.reason == Reason.DECOMPRESSION_BUDGET
+
+
+@compressions
+def test_many_members_with_text_in_them_are_read(compression: Compression) -> None:
+    text = b"A line of a log that was compressed by itself, as some programs write them, number 1234567.\n"
+    assert read(COMPRESS[compression](text) * 2000, compression) == text * 2000
 
 
 @compressions

@@ -1,0 +1,92 @@
+"""A Python program in a process of its own, for input that a parser in C, C++ or Rust cannot be trusted with.
+
+The program shares two pipes with this process and nothing else: it has none of its environment variables, which can hold
+credentials. It sets limits on its own memory and time. A crash or an endless loop ends that process alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["ConfinedProgram", "ProgramEndedError"]
+
+_MAX_READ_BYTES = 1 << 20
+_QUIET_ALLOCATION = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Other allocators reserve gigabytes of addresses, which the limit on memory would count."""
+
+
+class ProgramEndedError(Exception):
+    """The program ended, or said nothing for too long, before its answer was complete."""
+
+    def __init__(self, how: str, signal_number: int = 0) -> None:
+        super().__init__(how)
+        self.signal_number = signal_number
+        """Of the signal that ended it; 0 if none did."""
+
+
+class ConfinedProgram:
+    """A running program; its standard input and output belong to this object.
+
+    Args:
+        script: the file of the program. It runs without the folder of the script in its module path.
+        silence_s: seconds of wall time that it may be silent while an answer is expected.
+    """
+
+    def __init__(self, script: Path, silence_s: float) -> None:
+        self._silence_s = silence_s
+        # A new program and not a fork of this one, which may have threads, and memory that is not the program's to see.
+        environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
+        environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **_QUIET_ALLOCATION}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            env=environment,
+            start_new_session=True,  # Ctrl-C in a terminal ends the whole group: this process decides what ends, and when
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+
+    def close(self) -> None:
+        """Ends the program, whatever it is doing."""
+        self._process.kill()
+        with self._process:  # closes the pipes and waits
+            pass
+
+    def read(self, size: int) -> bytes:
+        """The next `size` bytes that the program writes.
+
+        Raises:
+            ProgramEndedError: it ended or fell silent before.
+        """
+        pieces = []
+        while size:
+            if not select.select([self._out], [], [], self._silence_s)[0]:
+                raise ProgramEndedError(f"was silent for {self._silence_s:.0f} s")
+            if not (piece := os.read(self._out, min(size, _MAX_READ_BYTES))):
+                raise self._ended()
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+    def write(self, data: bytes) -> None:
+        """Hands `data` to the program. If it has ended, nothing happens: what it wrote before can still be read."""
+        view = memoryview(data)
+        with contextlib.suppress(BrokenPipeError):
+            while view:
+                view = view[os.write(self._in, view) :]
+
+    def _ended(self) -> ProgramEndedError:
+        status = self._process.wait()
+        if status < 0:
+            return ProgramEndedError(f"was ended by {signal.Signals(-status).name}", -status)
+        return ProgramEndedError(f"ended with status {status}")

@@ -1,0 +1,68 @@
+"""Extracts the text of HTML pages in a process of its own; started as a script by `html`, and imports nothing of this package.
+
+The parser builds a tree whose size and time some pages make grow with the square of their length. Here each page has a limit on
+memory and processor time that follows from its length, and what is over it ends at most this process.
+
+Requests come on standard input, answers go to standard output, all numbers are little-endian and of 64 bits:
+
+    M or A, length, bytes of memory, seconds, the page     asks for the main content (if there is none, for all), or for all
+    m or a, length, the text                               the answer: the main content, or all
+    E, 0                                                   the answer if the page needs more memory; the process ends
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import struct
+import sys
+import time
+
+from resiliparse.extract.html2text import extract_plain_text
+
+_NO_LIMIT = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+
+
+def main() -> None:
+    """Serves requests until standard input ends."""
+    source, sink = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    in_use = _memory_in_use()
+    while header := source.read(25):
+        mode, length, memory_bytes, seconds = struct.unpack("<cqqq", header)
+        if in_use is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (in_use + memory_bytes, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + seconds + 1, resource.RLIM_INFINITY))
+        try:
+            letter, text = _extract(source.read(length), mode)
+        except Exception:  # memory ran out, which the parser says in several ways
+            letter, text = b"E", b""
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, _NO_LIMIT)  # what is left to do takes no memory to speak of, and must not fail
+        sink.write(struct.pack("<cq", letter, len(text)))
+        sink.write(text)
+        sink.flush()
+        if letter == b"E":
+            return
+
+
+def _memory_in_use() -> int | None:
+    """Bytes of address space that this process takes; None where the system does not tell."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as usage:  # noqa: PTH123 - pathlib takes longer to import than all else here
+            return int(usage.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return None
+
+
+def _extract(page: bytes, mode: bytes) -> tuple[bytes, bytes]:
+    text = page.decode("utf-8", "surrogatepass")
+    if mode == b"M" and (found := extract_plain_text(text, main_content=True, alt_texts=False)).strip():
+        return b"m", found.encode("utf-8", "surrogatepass")
+    return b"a", extract_plain_text(text, main_content=False, alt_texts=False).encode("utf-8", "surrogatepass")
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()

@@ -1,0 +1,106 @@
+"""Which hosts a web address may lead to: the one that the user named, and those that a setting allows.
+
+A web server answers with whatever redirect it likes, and a name server with whatever address. Without a check, either makes this
+machine fetch pages of its own network (server-side request forgery) and train on them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from data_pipeline.errors import SourceError
+from data_pipeline.redaction import redacted
+from data_pipeline.sources.formats import printable
+
+__all__ = ["GuardedClient", "is_public", "may_redirect"]
+
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_REMEDY = "if that is as it should be, add it to limits.allowed_hosts"
+
+
+@dataclass(frozen=True)
+class GuardedClient:
+    """Makes the client sessions of fsspec's web store; called by it. Equal ones share a store, so this has no state."""
+
+    allowed: tuple[str, ...]
+    """`limits.allowed_hosts`."""
+
+    async def __call__(self, **options: Any) -> aiohttp.ClientSession:
+        """A session that follows no redirect to another host, and no name to an address of a private network."""
+        trace = aiohttp.TraceConfig()
+        trace.on_request_redirect.append(self._check_redirect)
+        if "connector" not in options:
+            options["connector"] = aiohttp.TCPConnector(resolver=_GuardedResolver(self.allowed))
+        return aiohttp.ClientSession(**options | {"trace_configs": [*options.get("trace_configs", ()), trace]})
+
+    async def _check_redirect(self, _session: object, _context: object, params: aiohttp.TraceRequestRedirectParams) -> None:
+        headers = params.response.headers
+        if not (location := headers.get("Location") or headers.get("URI")):
+            return
+        start = printable(redacted(str(params.url)))
+        try:
+            target = params.url.join(URL(location))
+        except ValueError:
+            raise SourceError(f"{start}: the server redirects to what is no address") from None
+        if not (may_redirect(params.url, target) or _is_allowed(target.host or "", self.allowed)):
+            place = printable(str(target.origin())) if target.absolute else "no address"
+            raise SourceError(f"{start}: the server redirects to another host, {place}; {_REMEDY}, or name that address itself")
+
+
+def may_redirect(start: URL, target: URL) -> bool:
+    """Whether a redirect stays on the host and port, or goes to https on the same host."""
+    if start.host != target.host:
+        return False
+    ports = (start.port, target.port)
+    return (start.scheme == target.scheme and ports[0] == ports[1]) or (
+        start.scheme == "http" and target.scheme == "https" and (ports == (80, 443) or ports[0] == ports[1])
+    )
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address is one of the public internet: not private, loopback, link-local, multicast or reserved."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF) if found in _NAT64 else found.ipv4_mapped or found.sixtofour
+        if inner is not None:
+            found = inner
+    return found.is_global and not found.is_multicast
+
+
+def _is_allowed(host: str, allowed: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(host.lower(), pattern.lower()) for pattern in allowed)
+
+
+def _is_local_name(host: str) -> bool:
+    """Whether a name cannot be one of the public internet, so that whoever wrote it meant a machine of this network."""
+    name = host.rstrip(".").lower()
+    return "." not in name or name.endswith(".localhost")
+
+
+class _GuardedResolver(AbstractResolver):
+    """Leaves out addresses of private networks, except for local names and hosts that are allowed."""
+
+    def __init__(self, allowed: tuple[str, ...]) -> None:
+        self._allowed = allowed
+        self._inner = aiohttp.DefaultResolver()
+
+    async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET) -> list[ResolveResult]:
+        found = await self._inner.resolve(host, port, family)
+        if _is_local_name(host) or _is_allowed(host, self._allowed):
+            return found
+        public = [one for one in found if is_public(one["host"])]
+        if not public:
+            addresses = ", ".join(sorted({one["host"] for one in found}))
+            raise SourceError(f"{printable(host)}: this name leads to {addresses}, which is no public address; {_REMEDY}")
+        return public
+
+    async def close(self) -> None:
+        await self._inner.close()
