@@ -12,6 +12,7 @@ from pathlib import Path
 from data_pipeline.config import PrepareConfig
 from data_pipeline.errors import ConfigError, DataError, run_command
 from data_pipeline.settings import help_parser, load_settings, schema_text
+from data_pipeline.terminal import PrintableFormatter
 
 PROGRAM = "python -m data_pipeline"
 USAGE = f"""usage: {PROGRAM} COMMAND …
@@ -132,7 +133,7 @@ def _folder_parser(command: str, description: str) -> argparse.ArgumentParser:
 def _log_to_stderr() -> None:
     logger = logging.getLogger("data_pipeline")
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    handler.setFormatter(PrintableFormatter("%(levelname)s: %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
 

@@ -16,6 +16,7 @@ from torch import nn
 from data_pipeline.errors import ConfigError, PreparedDataError
 from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.shards import Rows
+from data_pipeline.terminal import PrintableFormatter
 from data_pipeline.tokenizer import load_tokenizer
 from trainer.attention import Backend, choose_backend, describe_backend
 from trainer.changes import Changes
@@ -54,7 +55,7 @@ from trainer.report import report_at_end
 from trainer.session import Session, restore
 from trainer.signals import stop_request
 from trainer.sizing import with_micro
-from trainer.state import Progress
+from trainer.state import Progress, load_whole
 from trainer.step import LossModule, TrainingModule, make_scaler
 from trainer.straggler import DeviceMark, HostMark, OwnTimer, StragglerDetector
 from trainer.throughput import flops_per_token, peak_flops, rate_kind, unknown_mfu
@@ -80,7 +81,7 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
     with ExitStack() as stack:
         stop = stack.enter_context(stop_request())
         group = stack.enter_context(joined_group(config.device, config.watchdog.slow_s))
-        logging.basicConfig(level=logging.INFO if group.is_main else logging.WARNING, format="%(message)s")
+        _log_to_stderr(logging.INFO if group.is_main else logging.WARNING)
         manifest = read_manifest(config.data)
         train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
         val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
@@ -114,7 +115,7 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
         heartbeat = stack.enter_context(_watched(config, group))
         saver = AsyncSaver(partial(_write, checkpoints, config.checkpoint))
         stack.callback(_let_finish, saver, heartbeat)  # before the run's lock goes
-        checkpoint = None if newest is None else checkpoints.load(newest)
+        checkpoint = None if newest is None else load_whole(checkpoints, newest)
         model = _model(config, manifest, group, extension, checkpoint)
         training, changes = _training_module(
             model, config, Changes.from_json(recorded), group, newest or 0, manifest, backend, extension
@@ -182,6 +183,12 @@ def opened_session(config: TrainConfig) -> Iterator[Session]:
         _introduce(session, manifest, continued=newest is not None)
         del training, checkpoint  # this frame lives as long as the run, and would keep them
         yield session
+
+
+def _log_to_stderr(level: int) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter("%(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def _checked_run(config: TrainConfig, checkpoints: CheckpointStore, identity: Mapping[str, Any]) -> int | None:

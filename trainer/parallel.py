@@ -26,7 +26,7 @@ from trainer.config import TrainConfig
 from trainer.distributed import Group
 from trainer.model import parameters_by_name
 
-__all__ = ["ShardedModule", "check_parallel", "distribute_like", "full_tensors", "gathered", "load_full", "shard"]
+__all__ = ["ShardedModule", "check_parallel", "check_weights", "distribute_like", "full_tensors", "gathered", "load_full", "shard"]
 
 _ResultT = TypeVar("_ResultT")
 
@@ -124,6 +124,18 @@ def load_full(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         CheckpointError: names or shapes are not those of the model; nothing is copied.
     """
+    check_weights(model, tensors)
+    with torch.no_grad():
+        for name, parameter in parameters_by_name(model).items():
+            parameter.copy_(_like(parameter, tensors[name]))
+
+
+def check_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Compares names and shapes of whole weights with those of a model, which may have no memory for them yet.
+
+    Raises:
+        CheckpointError: they are not those of the model.
+    """
     parameters = parameters_by_name(model)
     held, saved = ({name: tuple(tensor.shape) for name, tensor in each.items()} for each in (parameters, tensors))
     if wrong := sorted(name for name in held.keys() | saved.keys() if held.get(name) != saved.get(name)):
@@ -132,9 +144,6 @@ def load_full(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             f"{len(wrong)} weights of the checkpoint are not those of the model, such as {name}: {_shape(saved.get(name))} is "
             f"saved, {_shape(held.get(name))} is needed; continue with the settings that wrote it, or start a new run"
         )
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(_like(parameter, tensors[name]))
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

@@ -8,7 +8,6 @@ tensors, and goes on from there.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from torch import Tensor
 
-from data_pipeline.errors import ConfigError, ExitCode, ProjectError
-from data_pipeline.settings import to_toml
+from data_pipeline.errors import CheckpointError, ConfigError, ExitCode, ProjectError
+from data_pipeline.settings import explain, to_toml
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.tensor_file import same_bytes, spec_of
 from trainer.config import TrainConfig
@@ -29,6 +29,8 @@ from trainer.inspect_run import data_folder, load_config
 from trainer.ledger import LEDGER
 from trainer.loop import train
 from trainer.record import read_record
+from trainer.run_files import copy_run_file
+from trainer.state import load_whole
 from trainer.watchdog import EXIT_FILE_VARIABLE
 
 __all__ = ["ChildError", "Replay", "choose_start", "first_difference", "replay_run"]
@@ -89,7 +91,7 @@ def replay_run(
     """
     record = read_record(run)
     config = load_config(run)
-    extension = run / "extension.py" if record["identity"]["extension"] else None
+    extension = run / "extension.py" if record["identity"].get("extension") else None
     settings = config.model_copy(update={"data": data_folder(run, data).absolute(), "extension": extension})
     store = CheckpointStore(run / "checkpoints")
     recorded = _events(run)
@@ -97,7 +99,7 @@ def replay_run(
     num_steps = num_steps or max(1, min(_DEFAULT_STEPS, last - (start or 0)))
     begin = choose_start(store.steps(), last, num_steps, start)
     end = begin + num_steps
-    num_ranks = 1 if config.reproducibility == "elastic" else int(record["environment"]["world_size"])
+    num_ranks = 1 if config.reproducibility == "elastic" else int(record["environment"].get("world_size", 1))
     compared: list[int] = []
     with tempfile.TemporaryDirectory(prefix="replay-") as name:
         again = Path(name) / "run"
@@ -107,11 +109,11 @@ def replay_run(
             _train(replay_config(settings, record, again, stop, allow_changes), num_ranks)
             difference = _difference_in_events(recorded, _events(again), before, stop)
             if stop in store.steps():
-                tensor = first_difference(store.load(stop), CheckpointStore(again / "checkpoints").load(stop))
+                tensor = first_difference(load_whole(store, stop), CheckpointStore(again / "checkpoints").load(stop))
                 compared.append(stop)
                 difference = "; ".join(filter(None, (difference, tensor and f"at step {stop} {tensor}")))
-            elif not difference and stop == record.get("step") and record["weights"] != read_record(again)["weights"]:
-                difference = f"after step {stop} the weights are {read_record(again)['weights']}, but were {record['weights']}"
+            elif not difference and stop == record.get("step") and record.get("weights") != read_record(again)["weights"]:
+                difference = f"after step {stop} the weights are {read_record(again)['weights']}, but were {record.get('weights')}"
             if difference:
                 return Replay(begin, end, tuple(compared), num_ranks, difference)
             before = stop
@@ -147,10 +149,10 @@ def copy_state(run: Path, again: Path, step: int) -> None:
         CheckpointError: the checkpoint is missing or damaged.
     """
     (again / LEDGER).parent.mkdir(parents=True)
-    shutil.copyfile(run / "record.json", again / "record.json")
+    copy_run_file(run, "record.json", again / "record.json")
     if step:
-        for name in (METRICS, str(LEDGER)):
-            shutil.copyfile(run / name, again / name)
+        for name in (METRICS, LEDGER.as_posix()):
+            copy_run_file(run, name, again / name)
         CheckpointStore(again / "checkpoints").save(CheckpointStore(run / "checkpoints").load(step))
 
 
@@ -164,13 +166,18 @@ def replay_config(
     """
     identity = record["identity"]
     settings = config.model_dump()
-    settings |= {"recipe": None, "run": run, "threads": identity["threads"]}
+    settings |= {"recipe": None, "run": run, "threads": identity.get("threads")}
     settings |= {"limits": {"steps": end}, "resume": {"allow_changes": allow_changes}}
-    settings["schedule"]["decay_steps"] = identity["schedule.decay_steps"]
+    settings["schedule"]["decay_steps"] = identity.get("schedule.decay_steps")
     settings["eval"]["patience"] = None
     settings["alerts"] = {name: "log" if value == "stop" else value for name, value in settings["alerts"].items()}
     settings["log"] |= {"report": False, "wandb_project": None, "mlflow_uri": None}
-    return TrainConfig(**settings)
+    try:
+        return TrainConfig(**settings)
+    except ValidationError as error:
+        raise CheckpointError(
+            f"record.json: identity holds what no training can have ({explain(TrainConfig, error)}); restore it from a copy"
+        ) from None
 
 
 def first_difference(recorded: Checkpoint, again: Checkpoint) -> str:

@@ -77,6 +77,17 @@ class CheckpointStore:
         """Where `step` says what it holds."""
         return self.path(step) / _MANIFEST
 
+    def manifest_bytes(self, step: int) -> bytes:
+        """The file in which `step` says what it holds, unchecked.
+
+        Raises:
+            CheckpointError: it is missing, no regular file, larger than a manifest may be, or in a folder that is a link.
+        """
+        self._check_folders(self.path(step))
+        path = self.manifest_path(step)
+        with damage_named(path):
+            return bytes(read_file(self._storage, path, MAX_MANIFEST_BYTES))
+
     def save(self, checkpoint: Checkpoint) -> Path:
         """Writes a checkpoint, durably: when this returns, a power failure cannot take it away.
 
@@ -245,14 +256,17 @@ class CheckpointStore:
 
     def _read_manifest(self, directory: Path) -> CheckpointManifest:
         path = directory / _MANIFEST
-        for parent in (directory, self._objects.directory):
-            if not self._storage.is_directory(parent):
-                raise CheckpointError(f"{parent}: not a directory")
+        self._check_folders(directory, self._objects.directory)
         with damage_named(path):
             manifest = parse_manifest(bytes(read_file(self._storage, path, MAX_MANIFEST_BYTES)))
             if unknown := {name.partition("/")[0] for name in manifest.tensors} - set(_GROUPS):
                 raise ValueError(f"unknown groups of tensors: {', '.join(sorted(unknown))}")
         return manifest
+
+    def _check_folders(self, *folders: Path) -> None:
+        for folder in (self.directory, *folders):
+            if not self._storage.is_directory(folder):
+                raise CheckpointError(f"{folder}: not a directory")
 
     def _readable_manifests(self) -> list[CheckpointManifest]:
         """Those of the checkpoints, newest first; a damaged one is not a reason to stop saving."""
@@ -295,10 +309,18 @@ class CheckpointStore:
         sync_directory(self._storage, self.directory)
 
     def _names(self) -> list[str]:
-        try:
-            return self._storage.names(self.directory)
-        except FileNotFoundError:
-            return []
+        if not self._storage.is_directory(self.directory):
+            try:
+                self._storage.names(self.directory)
+            except FileNotFoundError:
+                return []
+            except OSError as error:
+                if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                    raise
+            raise CheckpointError(
+                f"{self.directory} is a link or a file; the checkpoints of a run are in a directory of that name: put it back"
+            )
+        return self._storage.names(self.directory)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from trainer.alerts import Alert
 from trainer.metrics.layout import hyper_parameters
 from trainer.metrics.service import ServiceSink
 from trainer.metrics.values import RunFacts, SampleText, ScoreTable, encodable, numbers_in
+from trainer.run_files import MAX_ID_BYTES, read_run_file
 
 __all__ = ["MlflowSink"]
 
@@ -63,7 +64,7 @@ class MlflowSink(ServiceSink):
         try:
             self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
             if self._id_file.exists():
-                self._id = self._id_file.read_text()
+                self._id = read_run_file(self._id_file, MAX_ID_BYTES, self._id_file.parent).decode()
                 self._client.update_run(self._id, status="RUNNING")
             else:
                 self._create(facts)

@@ -14,6 +14,7 @@ from trainer.alerts import Alert
 from trainer.metrics.layout import hyper_parameters
 from trainer.metrics.service import ServiceSink
 from trainer.metrics.values import RunFacts, SampleText, ScoreTable, encodable, numbers_in
+from trainer.run_files import MAX_ID_BYTES, read_run_file
 
 __all__ = ["WandbSink", "remembered_id"]
 
@@ -89,7 +90,7 @@ def remembered_id(path: Path) -> str:
     """The id in a file; a new one is written there where there is none."""
     if not path.exists():
         write_atomic(path, uuid.uuid4().hex[:16].encode())
-    return path.read_text()
+    return read_run_file(path, MAX_ID_BYTES, path.parent).decode()
 
 
 def _wandb() -> Any:
