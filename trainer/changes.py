@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 
 from data_pipeline.errors import CheckpointError
 from trainer.config import BatchConfig
-from trainer.run_files import Count, Form, check_form
+from trainer.run_inputs import Count, Form, check_form
 
 __all__ = ["Change", "Changes", "smaller_micro"]
 

@@ -11,7 +11,7 @@ from typing import IO, Any
 from data_pipeline.errors import ConfigError
 from data_pipeline.files import UnusableFileError, parse_json, read_input
 from data_pipeline.tokenizer import Tokenizer
-from trainer.run_files import MAX_PROMPTS_BYTES
+from trainer.run_inputs import MAX_PROMPTS_BYTES
 from trainer.sampling import Sampling
 
 __all__ = ["HELP", "converse", "read_prompts", "stop_token_ids"]

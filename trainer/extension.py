@@ -34,7 +34,7 @@ from data_pipeline.files import UnusableFileError, read_input
 from trainer.attention import make_layout
 from trainer.config import ModelConfig, TrainConfig
 from trainer.model import build_model
-from trainer.run_files import MAX_EXTENSION_BYTES
+from trainer.run_inputs import MAX_EXTENSION_BYTES
 from trainer.state import Progress
 
 __all__ = ["Extension", "RunView", "load_extension", "seeded_model"]

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from data_pipeline.errors import CheckpointError
 from data_pipeline.files import parse_json
-from trainer.run_files import MAX_COUNT, is_number, read_lines
+from trainer.run_inputs import MAX_COUNT, is_number, read_lines
 
 __all__ = ["METRICS", "events_until", "lines_until", "read_events"]
 

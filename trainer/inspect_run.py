@@ -30,7 +30,7 @@ from trainer.generate import TextModel
 from trainer.model import Decoder
 from trainer.parallel import check_weights, load_full
 from trainer.record import read_record
-from trainer.run_files import read_run_file
+from trainer.run_inputs import read_run_file
 from trainer.score_table import describe_evaluation
 from trainer.state import load_whole
 from trainer.step import LossModule

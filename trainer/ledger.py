@@ -28,7 +28,7 @@ from pydantic import Field
 
 from data_pipeline.errors import CheckpointError
 from data_pipeline.files import parse_json, sync_directory
-from trainer.run_files import MAX_COUNT, Count, Finite, Form, check_form, read_lines
+from trainer.run_inputs import MAX_COUNT, Count, Finite, Form, check_form, read_lines
 
 __all__ = [
     "LEDGER",

@@ -26,7 +26,7 @@ import torch
 from pydantic import Field, field_validator
 
 from data_pipeline.errors import CheckpointError, ConfigError
-from data_pipeline.files import digest_file, parse_json, sealed, unsealed, write_atomic
+from data_pipeline.files import parse_json, sealed, unsealed, write_atomic
 from data_pipeline.manifest import Manifest
 from data_pipeline.settings import MAX_SETTINGS_BYTES, parse_toml, to_toml
 from trainer.changes import Change, Changes
@@ -37,7 +37,7 @@ from trainer.distributed import Group
 from trainer.environment import Difference, environment_facts, find_differences, flattened
 from trainer.history import METRICS, events_until
 from trainer.ledger import LEDGER
-from trainer.run_files import (
+from trainer.run_inputs import (
     MAX_NOTE_BYTES,
     MAX_RECORD_BYTES,
     Count,
@@ -308,7 +308,9 @@ def _told_settings(toml: bytes) -> dict[str, Any]:
 
 def _contents(folder: Path) -> dict[str, str]:
     """The digests of the files in a folder, by name; none where there is no folder."""
-    return {path.name: digest_file(path) for path in folder.iterdir()} if folder.exists() else {}
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise CheckpointError(f"{folder} is a link or a file, and a directory is needed there; remove it, or use another run")
+    return {path.name: digest_run_file(folder, path.name) for path in folder.iterdir()} if folder.exists() else {}
 
 
 def complete_record(

@@ -29,7 +29,7 @@ from trainer.inspect_run import data_folder, load_config
 from trainer.ledger import LEDGER
 from trainer.loop import train
 from trainer.record import read_record
-from trainer.run_files import copy_run_file
+from trainer.run_inputs import copy_run_file
 from trainer.state import load_whole
 from trainer.watchdog import EXIT_FILE_VARIABLE
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from data_pipeline.errors import CheckpointError
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.convergence import Evaluated
-from trainer.run_files import Count, Finite, Form, check_form
+from trainer.run_inputs import Count, Finite, Form, check_form
 
 __all__ = ["Progress", "check_state", "load_whole"]
 

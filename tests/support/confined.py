@@ -259,7 +259,7 @@ def _hook(job: Job, kept: Path, report: int) -> Callable[[str, tuple[Any, ...]],
     def opened(path: Any, _mode: object, flags: int) -> str:
         if isinstance(path, int) or path is None or (flags & os.O_NOFOLLOW and "/" not in os.fsdecode(path)):
             return ""  # an entry of a folder that is open already
-        real = os.path.realpath(os.fsdecode(path))
+        real = located(path, None) if flags & os.O_NOFOLLOW else os.path.realpath(os.fsdecode(path))
         if flags & _WRITING:
             allowed = below(real, outputs) or real in (os.devnull, f"/proc/{os.getpid()}/clear_refs")
             return "" if allowed else f"opened for writing: {real}"

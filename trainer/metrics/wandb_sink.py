@@ -14,7 +14,7 @@ from trainer.alerts import Alert
 from trainer.metrics.layout import hyper_parameters
 from trainer.metrics.service import ServiceSink
 from trainer.metrics.values import RunFacts, SampleText, ScoreTable, encodable, numbers_in
-from trainer.run_files import MAX_ID_BYTES, read_run_file
+from trainer.run_inputs import MAX_ID_BYTES, read_run_file
 
 __all__ = ["WandbSink", "remembered_id"]
 

@@ -18,7 +18,7 @@ from trainer.checkpoint.manifest import parse_manifest
 from trainer.history import METRICS, read_events
 from trainer.record import read_record
 from trainer.report.curves import Curve, median
-from trainer.run_files import read_run_file
+from trainer.run_inputs import read_run_file
 
 __all__ = ["Event", "RecordedRun", "SavedCheckpoint", "groups_of", "number", "part", "read_run", "tables"]
 
