@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +17,24 @@ import pytest
 
 from data_pipeline.config import PrepareConfig
 from data_pipeline.prepare import prepare
-from tests.support.claims import counted, measured
+from tests.support.claims import caught, counted, measured, tried
 from tests.support.confined import Confined, Job, Outcome, confined
-from tests.support.faults import seeds
-from tests.support.runs import arguments, tiny_config
-from tests.support.tampering import DATA_TAMPERINGS, RUN_TAMPERINGS, Tampering, Untouched
+from tests.support.faults import count, first_seed, is_full, seeds
+from tests.support.runs import ROOT, arguments, tiny_config
+from tests.support.tampering import (
+    DATA_TAMPERINGS,
+    RUN_TAMPERINGS,
+    SPECIAL_KINDS,
+    Tampering,
+    Untouched,
+    bytes_of_run,
+    checkpoint_of_run,
+    ledger_of_run,
+    metrics_of_run,
+    put_special,
+    record_of_run,
+    special_in_run,
+)
 from trainer.loop import train
 
 MAX_BYTES = 1 << 30
@@ -94,6 +112,7 @@ def commands(case: Path) -> dict[str, tuple[str, Sequence[str], Sequence[Path]]]
     }
 
 
+OF_RUNS = ("evaluate", "generate", "verify", "replay", "audit", "audit step", "report", "compare", "train")
 OF_DATA = ("inspect", "inspect json", "inspect document", "verify data", "leaks", "repack")
 
 
@@ -137,11 +156,105 @@ def campaign(place: Place, folder: Path, sample: int, full: int, tamperings: Seq
 
 @pytest.mark.claim("56", "one change of a run folder, sealed again where a stranger would", unit="runs")
 def test_no_command_hangs_breaks_or_leaves_its_folders_over_a_changed_run(place: Place, tmp_path: Path) -> None:
-    names = [name for name in commands(tmp_path) if name not in OF_DATA]
-    campaign(place, tmp_path, 45, 1200, RUN_TAMPERINGS, names)
+    campaign(place, tmp_path, 30, 1200, RUN_TAMPERINGS, OF_RUNS)
 
 
 @pytest.mark.claim("56", "one change of a data folder, sealed again where a stranger would", unit="data folders")
 def test_no_command_hangs_breaks_or_leaves_its_folders_over_changed_data(place: Place, tmp_path: Path) -> None:
-    names = [name for name in commands(tmp_path) if name not in ("report", "compare")]
-    campaign(place, tmp_path, 35, 800, DATA_TAMPERINGS, [*names, *OF_DATA])
+    names = [name for name in OF_RUNS if name not in ("report", "compare", "generate")]
+    campaign(place, tmp_path, 25, 800, DATA_TAMPERINGS, [*names, *OF_DATA, *OF_DATA])
+
+
+def run_files(place: Place) -> list[str]:
+    """The files of a run by name, without those that no command reads."""
+    run = place.base / "run"
+    names = [path.relative_to(run).as_posix() for path in sorted(run.rglob("*")) if path.is_file()]
+    objects = [name for name in names if "/objects/" in name]
+    return [name for name in names if name not in objects[1:] and not name.startswith(("tensorboard/", "heartbeat/"))]
+
+
+@pytest.mark.claim("56", "a pipe, device, socket, link, folder, empty or endless file in place of each file of a run", every=True)
+def test_nothing_but_a_regular_file_is_read_in_place_of_any_file_of_a_run(place: Place, tmp_path: Path) -> None:
+    cases = [(name, kind, command) for name in run_files(place) for kind in SPECIAL_KINDS for command in OF_RUNS]
+    if not is_full():
+        cases = random.Random(first_seed()).sample(cases, 15)
+    failures = []
+    for file, kind, command in cases:
+        tried()
+
+        def put(case: Path, outside: Path, _: random.Random, file: str = file, kind: str = kind) -> str:
+            return put_special(case / "run" / file, kind, outside)
+
+        _, ended, faults = outcome(place, tmp_path, command, put, random.Random(0))
+        if faults:
+            failures.append(f"{command}, {file}, {kind}: {'; '.join(faults)}")
+            print(failures[-1], ended.errors[-2000:], sep="\n")
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.claim("56", "the same changes against commands in processes of their own", unit="commands")
+def test_commands_in_processes_of_their_own_end_as_the_forked_ones_do(place: Place, tmp_path: Path) -> None:
+    for seed in seeds(2, 36):
+        draw = random.Random(seed)
+        name, tampering = draw.choice([*OF_RUNS, *OF_DATA]), draw.choice(RUN_TAMPERINGS)
+        case = tmp_path / "case"
+        shutil.copytree(place.base, case)
+        told = tampering(case, place.outside, draw)
+        outside = Untouched(place.outside)
+        package, words, _ = commands(case)[name]
+        process = subprocess.Popen(
+            [sys.executable, "-m", package, *words],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        try:
+            _, errors = process.communicate(timeout=300)
+            assert process.returncode in (0, 2, 3, 4, 5), (name, told, errors)
+            assert "Traceback" not in errors, (name, told, errors)
+            assert not outside.faults(), (name, told)
+            assert not in_session(process.pid), (name, told)
+        finally:
+            for number in in_session(process.pid):
+                os.kill(number, signal.SIGKILL)
+            process.wait()
+            shutil.rmtree(case)
+
+
+def in_session(leader: int) -> list[int]:
+    """The processes of a session."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(path.read_text().rpartition(")")[2].split()[3]) == leader:
+                found.append(int(path.parent.name))
+    return found
+
+
+BROKEN: dict[str, tuple[Sequence[Tampering], Sequence[str]]] = {
+    "unbounded_reads": ((special_in_run,), ("verify", "audit", "report")),
+    "believed_values": ((record_of_run, metrics_of_run, ledger_of_run, checkpoint_of_run), ("verify", "audit", "report", "train")),
+    "written_outside": ((bytes_of_run,), ("verify", "report")),
+    "process_left": ((bytes_of_run,), ("verify", "report")),
+}
+
+
+@pytest.mark.parametrize("variant", [pytest.param(name, marks=pytest.mark.broken("56", name.replace("_", " "))) for name in BROKEN])
+def test_a_broken_program_is_noticed(place: Place, tmp_path: Path, variant: str) -> None:
+    tamperings, names = BROKEN[variant]
+    found = number = 0
+    for seed in range(count(25, 100)):
+        draw = random.Random(seed)
+        name, tampering = draw.choice(names), draw.choice(tamperings)
+        _, _, faults = outcome(place, tmp_path, name, tampering, draw, broken=variant, wall_s=20.0, cpu_s=5)
+        number += 1
+        found += bool(faults)
+        if found >= count(1, 10):
+            break
+    (place.base.parent / "left").unlink(missing_ok=True)
+    (tmp_path / "left").unlink(missing_ok=True)
+    caught(found, number)

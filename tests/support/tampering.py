@@ -22,7 +22,7 @@ import pyarrow as pa
 from data_pipeline.files import canonical_json, digest_bytes, digest_file, sealed
 from data_pipeline.settings import to_toml
 
-__all__ = ["DATA_TAMPERINGS", "RUN_TAMPERINGS", "Tampering", "Untouched"]
+__all__ = ["DATA_TAMPERINGS", "RUN_TAMPERINGS", "SPECIAL_KINDS", "Tampering", "Untouched", "put_special"]
 
 Tampering = Callable[[Path, Path, random.Random], str]
 """Changes a case; is told the folder outside; returns what it did."""
@@ -46,6 +46,8 @@ _HOSTILE: Sequence[Any] = (
     ),
     *(["x"] * 5, [0] * 100_000, {str(number): number for number in range(10_000)}, ["../outside/secret.txt"]),
 )
+SPECIAL_KINDS = ("pipe", "folder", "link out", "link to zeros", "loop", "socket", "empty", "huge", "zeros")
+"""What can stand in place of a file; `zeros` is a device, which only root can make."""
 _TEXTS = (
     *("", "x", "null", "[]", "{}", "0", "-1", '"x"', "[" * 100_000, '{"a":' * 100_000, "[[],[],[]]", "\x00" * 1000, "\ufeff{}"),
     *("NaN", "Infinity", '{"event": "train"}', "9" * 10_000, '{"step": 1e999}', "[" + "[]," * 300_000 + "[]]", "\n" * 100_000),
@@ -173,19 +175,21 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _put_special(path: Path, outside: Path, draw: random.Random) -> str:
-    """Something else than a regular file takes the place of a file or folder."""
+    return put_special(path, draw.choice(SPECIAL_KINDS), outside)
+
+
+def put_special(path: Path, kind: str, outside: Path) -> str:
+    """Something else than a regular file takes the place of a file or folder; returns what it is."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-    kinds = ["pipe", "folder", "link out", "link to zeros", "loop", "socket", "empty", "huge", "zeros"]
-    kind = draw.choice(kinds)
     if kind == "pipe":
         os.mkfifo(path)
     elif kind == "folder":
         path.mkdir()
     elif kind == "link out":
-        path.symlink_to(outside if draw.random() < 0.5 else outside / "secret.txt")
+        path.symlink_to(outside if not path.suffix else outside / "secret.txt")
     elif kind == "link to zeros":
         path.symlink_to("/dev/zero")
     elif kind == "loop":
