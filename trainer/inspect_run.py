@@ -72,12 +72,19 @@ def data_folder(run: Path, data: Path | None) -> Path:
     if data is not None:
         return data
     named = load_config(run).data
-    if not (named / MANIFEST).exists():
+    if not _is_there(named / MANIFEST):
         why = "" if named.is_absolute() else f": the run names it {named}, as seen from where it was trained"
         raise PreparedDataError(
             f"{run}: its data was looked for in {named.absolute()}, and no {MANIFEST} is there{why}; name its folder with --data"
         )
     return named
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def settings_here(config: TrainConfig) -> TrainConfig:

@@ -16,7 +16,15 @@ from torch import Tensor
 from data_pipeline.errors import CheckpointError
 from trainer.checkpoint.manifest import MAX_MANIFEST_BYTES, CheckpointManifest, OtherFormatError, encode_manifest, parse_manifest
 from trainer.checkpoint.objects import LARGE_BYTES, ObjectFiles, damage_named
-from trainer.checkpoint.storage import Storage, make_directories, read_file, remove_directory, sync_directory, write_file
+from trainer.checkpoint.storage import (
+    Storage,
+    check_memory,
+    make_directories,
+    read_file,
+    remove_directory,
+    sync_directory,
+    write_file,
+)
 
 __all__ = ["Checkpoint", "CheckpointStore", "steps_to_keep"]
 
@@ -115,10 +123,12 @@ class CheckpointStore:
 
         Raises:
             CheckpointError: there is none, or a file of it is not what was written; the message names the file.
+            ConfigError: its tensors do not fit the memory of this machine.
         """
         groups: dict[str, dict[str, Tensor]] = {group: {} for group in _GROUPS}
         with _advised():
             manifest = self._manifest(step)
+            check_memory(self.path(step), sum(manifest.objects.values()))
             for full_name, tensor in self._objects.read(manifest):
                 group, _, name = full_name.partition("/")
                 groups[group][name] = tensor

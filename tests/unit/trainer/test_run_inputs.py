@@ -359,3 +359,22 @@ def test_a_tensor_of_a_shape_that_cannot_be_is_refused(run: Path, shape: Any) ->
     rewrite_manifest(run, change)
     with pytest.raises(ProjectError, match="step-00000006"):
         CheckpointStore(run / "checkpoints").load(6)
+
+
+def test_an_object_file_that_does_not_fit_the_memory_is_not_read(run: Path) -> None:
+    """A file with holes of any size takes no space; its digest would be known only after it was read."""
+
+    def change(manifest: dict[str, Any]) -> None:
+        name, stored = next(iter(manifest["tensors"].items()))
+        stored |= {"object": "0" * 64, "shape": [1 << 43], "dtype": "U8", "bytes": 1 << 43}
+        manifest["tensors"] = {name: stored}
+        manifest["objects"] = {"0" * 64: 1 << 43}
+
+    rewrite_manifest(run, change)
+    with (run / "checkpoints" / "objects" / f"{'0' * 64}.safetensors").open("wb") as file:
+        file.truncate(1 << 43)
+    store = CheckpointStore(run / "checkpoints")
+    for read in (lambda: store.verify(6), lambda: store.load(6), store.newest_verified):
+        with pytest.raises(ConfigError, match="GB of memory are free"):
+            read()
+    assert (run / "checkpoints" / "step-00000006").is_dir(), "it is no damage, so it is not set aside"
