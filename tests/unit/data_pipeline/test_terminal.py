@@ -2,12 +2,8 @@
 
 import io
 import logging
-import os
-import pty
-import sys
 import unicodedata
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import example, given
@@ -15,6 +11,7 @@ from hypothesis import strategies as st
 
 from data_pipeline.errors import CheckpointError, ExitCode, run_command
 from data_pipeline.terminal import PrintableFormatter, printable
+from tests.support.terminals import shown_on, terminal_as
 
 TITLE = "\x1b]0;title\x07\x1b[2J\x1b[31mred\x9b0m"
 REVERSED = "\u202egnp.exe\u2066\u200f"
@@ -51,24 +48,6 @@ def test_what_is_taken_away_is_named() -> None:
 def test_a_text_in_pieces_is_shown_as_it_is_in_one() -> None:
     text = f"Ж{TITLE}a\n{REVERSED}👩‍👧"
     assert "".join(map(printable, text)) == printable(text)
-
-
-@contextmanager
-def terminal_as(name: str) -> Iterator[int]:
-    """A standard stream is a terminal in the block; yields the end at which its user sits."""
-    user, program = pty.openpty()
-    before, stream = getattr(sys, name), os.fdopen(program, "w", encoding="utf-8")
-    setattr(sys, name, stream)
-    try:
-        yield user
-    finally:
-        setattr(sys, name, before)
-        stream.close()
-        os.close(user)
-
-
-def shown_on(user: int) -> str:
-    return os.read(user, 10_000).decode()
 
 
 def test_what_a_command_prints_on_a_terminal_cannot_steer_it() -> None:
