@@ -21,7 +21,7 @@ from tests.support.claims import caught, counted, measured, tried
 from tests.support.confined import Confined, Job, Outcome, confined
 from tests.support.faults import count, first_seed, is_full, seeds
 from tests.support.runs import ROOT, arguments, tiny_config
-from tests.support.tampering import (
+from tests.support.tampered_cases import (
     DATA_TAMPERINGS,
     RUN_TAMPERINGS,
     SPECIAL_KINDS,

@@ -19,7 +19,7 @@ from data_pipeline.files import parse_json, sealed
 from data_pipeline.settings import help_parser, load_settings, parse_toml
 from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
-from tests.support.tampering import chain_ledger
+from tests.support.tampered_cases import chain_ledger
 from trainer import run_inputs
 from trainer.audit import audit_run
 from trainer.checkpoint import CheckpointStore
