@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError
-from data_pipeline.manifest import Manifest, check_digests, read_manifest
+from data_pipeline.files import digest_file
+from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.settings import to_toml
 from trainer.attention import choose_backend
 from trainer.audit import AuditReport, audit_run
@@ -216,14 +217,15 @@ def _check_data(directory: Path, root_digest: str, lost: Collection[str]) -> int
             f"{directory}: its root digest is {manifest.root_digest}, but the run was trained on {root_digest}; "
             "name the right folder with --data"
         )
-    read = [shard for shard in manifest.shards if shard.path not in lost]
-    for shard in read:  # first, as a digest of a file of any size could take hours
-        path = directory / shard.path
-        with suppress(OSError):
-            if (size := path.lstat().st_size) != shard.bytes:
-                raise PreparedDataError(f"{path}: {size} bytes, but the manifest says {shard.bytes}; run `prepare` again")
-    digests = {shard.path: shard.sha256 for shard in read} | manifest.files
-    check_digests(directory, digests)
+    digests = {shard.path: shard.sha256 for shard in manifest.shards if shard.path not in lost} | manifest.files
+    for name, expected in digests.items():
+        path = directory / name
+        try:
+            found = digest_file(path)
+        except FileNotFoundError:
+            raise PreparedDataError(f"{path}: missing; run `prepare` again") from None
+        if found != expected:
+            raise PreparedDataError(f"{path}: {found}, but the manifest says {expected}; the file was changed: run `prepare` again")
     return len(digests)
 
 
