@@ -303,7 +303,10 @@ def _since_before(
 
 def _told_settings(toml: bytes) -> dict[str, Any]:
     """Settings by their full names, but for those that say where something is, or are for one start."""
-    return flattened({name: value for name, value in parse_toml(toml)["train"].items() if name not in _UNTOLD})
+    settings = parse_toml(toml)["train"]
+    if not isinstance(settings, dict):
+        raise ValueError("train is no table of settings")
+    return flattened({name: value for name, value in settings.items() if name not in _UNTOLD})
 
 
 def _contents(folder: Path) -> dict[str, str]:

@@ -31,7 +31,7 @@ from trainer.determinism import configure_determinism, device_name, flags, threa
 from trainer.distributed import joined_group
 from trainer.environment import Difference, environment_facts, find_differences, flattened
 from trainer.history import METRICS, read_events
-from trainer.inspect_run import data_folder, load_config
+from trainer.inspect_run import data_folder, load_config, settings_here
 from trainer.ledger import LEDGER, LedgerStep, read_ledger
 from trainer.record import read_record
 from trainer.replay import replay_run
@@ -154,7 +154,7 @@ def compare_environment(run: Path) -> tuple[Difference, ...]:
     """
     record, config = read_record(run), load_config(run)
     with suppress(ConfigError):  # what it refuses is among the flags below
-        configure_determinism(config)
+        configure_determinism(settings_here(config))
     identity = record["identity"]
     recorded = flattened(record["environment"]) | {name: identity.get(name) for name in ("device", "threads", "attention")}
     recorded |= {name: value for name, value in identity.items() if name.startswith("flags.")}
