@@ -16,6 +16,7 @@ Every message says what was found, what is needed, where, and what to do.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
@@ -24,7 +25,8 @@ from enum import IntEnum
 from io import TextIOWrapper
 from types import TracebackType
 
-from data_pipeline.redaction import redacted
+from data_pipeline.redaction import RedactingFormatter, redacted
+from data_pipeline.terminal import printable, printable_stdout
 
 __all__ = [
     "CheckpointError",
@@ -129,15 +131,19 @@ def run_command(
     """Runs `main(arguments)`; an error that users can act on becomes one line on stderr, any other keeps its traceback.
 
     An error without a message is one that another process of the same command reports. `announce` replaces the printing. What the
-    terminal's encoding cannot show is printed as an escape.
+    terminal's encoding cannot show is printed as an escape. What would steer a terminal is named, in error lines everywhere, as
+    logs are shown on terminals later, and in output that goes to one now.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _print_traceback
+    if isinstance(logging.lastResort, logging.Handler):  # commands that set no logging up show their warnings through it
+        logging.lastResort.setFormatter(RedactingFormatter())
     try:
-        main(arguments)
+        with printable_stdout():
+            main(arguments)
     except BrokenPipeError:  # whoever read the output, `head` perhaps, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.DONE
@@ -145,7 +151,7 @@ def run_command(
         code = exit_code_of(error)
         message = redacted(str(error)) or ("" if isinstance(error, ProjectError) else type(error).__name__)
         if message:
-            (announce or _print)(f"{'stopped' if code == ExitCode.STOPPED else 'error'}: {message}", code)
+            (announce or _print)(printable(f"{'stopped' if code == ExitCode.STOPPED else 'error'}: {message}"), code)
         return code
     return ExitCode.DONE
 

@@ -27,6 +27,7 @@ __all__ = [
     "open_input",
     "open_output",
     "own_folder",
+    "parse_json",
     "read_input",
     "sealed",
     "sync_directory",
@@ -36,8 +37,11 @@ __all__ = [
     "write_atomic",
 ]
 
+MAX_VALUES = 1 << 20
+"""Values that a JSON file may hold, unless its reader allows more."""
 _READ_BYTES = 1 << 20
 _UNFINISHED = re.compile(r"\..+\.\d+\.[0-9a-f]{16}\.tmp")
+_NAMES_NO_FILE = (errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO)
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a pipe",
@@ -65,7 +69,16 @@ def open_input(path: Path, *, below: Path | None = None) -> BinaryIO:
         OSError: it does not exist or cannot be read.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK
-    descriptor = os.open(path, flags) if below is None else _open_below(below, path, flags)
+    try:
+        descriptor = os.open(path, flags) if below is None else _open_below(below, path, flags)
+    except OSError as error:
+        if error.errno not in _NAMES_NO_FILE:
+            raise
+        raise UnusableFileError(f"{path} cannot be opened: {error.strerror}") from None
+    except ValueError as error:
+        if isinstance(error, UnusableFileError):
+            raise
+        raise UnusableFileError(f"{str(path)!r} is not the name of a file: {error}") from None
     try:
         kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
         if kind != stat.S_IFREG:
@@ -193,18 +206,35 @@ def sealed(value: dict[str, Any]) -> bytes:
     return canonical_json(value | {"seal": digest_bytes(canonical_json(value))})
 
 
+def parse_json(data: bytes, max_values: int = MAX_VALUES) -> Any:
+    """The value that JSON text holds; takes at most some hundred bytes of memory for each of `max_values`.
+
+    Raises:
+        ValueError: it is no JSON, holds more values, or nests them too deeply.
+    """
+    if (found := sum(map(data.count, (b",", b"[", b"{")))) > max_values:  # commas in texts count too: a bound, no exact number
+        raise ValueError(f"up to {found} values, more than {max_values} that a file of this kind may hold")
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("its values are nested too deeply") from None
+
+
 def unsealed(data: bytes) -> dict[str, Any]:
     """What `sealed` was given, if not one byte has changed since.
 
     Raises:
         ValueError: this is not sealed JSON, or it was changed.
     """
-    value = json.loads(data)
+    value = parse_json(data)
     if not isinstance(value, dict) or "seal" not in value:
         raise ValueError("it carries no seal")
     content = {key: entry for key, entry in value.items() if key != "seal"}
-    if sealed(content) != data:
-        raise ValueError("its content does not match its seal")
+    try:
+        if sealed(content) != data:
+            raise ValueError("its content does not match its seal")
+    except RecursionError:
+        raise ValueError("its values are nested too deeply") from None
     return content
 
 

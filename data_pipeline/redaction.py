@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
+from data_pipeline.terminal import printable
+
 __all__ = [
     "HIDDEN",
     "RedactingFormatter",
@@ -98,20 +100,20 @@ def without(text: str, secrets: Iterable[str]) -> str:
 
 
 class RedactingFormatter(logging.Formatter):
-    """Writes log messages without the secrets of the URLs in them.
+    """Writes log messages without the secrets of the URLs in them, and without characters that steer a terminal.
 
     Args:
         form: as for `logging.Formatter`.
         secrets: what is left out besides, as `secrets_of` gives it: libraries log pieces of the addresses that they were given.
     """
 
-    def __init__(self, form: str, secrets: Iterable[str] = ()) -> None:
+    def __init__(self, form: str = "%(message)s", secrets: Iterable[str] = ()) -> None:
         super().__init__(form)
         self._secrets = tuple(secrets)
 
     def format(self, record: logging.LogRecord) -> str:
         """The line of a log record."""
-        return without(super().format(record), self._secrets)
+        return printable(without(super().format(record), self._secrets))
 
 
 def _redacted_address(text: str) -> str:

@@ -122,6 +122,9 @@ def _generate(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--reference", type=Path, metavar="RUN", help="run whose latest model gives the perplexity [default: the same]"
     )
+    parser.add_argument(
+        "--raw", action="store_true", help="show control characters of the text on the terminal as they are, whatever they do there"
+    )
     parser.add_argument("--interactive", action="store_true", help="read prompts from the terminal; /help there tells more")
     options = parser.parse_args(arguments)
     if options.batch < 1:
@@ -158,15 +161,16 @@ def _generate(arguments: Sequence[str]) -> None:
         reference=options.reference,
         trust_code=options.trust_code,
     )
+    out = getattr(sys.stdout, "behind", sys.stdout) if options.raw else sys.stdout
     if options.interactive:
         with suppress(ImportError):
             import readline  # noqa: F401 - once it is loaded, lines can be edited and called back with the arrow keys
         if isinstance(sys.stdin, TextIOWrapper):
             sys.stdin.reconfigure(errors="surrogateescape")  # one line that cannot be read does not end the conversation
-        converse_with_run(request, input, sys.stdout)
+        converse_with_run(request, input, out)
         return
     for piece in written_texts(request):
-        print(piece, end="", flush=True)
+        print(piece, end="", flush=True, file=out)
 
 
 def _is_utf8(word: str) -> bool:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError
 from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.shards import Rows, ShardError
+from data_pipeline.terminal import printable
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import OtherFormatError, parse_manifest
@@ -31,11 +32,16 @@ from trainer.ledger import LEDGER, LedgerEvent, LedgerHead, LedgerStep, digest_o
 from trainer.mixture import MixedOrder, build_order
 from trainer.order import RowOrder, UniformOrder
 from trainer.record import read_record
+from trainer.state import check_state
 
-__all__ = ["MAX_COUNTED_ROWS", "AuditReport", "Auditor", "Skipped", "audit_run", "show_step"]
+__all__ = ["MAX_COUNTED_ROWS", "MAX_LEFT_OUT", "AuditReport", "Auditor", "Skipped", "audit_run", "show_step"]
 
 MAX_COUNTED_ROWS = 1 << 26
 """Rows that are counted one by one, which takes 4 bytes each; beyond that the comparison with the order has to do."""
+
+MAX_LEFT_OUT = 1 << 26
+"""Positions in all windows that a run has left out: beyond it the ledger is refused, because each of them is gone through."""
+_ROWS_AT_A_TIME = 1 << 20
 
 _SHOWN_CHARS = 300
 _FILL_IN = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
@@ -167,7 +173,7 @@ class Auditor:
             if isinstance(entry, LedgerStep):
                 return self._step(entry)
             self._event(entry)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise self._wrong(entry, f"it lacks a fact, or has a wrong one ({error})") from None
         return np.empty(0, np.int64)
 
@@ -183,9 +189,10 @@ class Auditor:
                 entry,
                 f"step {step} begins at position {entry.start}, so positions {first} to {last - 1} were {kind} without a word",
             )
-        if expected > report.positions:
-            report.left_out += expected - report.positions
-            self._rows(entry, report.positions, expected - report.positions)
+        while expected > report.positions:  # in parts, because a window can be large
+            count = min(expected - report.positions, _ROWS_AT_A_TIME)
+            report.left_out += count
+            self._rows(entry, report.positions, count)
         rows = self._rows(entry, entry.start, entry.count)
         if entry.epoch != entry.start // self._num_rows:
             raise self._wrong(entry, f"position {entry.start} is in epoch {entry.start // self._num_rows}, not in {entry.epoch}")
@@ -218,6 +225,8 @@ class Auditor:
                 raise self._wrong(
                     entry, f"{count} positions from {start} on cannot be left out any more: {self.report.positions} are used"
                 )
+            if count > MAX_LEFT_OUT - sum(window.count for window in self.report.skipped):
+                raise self._wrong(entry, f"windows of more than {MAX_LEFT_OUT} positions are left out")
             self.report.skipped.append(Skipped(entry.head.step, start, count, str(entry.facts.get("reason", ""))))
         else:
             self.report.events.append(facts)
@@ -311,9 +320,9 @@ def audit_run(run: Path, data: Path | None = None) -> AuditReport:
             f"{run / LEDGER}: it ends at line {report.lines}, but the checkpoint of step {saved.step} names line "
             f"{saved.head.lines}; restore the file from a copy"
         )
-    if record["status"] != "training" and record["step"] != report.steps:
+    if record["status"] != "training" and record.get("step") != report.steps:
         raise CheckpointError(
-            f"{run / LEDGER}: it ends at step {report.steps}, but the run was {record['status']} at {record['step']}"
+            f"{run / LEDGER}: it ends at step {report.steps}, but the run was {record['status']} at {record.get('step')}"
         )
     report.checkpoints = [saved.step for saved in checkpoints]
     for name, count, ranges in zip(manifest.sources, drawn.tolist(), rows.source_ranges(), strict=True):
@@ -423,13 +432,14 @@ def _saved(run: Path) -> list[_Saved]:
     for step in store.steps():
         path = store.manifest_path(step)
         try:
-            state = parse_manifest(path.read_bytes()).state
+            state = parse_manifest(store.manifest_bytes(step)).state
+            check_state(state)
             progress = state["progress"]
             counters = {"steps": progress["step"], "positions": progress["rows"], "targets": progress["targets"]}
             found.append(_Saved(step, LedgerHead(**state["ledger"]), counters))
         except OtherFormatError as error:
             raise CheckpointError(f"{path}: {error}") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             raise CheckpointError(f"{path}: {error}; the checkpoint is damaged, restore it from a copy") from None
     return found
 
@@ -492,11 +502,6 @@ def _page(summary: Mapping[str, Any], directory: Path) -> str:
         lines.append(f"\nrow {row['row']}, source {row['source']}, {row['padding']} tokens of padding")
         for document in row["documents"]:
             lines.append(f"  document {document['id']}, {document['tokens']} tokens")
-            lines += [f"    {_printable(line)}" for line in document["text"].split("\n")]
+            lines += [f"    {line}" for line in printable(document["text"]).split("\n")]
     lines.append(f"\nA whole document: python -m data_pipeline inspect {directory} --document ID")
     return "\n".join(lines)
-
-
-def _printable(line: str) -> str:
-    """The line without what would steer a terminal: such characters are named."""
-    return "".join(char if char.isprintable() or char == "\t" else f"⟨U+{ord(char):04X}⟩" for char in line)

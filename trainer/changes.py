@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field, ValidationError
+
+from data_pipeline.errors import CheckpointError
 from trainer.config import BatchConfig
+from trainer.run_inputs import Count, Form, check_form
 
 __all__ = ["Change", "Changes", "smaller_micro"]
 
@@ -70,7 +74,13 @@ class Changes:
         smallest = min((change.micro for change in self.made if change.micro is not None and change.step <= step), default=None)
         if smallest is None or smallest >= begun.micro_rows:
             return begun
-        return BatchConfig(global_rows=begun.global_rows, micro=smallest)
+        try:
+            return BatchConfig(global_rows=begun.global_rows, micro=smallest)
+        except ValidationError:
+            raise CheckpointError(
+                f"the record has micro-batches of {smallest} rows, which do not divide its global batch of {begun.global_rows}; "
+                "restore the record from a copy"
+            ) from None
 
     def quarantined(self, step: int) -> frozenset[str]:
         """Paths of the shards whose rows are padding in a step."""
@@ -82,8 +92,25 @@ class Changes:
 
     @staticmethod
     def from_json(values: Iterable[Mapping[str, Any]]) -> Changes:
-        """What `to_json` gave."""
+        """What `to_json` gave.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        values = list(values)
+        check_form(_ChangesForm, {"changes": values})
         return Changes(tuple(Change(**{**value, "shards": tuple(value["shards"])}) for value in values))
+
+
+class _ChangeForm(Form, extra="forbid"):
+    step: Count
+    reason: str
+    micro: Annotated[int, Field(ge=1, le=65536)] | None = None
+    shards: list[str] | tuple[str, ...]
+
+
+class _ChangesForm(Form):
+    changes: list[_ChangeForm]
 
 
 def smaller_micro(micro: int) -> int | None:

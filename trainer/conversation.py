@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -10,7 +9,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from data_pipeline.errors import ConfigError
+from data_pipeline.files import UnusableFileError, parse_json, read_input
 from data_pipeline.tokenizer import Tokenizer
+from trainer.run_inputs import MAX_PROMPTS_BYTES
 from trainer.sampling import Sampling
 
 __all__ = ["HELP", "converse", "read_prompts", "stop_token_ids"]
@@ -84,8 +85,11 @@ def read_prompts(path: Path) -> list[str]:
         ConfigError: it cannot be read, has no prompt, or a line is not what is needed.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # `splitlines` would cut at characters that texts hold
-    except (OSError, UnicodeDecodeError) as error:
+        content = read_input(path, MAX_PROMPTS_BYTES).decode("utf-8-sig")
+        lines = (
+            content.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        )  # `splitlines` would cut at characters that texts hold
+    except (OSError, UnusableFileError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"--prompts {path}: cannot be read as UTF-8 text ({error}); name a file with a prompt in each line"
         ) from None
@@ -117,9 +121,9 @@ def _token_id(tokenizer: Tokenizer, name: str) -> int:
 
 def _prompt_of(path: Path, number: int, line: str) -> str:
     try:
-        prompt: str = json.loads(line)["prompt"]
+        prompt: str = parse_json(line.encode())["prompt"]
         prompt.encode()  # half a surrogate pair, which JSON can escape, is no text
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise ConfigError(f'{path}, line {number}: no text under "prompt"; each line must be like {{"prompt": "Once"}}') from None
     return prompt
 

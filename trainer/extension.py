@@ -30,9 +30,11 @@ import torch
 from torch import Tensor, nn
 
 from data_pipeline.errors import ConfigError, ProjectError
+from data_pipeline.files import UnusableFileError, read_input
 from trainer.attention import make_layout
 from trainer.config import ModelConfig, TrainConfig
 from trainer.model import build_model
+from trainer.run_inputs import MAX_EXTENSION_BYTES
 from trainer.state import Progress
 
 __all__ = ["Extension", "RunView", "execute_extension", "load_extension", "seeded_model"]
@@ -175,9 +177,10 @@ def load_extension(path: Path | None) -> Extension:
     if path is None:
         return Extension()
     try:
-        source = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"extension = {path}: cannot be read ({error.strerror}); name a Python file") from None
+        source = read_input(path, MAX_EXTENSION_BYTES)
+    except (OSError, UnusableFileError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"extension = {path}: cannot be read ({reason}); name a Python file") from None
     return execute_extension(path, source)
 
 

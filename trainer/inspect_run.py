@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import tomllib
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import nn
 
 from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError
 from data_pipeline.manifest import MANIFEST, Manifest, read_manifest
-from data_pipeline.settings import explain
+from data_pipeline.settings import MAX_SETTINGS_BYTES, explain, parse_toml
 from data_pipeline.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.attention import choose_backend
@@ -27,10 +27,12 @@ from trainer.distributed import joined_group
 from trainer.evaluate import Grouping, evaluate
 from trainer.extension import seeded_model
 from trainer.generate import TextModel
-from trainer.limits import most_rows
+from trainer.limits import check_model_size, most_rows
 from trainer.parallel import load_full
 from trainer.record import read_record
+from trainer.run_inputs import read_run_file
 from trainer.score_table import describe_evaluation
+from trainer.state import load_whole
 from trainer.step import LossModule
 from trainer.trust import run_extension
 
@@ -47,15 +49,18 @@ def load_config(run: Path) -> TrainConfig:
     """
     path = run / "config.toml"
     try:
-        return TrainConfig.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))["train"])
+        config = TrainConfig.model_validate(parse_toml(read_run_file(path, MAX_SETTINGS_BYTES, run))["train"])
     except FileNotFoundError:
         raise CheckpointError(
             f"{run}: no config.toml, so this is no run; name a directory that `trainer train --run` wrote"
         ) from None
     except ValidationError as error:
         raise CheckpointError(f"{path}: {explain(TrainConfig, error)}; {_RESTORE}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError) as error:
+    except (ValueError, KeyError) as error:
         raise CheckpointError(f"{path}: no settings of a training can be read ({error}); {_RESTORE}") from None
+    if config.batch.micro == "auto":
+        raise CheckpointError(f"{path}: batch.micro = auto, but a run writes the number that it chose; {_RESTORE}")
+    return config
 
 
 def data_folder(run: Path, data: Path | None) -> Path:
@@ -68,7 +73,7 @@ def data_folder(run: Path, data: Path | None) -> Path:
     if data is not None:
         return data
     named = load_config(run).data
-    if not (named / MANIFEST).exists():
+    if not _is_there(named / MANIFEST):
         why = "" if named.is_absolute() else f": the run names it {named}, as seen from where it was trained"
         raise PreparedDataError(
             f"{run}: its data was looked for in {named.absolute()}, and no {MANIFEST} is there{why}; name its folder with --data"
@@ -76,11 +81,21 @@ def data_folder(run: Path, data: Path | None) -> Path:
     return named
 
 
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
 def settings_here(config: TrainConfig) -> TrainConfig:
-    """The settings with which this machine can look at a run: without a GPU on the CPU, with an attention that a CPU has.
+    """The settings with which this machine can look at a run: no more threads than cores; without a GPU, the attention of a CPU.
 
     The precision stays, because CPUs compute in all of them: a float8 run is looked at in bf16 on any machine.
     """
+    cores = len(os.sched_getaffinity(0))
+    if config.threads is not None and config.threads > cores:
+        config = config.model_copy(update={"threads": cores})
     if torch.cuda.is_available():
         return config
     attention = "auto" if config.attention in ("varlen", "flex") else config.attention
@@ -100,10 +115,10 @@ def load_checkpoint(run: Path, which: str) -> Checkpoint:
     if which not in ("latest", "best") and not which.isdecimal():
         raise CheckpointError(f"--checkpoint {which}: use latest, best, or one of the steps {', '.join(map(str, steps))}")
     if which.isdecimal():
-        return store.load(int(which))
-    latest = store.load(steps[-1])
-    best = latest.state["progress"]["best_step"]
-    return latest if which == "latest" or best is None else store.load(best)
+        return load_whole(store, int(which))
+    latest = load_whole(store, steps[-1])
+    best = latest.state["progress"].get("best_step")
+    return latest if which == "latest" or best is None else load_whole(store, best)
 
 
 def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool = False) -> tuple[nn.Module, int]:
@@ -116,8 +131,11 @@ def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool =
     extension = run_extension(run, read_record(run)["identity"].get("extension"), trust_code=trust_code)
     checkpoint = load_checkpoint(run, which)
     tokenizer = load_tokenizer(run / "tokenizer")
+    weights = checkpoint.average or checkpoint.model
+    if extension.build_model is None:  # before memory is taken for what the settings say, which the checkpoint may not fit
+        check_model_size(config.model, tokenizer.vocab_size, sum(tensor.numel() for tensor in checkpoint.model.values()))
     model = seeded_model(extension, config.model, tokenizer.vocab_size, config.seed)
-    load_full(model, checkpoint.average or checkpoint.model)
+    load_full(model, weights)
     return model.eval(), checkpoint.step
 
 

@@ -20,14 +20,16 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from data_pipeline.errors import CheckpointError
-from data_pipeline.files import sync_directory
+from data_pipeline.files import parse_json, sync_directory
 from trainer.run_files import make_folder, open_own
+from trainer.run_inputs import MAX_COUNT, Count, Finite, Form, check_form, read_lines
 
 __all__ = [
     "LEDGER",
@@ -42,6 +44,8 @@ __all__ = [
 LEDGER = Path("ledger") / "steps.jsonl"
 """Where the ledger is in a run's directory."""
 _BEGINNING = hashlib.sha256(b"ledger/1").hexdigest()
+_MAX_BATCH_ROWS = 1 << 20
+"""Rows of a global batch, as `batch.global_rows` bounds them."""
 _CHAIN_CHARS = len(_BEGINNING)
 _SEPARATOR = b',"chain":"'
 _END = b'"}\n'
@@ -226,34 +230,82 @@ def _entries(path: Path) -> Iterator[tuple[LedgerStep | LedgerEvent, int]]:
     """The lines, and where each ends in the file."""
     head, end = LedgerHead(), 0
     try:
-        with path.open("rb") as file:
-            for line in file:
-                if not line.endswith(b"\n") and _is_beginning_of_line(line):
-                    return
+        for line in read_lines(path, path.parent.parent):
+            if not line.endswith(b"\n") and _is_beginning_of_line(line):
+                return
+            try:
                 entry = _parse(line, head)
-                if entry is None:
-                    raise CheckpointError(
-                        f"{path}, line {head.lines + 1}: it does not follow from the lines before; it or one of them was changed, "
-                        "removed or moved; restore the file from a copy"
-                    )
-                head, end = entry.head, end + len(line)
-                yield entry, end
+            except ValueError as error:
+                raise CheckpointError(
+                    f"{path}, line {head.lines + 1}: {error}; this program wrote no such line, restore the file from a copy"
+                ) from None
+            if entry is None:
+                raise CheckpointError(
+                    f"{path}, line {head.lines + 1}: it does not follow from the lines before; it or one of them was changed, "
+                    "removed or moved; restore the file from a copy"
+                )
+            head, end = entry.head, end + len(line)
+            yield entry, end
     except FileNotFoundError:
         raise CheckpointError(f"{path}: missing, so nothing says what this run was trained on; restore it from a copy") from None
 
 
 def _parse(line: bytes, before: LedgerHead) -> LedgerStep | LedgerEvent | None:
-    """What a line says; None where it is not what was written after `before`."""
+    """What a line says; None where it is not what was written after `before`.
+
+    Raises:
+        ValueError: its chain is right, but it says what no run can say.
+    """
     body = line[: -len(_SEPARATOR) - _CHAIN_CHARS - len(_END)]
     chain = _next_chain(before.chain, body)
     if line != body + _SEPARATOR + chain.encode() + _END:
         return None
-    try:
-        facts = json.loads(body + b"}")
-        head = LedgerHead(facts.pop("step"), before.lines + 1, chain)
-        return LedgerEvent(head, facts.pop("event"), facts) if "event" in facts else LedgerStep(head, **facts)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
+    facts = parse_json(body + b"}")
+    is_event = isinstance(facts, dict) and "event" in facts
+    check_form(_EventForm if is_event else _StepForm, facts)
+    if is_event and (form := _FORMS.get(facts["event"])):
+        check_form(form, facts)
+    head = LedgerHead(facts.pop("step"), before.lines + 1, chain)
+    return LedgerEvent(head, facts.pop("event"), facts) if is_event else LedgerStep(head, **facts)
+
+
+class _EventForm(Form):
+    event: str
+    step: Count
+
+
+class _StepForm(Form, extra="forbid"):
+    step: Count
+    start: Count
+    count: Annotated[int, Field(ge=1, le=_MAX_BATCH_ROWS)]
+    epoch: Count
+    targets: Count
+    digest: str
+    applied: bool
+
+
+class _OrderForm(Form):
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)]
+    data: str
+    rows: Count
+    mixture: dict[str, Annotated[Finite, Field(gt=0)]]
+
+
+class _SkipForm(Form):
+    start: Count
+    count: Annotated[int, Field(ge=1, le=MAX_COUNT)]
+    reason: str = ""
+
+
+class _QuarantineForm(Form):
+    shards: list[str]
+
+
+class _MicroForm(Form):
+    rows: Annotated[int, Field(ge=1, le=_MAX_BATCH_ROWS)]
+
+
+_FORMS: Mapping[str, type[Form]] = {"order": _OrderForm, "skip": _SkipForm, "quarantine": _QuarantineForm, "micro": _MicroForm}
 
 
 def _is_beginning_of_line(line: bytes) -> bool:

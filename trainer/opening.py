@@ -58,7 +58,7 @@ from trainer.run_files import check_places
 from trainer.session import Session, restore
 from trainer.signals import stop_request
 from trainer.sizing import with_micro
-from trainer.state import Progress
+from trainer.state import Progress, load_whole
 from trainer.step import LossModule, TrainingModule, make_scaler
 from trainer.straggler import DeviceMark, HostMark, OwnTimer, StragglerDetector
 from trainer.throughput import flops_per_token, peak_flops, rate_kind, unknown_mfu
@@ -122,7 +122,7 @@ def opened_session(config: TrainConfig, *, trust_extension: bool = True) -> Iter
         heartbeat = stack.enter_context(_watched(config, group))
         saver = AsyncSaver(partial(_write, checkpoints, config.checkpoint))
         stack.callback(_let_finish, saver, heartbeat)  # before the run's lock goes
-        checkpoint = None if newest is None else checkpoints.load(newest)
+        checkpoint = None if newest is None else load_whole(checkpoints, newest)
         model = _model(config, manifest, group, extension, checkpoint)
         training, changes = _training_module(
             model, config, Changes.from_json(recorded), group, newest or 0, manifest, backend, extension

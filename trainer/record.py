@@ -17,20 +17,20 @@ import shutil
 import socket
 import sys
 import time
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
 
 import torch
+from pydantic import Field, field_validator
 
 from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError
 from data_pipeline.files import (
     UnusableFileError,
-    digest_file,
     is_unfinished,
     open_input,
+    parse_json,
     sealed,
     unfinished_path,
     unsealed,
@@ -38,7 +38,7 @@ from data_pipeline.files import (
 )
 from data_pipeline.manifest import Manifest
 from data_pipeline.redaction import redacted_settings
-from data_pipeline.settings import to_toml
+from data_pipeline.settings import MAX_SETTINGS_BYTES, parse_toml, to_toml
 from trainer.changes import Change, Changes
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
@@ -48,6 +48,17 @@ from trainer.environment import Difference, environment_facts, find_differences,
 from trainer.history import METRICS, events_until
 from trainer.ledger import LEDGER
 from trainer.run_files import open_own
+from trainer.run_inputs import (
+    MAX_NOTE_BYTES,
+    MAX_RECORD_BYTES,
+    Count,
+    Form,
+    InnerName,
+    Plain,
+    check_form,
+    digest_run_file,
+    read_run_file,
+)
 
 __all__ = [
     "check_identity",
@@ -66,6 +77,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _UNTOLD = ("data", "recipe", "resume", "run")
+_MAX_RANKS, _MAX_MICRO = 1 << 20, 65536
 _NAME_ATTEMPTS, _NAME_WAIT_S = 100, 0.01
 
 _SETTINGS_THAT_CHANGE_BITS = (
@@ -223,9 +235,15 @@ def leave_note(run: Path, change: Change, rank: int) -> None:
 
 
 def _notes(run: Path) -> list[Change]:
-    return [
-        change for path in sorted(run.glob("change-*.json")) for change in Changes.from_json(json.loads(path.read_bytes())).made
-    ]
+    return [change for path in sorted(run.glob("change-*.json")) for change in _note(path)]
+
+
+def _note(path: Path) -> tuple[Change, ...]:
+    data = read_run_file(path, MAX_NOTE_BYTES, path.parent)
+    try:
+        return Changes.from_json(parse_json(data)).made
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: {error}; no rank wrote it: restore it from a copy, or remove it") from None
 
 
 def open_record(
@@ -289,15 +307,20 @@ def _since_before(
     deciding = record["identity"].keys() | identity.keys()
     if was := {one.name: one.recorded for one in find_differences(before, now)}:
         earlier.append({"until": step, "was": was})
-    with suppress(OSError, ValueError, KeyError):  # a file of settings that was damaged is written anew all the same
-        before = _told_settings((run / "config.toml").read_text(encoding="utf-8")) | before
-        now = _told_settings(settings) | now
+    with suppress(
+        OSError, ValueError, KeyError, CheckpointError
+    ):  # a file of settings that was damaged is written anew all the same
+        before = _told_settings(read_run_file(run / "config.toml", MAX_SETTINGS_BYTES, run)) | before
+        now = _told_settings(settings.encode()) | now
     return earlier, find_differences(before, now, deciding)
 
 
-def _told_settings(toml: str) -> dict[str, Any]:
+def _told_settings(toml: bytes) -> dict[str, Any]:
     """Settings by their full names, but for those that say where something is, or are for one start."""
-    settings = redacted_settings(tomllib.loads(toml)["train"])  # an older version stored them as they were
+    settings = parse_toml(toml)["train"]
+    if not isinstance(settings, dict):
+        raise ValueError("train is no table of settings")
+    settings = redacted_settings(settings)  # an older version stored them as they were
     return flattened({name: value for name, value in settings.items() if name not in _UNTOLD})
 
 
@@ -318,7 +341,9 @@ def _copy_files(source: Path, target: Path, *, below: Path) -> None:
 
 def _contents(folder: Path) -> dict[str, str]:
     """The digests of the files in a folder, by name; none where there is no folder."""
-    return {path.name: digest_file(path) for path in folder.iterdir()} if folder.exists() else {}
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise CheckpointError(f"{folder} is a link or a file, and a directory is needed there; remove it, or use another run")
+    return {path.name: digest_run_file(folder, path.name) for path in folder.iterdir()} if folder.exists() else {}
 
 
 def complete_record(
@@ -342,23 +367,72 @@ def read_record(run: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: there is none, or it was changed since it was written.
     """
+    path = run / "record.json"
     try:
-        return unsealed((run / "record.json").read_bytes())
+        record = unsealed(read_run_file(path, MAX_RECORD_BYTES, run))
     except FileNotFoundError:
         raise CheckpointError(
             f"{run}: no record.json, so this is no run; name a directory that `trainer train --run` wrote"
         ) from None
     except ValueError as error:
-        raise CheckpointError(f"{run / 'record.json'}: {error}, so it was changed; restore it from a copy") from None
+        raise CheckpointError(f"{path}: {error}, so it was changed; restore it from a copy") from None
+    try:
+        check_form(_RecordForm, record)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}; this program wrote no such record, restore it from a copy") from None
+    return record
+
+
+class _DataForm(Form):
+    root_digest: str
+    tokenizer_digest: str = ""
+
+
+class _EnvironmentForm(Form):
+    world_size: Annotated[int, Field(ge=1, le=_MAX_RANKS)] = 1
+    packages: dict[str, str] = Field(default_factory=dict)
+    locks: dict[str, str] = Field(default_factory=dict)
+    gpus: list[str] = Field(default_factory=list)
+    __pydantic_extra__: dict[str, str | None]
+
+
+class _EarlierForm(Form):
+    until: Count
+    was: dict[str, Plain]
+
+
+class _RecordForm(Form):
+    status: str
+    identity: dict[str, Plain]
+    data: _DataForm
+    environment: _EnvironmentForm
+    files: dict[InnerName, str]
+    changes: list[Any] = Field(default_factory=list)
+    earlier: list[_EarlierForm] = Field(default_factory=list)
+    step: Count | None = None
+    weights: str | None = None
+    ended_by: str | None = None
+    alerts: dict[str, Count] = Field(default_factory=dict)
+
+    @field_validator("changes")
+    @classmethod
+    def _check_changes(cls, changes: list[Any]) -> list[Any]:
+        Changes.from_json(changes)
+        return changes
 
 
 def recorded_micro(run: Path) -> int | None:
     """The rows of a micro-batch that a run was begun with, None where there is no run."""
     if not (run / "record.json").exists():
         return None
-    micro: int | None = read_record(run)["identity"].get("batch.micro")
+    micro = read_record(run)["identity"].get("batch.micro")
+    if micro is not None and (type(micro) is not int or not 1 <= micro <= _MAX_MICRO):
+        raise CheckpointError(
+            f"{run / 'record.json'}: identity has batch.micro = {micro!r}, and a number from 1 to {_MAX_MICRO} is expected; "
+            "restore it from a copy"
+        )
     return micro
 
 
 def _digests(run: Path, names: Iterable[str]) -> dict[str, str]:
-    return {name: digest_file(run / name) for name in names}
+    return {name: digest_run_file(run, name) for name in names}

@@ -8,7 +8,6 @@ tensors, and goes on from there.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -32,6 +31,8 @@ from trainer.ledger import LEDGER
 from trainer.limits import check_model_size, check_ranks
 from trainer.loop import train
 from trainer.record import read_record
+from trainer.run_inputs import copy_run_file
+from trainer.state import load_whole
 from trainer.trust import EXTENSION, checked_extension
 from trainer.watchdog import EXIT_FILE_VARIABLE
 
@@ -127,11 +128,11 @@ def replay_run(
             _train(replay_config(settings, record, again, stop, allow_changes), num_ranks)
             difference = _difference_in_events(recorded, _events(again), before, stop)
             if stop in store.steps():
-                tensor = first_difference(store.load(stop), CheckpointStore(again / "checkpoints").load(stop))
+                tensor = first_difference(load_whole(store, stop), CheckpointStore(again / "checkpoints").load(stop))
                 compared.append(stop)
                 difference = "; ".join(filter(None, (difference, tensor and f"at step {stop} {tensor}")))
-            elif not difference and stop == record.get("step") and record["weights"] != read_record(again)["weights"]:
-                difference = f"after step {stop} the weights are {read_record(again)['weights']}, but were {record['weights']}"
+            elif not difference and stop == record.get("step") and record.get("weights") != read_record(again)["weights"]:
+                difference = f"after step {stop} the weights are {read_record(again)['weights']}, but were {record.get('weights')}"
             if difference:
                 return Replay(begin, end, tuple(compared), num_ranks, difference)
             before = stop
@@ -167,10 +168,10 @@ def copy_state(run: Path, again: Path, step: int) -> None:
         CheckpointError: the checkpoint is missing or damaged.
     """
     (again / LEDGER).parent.mkdir(parents=True)
-    shutil.copyfile(run / "record.json", again / "record.json")
+    copy_run_file(run, "record.json", again / "record.json")
     if step:
-        for name in (METRICS, str(LEDGER)):
-            shutil.copyfile(run / name, again / name)
+        for name in (METRICS, LEDGER.as_posix()):
+            copy_run_file(run, name, again / name)
         CheckpointStore(again / "checkpoints").save(CheckpointStore(run / "checkpoints").load(step))
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError
-from data_pipeline.files import digest_file
 from data_pipeline.manifest import Manifest, check_digests, read_manifest
 from data_pipeline.settings import to_toml
 from trainer.attention import choose_backend
@@ -36,6 +35,7 @@ from trainer.ledger import LEDGER, LedgerStep, read_ledger
 from trainer.record import read_record
 from trainer.replay import replay_run
 from trainer.run_files import foreign_files
+from trainer.run_inputs import digest_run_file
 from trainer.trust import EXTENSION, recorded_source
 
 __all__ = [
@@ -129,7 +129,7 @@ def check_integrity(run: Path, data: Path | None = None) -> Outcome:
     written_last = (METRICS, LEDGER.as_posix(), "checkpoints/")  # a look into these says more than their digest
     for name, digest in record["files"].items():
         if not name.startswith(written_last):
-            _check_file(run / name, digest)
+            _check_file(run, name, digest)
     store = CheckpointStore(run / "checkpoints")
     for step in store.steps():
         store.verify(step)
@@ -138,7 +138,7 @@ def check_integrity(run: Path, data: Path | None = None) -> Outcome:
     report = audit_run(run, data)
     num_events = _check_metrics(run, report)
     for name, digest in record["files"].items():
-        _check_file(run / name, digest)
+        _check_file(run, name, digest)
     facts = {
         "status": record["status"],
         "files": len(record["files"]),
@@ -174,10 +174,11 @@ def compare_environment(run: Path) -> tuple[Difference, ...]:
     record, config = read_record(run), load_config(run)
     with suppress(ConfigError):  # what it refuses is among the flags below
         configure_determinism(settings_here(config))
-    recorded = flattened(record["environment"]) | {name: record["identity"][name] for name in ("device", "threads", "attention")}
-    recorded |= {name: value for name, value in record["identity"].items() if name.startswith("flags.")}
+    identity = record["identity"]
+    recorded = flattened(record["environment"]) | {name: identity.get(name) for name in ("device", "threads", "attention")}
+    recorded |= {name: value for name, value in identity.items() if name.startswith("flags.")}
     found = flattened(environment_facts()) | _machine(config) | {f"flags.{name}": value for name, value in flags().items()}
-    del recorded["world_size"]  # a replay takes as many
+    recorded.pop("world_size", None)  # a replay takes as many
     return find_differences(recorded, found)
 
 
@@ -215,9 +216,10 @@ def prepare_again(directory: Path, manifest: Manifest, sources: Sequence[str]) -
     return Outcome("data", f"data         prepared again, with the same root digest {again.root_digest}", {"prepared_again": True})
 
 
-def _check_file(path: Path, expected: str) -> None:
+def _check_file(run: Path, name: str, expected: str) -> None:
+    path = run / name
     try:
-        found = digest_file(path)
+        found = digest_run_file(run, name)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: missing, but the record names it; restore it from a copy") from None
     if found != expected:
@@ -247,9 +249,9 @@ def _check_metrics(run: Path, report: AuditReport) -> int:
     num_events = last = 0
     for event in read_events(run / METRICS):
         num_events, last = num_events + 1, event["step"]
-        if event["event"] == "train" and event["tokens"] != targets.get(last, event["tokens"]):
+        if event["event"] == "train" and event.get("tokens") != targets.get(last, event.get("tokens")):
             raise CheckpointError(
-                f"{run / METRICS}: {event['tokens']} tokens up to step {last}, but the ledger has {targets[last]}; "
+                f"{run / METRICS}: {event.get('tokens')} tokens up to step {last}, but the ledger has {targets[last]}; "
                 "one of them was changed, restore it from a copy"
             )
     if last < report.steps:

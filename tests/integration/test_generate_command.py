@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.errors import ConfigError, ExitCode
+from data_pipeline.errors import run_command as command_ends
 from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT, run_command, tiny_config
+from tests.support.terminals import shown_on, terminal_as
 from trainer.__main__ import main
 from trainer.loop import train
 
@@ -42,6 +44,20 @@ def test_one_prompt_is_streamed_and_several_are_told_apart(run: Path, capsys: py
     several = printed(capsys, str(run), "--max_tokens", "9", "--prompt", "the cat", "a dog", "--prompt", "it")
     assert several.startswith(f"=== 1 of 3 (length)\n{one}=== 2 of 3 (")
     assert printed(capsys, str(run), "--max_tokens", "9", "--prompt", "the cat", "--seed", "1") != one
+
+
+def test_a_text_steers_no_terminal_unless_that_is_asked_for(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompt = "the \x1b]0;title\x07\x9b31m\u202ecat\tä\n"
+    words = ["generate", str(run), "--max_tokens", "1", "--prompt", prompt]
+    with terminal_as("stdout") as user:
+        assert command_ends(main, words) == ExitCode.DONE
+        assert shown_on(user).startswith("the ⟨U+001B⟩]0;title⟨U+0007⟩⟨U+009B⟩31m⟨U+202E⟩cat\tä\r\n")
+        assert command_ends(main, [*words, "--json"]) == ExitCode.DONE
+        assert "\x9b" not in shown_on(user)
+        assert command_ends(main, [*words, "--raw"]) == ExitCode.DONE
+        assert shown_on(user).startswith(prompt.replace("\n", "\r\n"))
+    assert command_ends(main, words) == ExitCode.DONE
+    assert capsys.readouterr().out.startswith(prompt), "a pipe receives the text as it is"
 
 
 def test_json_lines_are_the_same_with_and_without_the_cache_and_for_any_batch(

@@ -523,10 +523,10 @@ def test_an_error_that_all_ranks_meet_is_told_once(data: Path, tmp_path: Path) -
 def test_an_error_of_rank_0_is_told_once_and_ends_every_rank_with_its_code(data: Path, tmp_path: Path) -> None:
     run, exit_file = tmp_path / "run", tmp_path / "exit"
     run.mkdir()
-    (run / "checkpoints").write_text("in the way")  # rank 0 alone writes checkpoints, and cannot
+    (run / "checkpoints").write_text("in the way")  # rank 0 alone looks for checkpoints, and finds no folder
     process = start_ranks(tiny_config(data, run), 2, TRAINER_EXIT_FILE=str(exit_file))
     assert process.wait(timeout=120) != 0
-    assert exit_file.read_text() == f"{int(ExitCode.STORAGE)}\n"
+    assert exit_file.read_text() == f"{int(ExitCode.CHECKPOINT)}\n"
     log = run.with_suffix(".log").read_text()
     assert log.count("error: ") == 1
     assert "checkpoints" in log

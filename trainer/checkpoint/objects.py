@@ -87,18 +87,20 @@ class ObjectFiles:
         Raises:
             CheckpointError: a file is missing, differs, or does not hold what the manifest says.
         """
+        held: dict[str, list[str]] = {name: [] for name in manifest.objects}
+        for tensor_name, stored in manifest.tensors.items():
+            held[stored.object].append(tensor_name)
         for name, num_bytes in manifest.objects.items():
             found = self._read_object(name, num_bytes)
-            for tensor_name, stored in manifest.tensors.items():
-                if stored.object == name:
-                    if tensor_name not in found:
-                        raise CheckpointError(f"{self.path(name)}: no tensor {tensor_name!r} is in it")
-                    tensor = found[tensor_name]
-                    if spec_of(tensor) != stored.spec:
-                        raise CheckpointError(
-                            f"{self.path(name)}: tensor {tensor_name!r} is {spec_of(tensor)}, but the manifest says {stored.spec}"
-                        )
-                    yield tensor_name, tensor
+            for tensor_name in held[name]:
+                if tensor_name not in found:
+                    raise CheckpointError(f"{self.path(name)}: no tensor {tensor_name!r} is in it")
+                tensor, stored = found[tensor_name], manifest.tensors[tensor_name]
+                if spec_of(tensor) != stored.spec:
+                    raise CheckpointError(
+                        f"{self.path(name)}: tensor {tensor_name!r} is {spec_of(tensor)}, but the manifest says {stored.spec}"
+                    )
+                yield tensor_name, tensor
 
     def store(self, tensors: Mapping[str, Tensor], earlier: Iterable[CheckpointManifest]) -> StoredTensors:
         """Makes sure that all `tensors` are on the device, and says where.

@@ -11,9 +11,22 @@ import os
 import stat
 from pathlib import Path
 
-__all__ = ["Storage", "make_directories", "read_file", "remove_directory", "sync_directory", "write_all", "write_file"]
+from data_pipeline.errors import ConfigError
+from trainer.memory import available_host_bytes
+
+__all__ = [
+    "Storage",
+    "check_memory",
+    "make_directories",
+    "read_file",
+    "remove_directory",
+    "sync_directory",
+    "write_all",
+    "write_file",
+]
 
 _CHUNK_BYTES = 16 << 20
+_SMALL_BYTES = 256 << 20  # what any machine has; asking the system for its memory takes longer than reading small files
 
 
 class Storage:
@@ -112,12 +125,14 @@ def read_file(storage: Storage, path: Path, max_bytes: int) -> bytearray:
     Raises:
         OSError: it cannot be read, or it is no regular file.
         ValueError: it has more than `max_bytes`, or became shorter meanwhile.
+        ConfigError: it does not fit the memory of this machine.
     """
     descriptor = storage.open(path)
     try:
         num_bytes = storage.size(descriptor)
         if num_bytes > max_bytes:
             raise ValueError(f"{num_bytes} bytes, more than the {max_bytes} that are allowed")
+        check_memory(path, num_bytes)
         content = bytearray(num_bytes)
         view = memoryview(content)
         filled = 0
@@ -129,6 +144,19 @@ def read_file(storage: Storage, path: Path, max_bytes: int) -> bytearray:
         return content
     finally:
         storage.close(descriptor)
+
+
+def check_memory(path: Path, num_bytes: int) -> None:
+    """Refuses to read more than this machine has memory left for: a file with holes can have any size, and take no space.
+
+    Raises:
+        ConfigError: the bytes do not fit. It is no damage, so nothing is set aside because of it.
+    """
+    if num_bytes >= _SMALL_BYTES and num_bytes > (free := available_host_bytes()):
+        raise ConfigError(
+            f"{path}: {num_bytes / 1e9:.1f} GB are to be read, and {free / 1e9:.1f} GB of memory are free; use a larger machine, "
+            "or another checkpoint"
+        )
 
 
 def sync_directory(storage: Storage, path: Path) -> None:

@@ -17,7 +17,15 @@ from torch import Tensor
 from data_pipeline.errors import CheckpointError
 from trainer.checkpoint.manifest import MAX_MANIFEST_BYTES, CheckpointManifest, OtherFormatError, encode_manifest, parse_manifest
 from trainer.checkpoint.objects import LARGE_BYTES, ObjectFiles, damage_named
-from trainer.checkpoint.storage import Storage, make_directories, read_file, remove_directory, sync_directory, write_file
+from trainer.checkpoint.storage import (
+    Storage,
+    check_memory,
+    make_directories,
+    read_file,
+    remove_directory,
+    sync_directory,
+    write_file,
+)
 
 __all__ = ["Checkpoint", "CheckpointStore", "steps_to_keep"]
 
@@ -78,6 +86,17 @@ class CheckpointStore:
         """Where `step` says what it holds."""
         return self.path(step) / _MANIFEST
 
+    def manifest_bytes(self, step: int) -> bytes:
+        """The file in which `step` says what it holds, unchecked.
+
+        Raises:
+            CheckpointError: it is missing, no regular file, larger than a manifest may be, or in a folder that is a link.
+        """
+        self._check_folders(self.path(step))
+        path = self.manifest_path(step)
+        with damage_named(path):
+            return bytes(read_file(self._storage, path, MAX_MANIFEST_BYTES))
+
     def save(self, checkpoint: Checkpoint) -> Path:
         """Writes a checkpoint, durably: when this returns, a power failure cannot take it away.
 
@@ -106,10 +125,12 @@ class CheckpointStore:
 
         Raises:
             CheckpointError: there is none, or a file of it is not what was written; the message names the file.
+            ConfigError: its tensors do not fit the memory of this machine.
         """
         groups: dict[str, dict[str, Tensor]] = {group: {} for group in _GROUPS}
         with _advised():
             manifest = self._manifest(step)
+            check_memory(self.path(step), sum(manifest.objects.values()))
             for full_name, tensor in self._objects.read(manifest):
                 group, _, name = full_name.partition("/")
                 groups[group][name] = tensor
@@ -260,14 +281,17 @@ class CheckpointStore:
 
     def _read_manifest(self, directory: Path) -> CheckpointManifest:
         path = directory / _MANIFEST
-        for parent in (directory, self._objects.directory):
-            if not self._storage.is_directory(parent):
-                raise CheckpointError(f"{parent}: not a directory")
+        self._check_folders(directory, self._objects.directory)
         with damage_named(path):
             manifest = parse_manifest(bytes(read_file(self._storage, path, MAX_MANIFEST_BYTES)))
             if unknown := {name.partition("/")[0] for name in manifest.tensors} - set(_GROUPS):
                 raise ValueError(f"unknown groups of tensors: {', '.join(sorted(unknown))}")
         return manifest
+
+    def _check_folders(self, *folders: Path) -> None:
+        for folder in (self.directory, *folders):
+            if not self._storage.is_directory(folder):
+                raise CheckpointError(f"{folder}: not a directory")
 
     def _readable_manifests(self) -> list[CheckpointManifest]:
         """Those of the checkpoints, newest first; a damaged one is not a reason to stop saving."""

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data_pipeline.files import parse_json
+
 __all__ = ["TensorSpec", "decode_tensors", "digest_of", "encode_header", "raw_bytes", "same_bytes", "spec_of"]
 
 _DTYPES = {
@@ -40,6 +42,10 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _MAX_HEADER_BYTES = 64 << 20
 _ALIGNMENT = 8
+_MAX_AXES = 16
+_MAX_ELEMENTS = 1 << 58
+"""Their bytes, of the widest type, can still be counted in 63 bits."""
+_SHOWN_CHARS = 80
 
 
 @dataclass(frozen=True)
@@ -53,8 +59,11 @@ class TensorSpec:
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:
             raise ValueError(f"dtype {self.dtype!r}; known are {', '.join(_DTYPES)}")
-        if not all(type(length) is int and length >= 0 for length in self.shape):
-            raise ValueError(f"shape {self.shape!r} is not a list of lengths")
+        if len(self.shape) > _MAX_AXES or not all(type(length) is int and length >= 0 for length in self.shape):
+            raise ValueError(f"shape {str(self.shape)[:_SHOWN_CHARS]} is not a list of at most {_MAX_AXES} lengths")
+        # Strides count the elements behind an axis also where another one has the length 0.
+        if math.prod(length for length in self.shape if length) > _MAX_ELEMENTS:
+            raise ValueError(f"shape {self.shape} is larger than any tensor can be")
 
     @property
     def num_bytes(self) -> int:
@@ -110,9 +119,9 @@ def decode_tensors(content: bytearray) -> dict[str, Tensor]:
         raise ValueError(f"its header claims {header_bytes} bytes in a file of {len(content)}")
     begin = 8 + header_bytes
     try:
-        header = json.loads(bytes(content[8:begin]))
+        header = parse_json(bytes(content[8:begin]))
         placed = sorted(_placed(header), key=lambda entry: entry[2:])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"its header is not that of a tensor file: {error}") from None
     end = 0
     for name, spec, first, last in placed:

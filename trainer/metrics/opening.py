@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from data_pipeline.files import parse_json, read_input
 from data_pipeline.redaction import redacted_settings
 from trainer.config import TrainConfig
 from trainer.distributed import Group
@@ -29,6 +29,8 @@ from trainer.metrics.wandb_sink import WandbSink
 from trainer.watchdog import LAUNCHER_VARIABLE
 
 __all__ = ["opened_monitor"]
+
+_MAX_REPORT_BYTES = 64 << 20
 
 
 @contextmanager
@@ -105,7 +107,7 @@ def _uuids() -> list[str]:
 def _report(data: Path) -> Mapping[str, Any]:
     """The report of the prepared data, for a picture; data without one can be trained on all the same."""
     try:
-        report = json.loads((data / "report.json").read_bytes())
+        report = parse_json(read_input(data / "report.json", _MAX_REPORT_BYTES, below=data))
     except (OSError, ValueError):
         return {}
     return report if isinstance(report, dict) else {}

@@ -8,6 +8,7 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
+from data_pipeline.terminal import printable
 from trainer.alerts import Alert
 from trainer.evaluate import Evaluation
 from trainer.metrics.sink import Sink
@@ -56,7 +57,7 @@ class TerminalSink(Sink):
 
     def alert(self, alert: Alert, count: int) -> None:
         """Writes a line."""
-        self._line(f"{alert.severity}: {alert.message}")
+        self._line(printable(f"{alert.severity}: {alert.message}"))
 
     def rewind(self, step: int) -> None:
         """Puts the bar back."""

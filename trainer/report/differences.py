@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
-from data_pipeline.settings import RECIPES, setting_names, with_nones
+from data_pipeline.files import read_input
+from data_pipeline.settings import MAX_SETTINGS_BYTES, RECIPES, parse_toml, setting_names, with_nones
 from trainer.config import TrainConfig
 
 __all__ = ["PLACES", "Difference", "Recipe", "differences", "differing", "flat", "recipe_of", "worded"]
@@ -63,17 +63,26 @@ def worded(value: Any) -> str:
 
 
 def recipe_of(config: Mapping[str, Any]) -> Recipe:
-    """The recipe that the settings name, as it is now; whatever is wrong with it is said in `missing`."""
+    """The recipe that the settings name, as it is now, if it comes with the program or lies below the current folder.
+
+    Whatever is wrong with it is said in `missing`.
+    """
     name = config.get("recipe")
     if name is None:
         return Recipe(None, {})
-    path = Path(name) if name.endswith(".toml") or "/" in name else RECIPES / f"{name}.toml"
+    name = str(name)
+    is_path = name.endswith(".toml") or "/" in name
+    # The settings may be those of a stranger: a path in them leads to nothing beyond the folder that the user works in.
+    below = Path.cwd() if is_path else RECIPES
+    path = below / (name if is_path else f"{name}.toml")
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8")).get("train", {})
+        values = parse_toml(read_input(path, MAX_SETTINGS_BYTES, below=below)).get("train", {})
+        if not isinstance(values, Mapping):
+            raise ValueError("train is no table")
     except (OSError, ValueError) as error:
         reason = "it is not there any more" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
-        return Recipe(str(name), {}, reason)
-    return Recipe(str(name), flat(with_nones(TrainConfig, values)))
+        return Recipe(name, {}, reason)
+    return Recipe(name, flat(with_nones(TrainConfig, values)))
 
 
 def differences(config: Mapping[str, Any], recipe: Recipe) -> list[Difference]:

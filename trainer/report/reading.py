@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +13,13 @@ import numpy as np
 from data_pipeline.errors import CheckpointError
 from data_pipeline.files import digest_bytes
 from data_pipeline.redaction import redacted_settings
+from data_pipeline.settings import MAX_SETTINGS_BYTES, parse_toml
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import parse_manifest
 from trainer.history import METRICS, read_events
 from trainer.record import read_record
 from trainer.report.curves import Curve, median
+from trainer.run_inputs import read_run_file
 
 __all__ = ["Event", "RecordedRun", "SavedCheckpoint", "groups_of", "number", "part", "read_run", "tables"]
 
@@ -152,11 +153,13 @@ def read_run(path: Path) -> RecordedRun:
 def _settings(path: Path) -> Mapping[str, Any]:
     file = path / "config.toml"
     try:
-        settings: Mapping[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))["train"]
+        settings = parse_toml(read_run_file(file, MAX_SETTINGS_BYTES, path))["train"]
     except FileNotFoundError:
         raise CheckpointError(f"{file}: missing; restore it from a copy") from None
     except (ValueError, KeyError) as error:
         raise CheckpointError(f"{file}: no settings of a run ({error}); restore it from a copy") from None
+    if not isinstance(settings, Mapping):
+        raise CheckpointError(f"{file}: train is no table of settings; restore it from a copy")
     return redacted_settings(settings)
 
 
@@ -182,12 +185,11 @@ def _checkpoints(path: Path) -> list[SavedCheckpoint]:
     found = []
     for step in store.steps():
         try:
-            data = store.manifest_path(step).read_bytes()
+            data = store.manifest_bytes(step)
             manifest = parse_manifest(data)
-        except FileNotFoundError:  # deleted since, by the run that goes on
-            continue
-        except (OSError, ValueError):
-            found.append(SavedCheckpoint(step))
+        except (ValueError, CheckpointError):
+            if store.path(step).exists():  # else it was deleted since, by the run that goes on
+                found.append(SavedCheckpoint(step))
             continue
         weights = sum(math.prod(one.spec.shape) for name, one in manifest.tensors.items() if name.startswith("model/"))
         found.append(SavedCheckpoint(step, sum(manifest.objects.values()), weights, digest_bytes(data)))

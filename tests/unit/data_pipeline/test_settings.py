@@ -146,7 +146,7 @@ def test_a_mistake_in_a_recipe_names_the_file(tmp_path: Path, text: str, message
 
 
 def test_a_folder_is_no_recipe(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"recipe '{tmp_path}/': {tmp_path} is a folder; name a .toml file"):
+    with pytest.raises(ConfigError, match=f"recipe '{tmp_path}/': {tmp_path} is a directory; .*name a .toml file"):
         load(f"--data x --recipe {tmp_path}/")
 
 

@@ -57,7 +57,10 @@ def test_lists_and_tables_of_the_users_own_are_compared() -> None:
 
 
 @pytest.mark.parametrize(("content", "reason"), [(None, "not there any more"), ("[train", "cannot be read")])
-def test_a_recipe_that_is_gone_or_broken_is_said_to_be(tmp_path: Path, content: str | None, reason: str) -> None:
+def test_a_recipe_that_is_gone_or_broken_is_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "mine.toml"
     if content is not None:
         path.write_text(content)

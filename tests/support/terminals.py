@@ -1,0 +1,30 @@
+"""A terminal in place of a standard stream."""
+
+from __future__ import annotations
+
+import os
+import pty
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["shown_on", "terminal_as"]
+
+
+@contextmanager
+def terminal_as(name: str) -> Iterator[int]:
+    """A standard stream is a terminal in the block; yields the end at which its user sits."""
+    user, program = pty.openpty()
+    before, stream = getattr(sys, name), os.fdopen(program, "w", encoding="utf-8")
+    setattr(sys, name, stream)
+    try:
+        yield user
+    finally:
+        setattr(sys, name, before)
+        stream.close()
+        os.close(user)
+
+
+def shown_on(user: int) -> str:
+    """What was written to a terminal, up to 10,000 bytes."""
+    return os.read(user, 10_000).decode()
