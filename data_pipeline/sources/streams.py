@@ -19,9 +19,7 @@ __all__ = ["Budget", "ByteReader", "Line", "Readable", "StreamError", "decompres
 
 _BLOCK_BYTES = 1 << 18
 _EXPANSION_GRACE_BYTES = 1 << 20  # a few hundred bytes of spaces expand by more than any sensible ratio and harm nobody
-_MEMBER_BYTES = (
-    1 << 14
-)  # what a further gzip member, xz stream or zstd frame is charged: an empty one has 9 to 32 bytes, and takes time
+_MEMBER_BYTES = 1 << 14  # what each further member, stream or frame is charged: an empty one has 9 to 32 bytes and takes time
 _PIECE_BYTES = 1 << 16
 _ZSTD_INPUT_BYTES = 64  # what is decompressed at a time: 4 bytes can stand for 128 KiB, no fewer for more
 
