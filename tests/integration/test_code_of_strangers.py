@@ -7,14 +7,16 @@ import os
 import shutil
 import stat
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from data_pipeline.errors import ExitCode
+from data_pipeline.errors import ExitCode, run_command
 from data_pipeline.files import sealed
 from tests.support.prepared import write_prepared
-from tests.support.runs import ROOT, run_command, tiny_config
+from tests.support.runs import ROOT, tiny_config
+from trainer.__main__ import main
 from trainer.loop import train
 from trainer.record import read_record
 
@@ -25,6 +27,33 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "replay": lambda run: ["verify", str(run), "--level", "integrity", "--replay", "1"],
     "reference": lambda run: ["generate", str(run), "--prompt", "the", "--score", "--reference", str(run), "--max_tokens", "4"],
 }
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    returncode: ExitCode
+    stdout: str
+    stderr: str
+    """With what was logged."""
+
+
+Call = Callable[..., Done]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Call:
+    """`python -m trainer WORDS`, in this process."""
+
+    def run(*words: str) -> Done:
+        capsys.readouterr()
+        caplog.clear()
+        code = run_command(main, words)
+        out, err = capsys.readouterr()
+        return Done(code, out, err + caplog.text)
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -72,34 +101,38 @@ def reseal(run: Path, digest: object) -> None:
 
 @pytest.mark.parametrize("command", ["generate", "evaluate", "replay"])
 def test_a_file_of_code_in_a_run_that_was_trained_without_is_never_executed_and_is_reported(
-    plain: Path, tmp_path: Path, command: str
+    call: Call, plain: Path, tmp_path: Path, command: str
 ) -> None:
     mark = tmp_path / "executed"
     (plain / "extension.py").write_text(f"{MODEL}\n{marking(mark)}")
     for consent in ([], ["--trust-code"]):
-        done = run_command("trainer", *COMMANDS[command](plain), *consent)
+        done = call(*COMMANDS[command](plain), *consent)
         assert not mark.exists()
         assert f"{plain / 'extension.py'}" in done.stderr
         assert done.returncode == (ExitCode.CHECKPOINT if command == "replay" else ExitCode.DONE), done.stderr
 
 
 @pytest.mark.parametrize("command", list(COMMANDS))
-def test_code_of_a_stranger_is_executed_with_consent_alone(folder: Path, extended: Path, elsewhere: Path, command: str) -> None:
+def test_code_of_a_stranger_is_executed_with_consent_alone(
+    call: Call, folder: Path, extended: Path, elsewhere: Path, command: str
+) -> None:
     mark = folder / "executed"
-    refused = run_command("trainer", *COMMANDS[command](extended))
+    refused = call(*COMMANDS[command](extended))
     assert refused.returncode == ExitCode.CONFIG, refused.stderr
     assert not mark.exists()
     assert str(extended / "extension.py") in refused.stderr
     assert "--trust-code" in refused.stderr
-    agreed = run_command("trainer", *COMMANDS[command](extended), "--trust-code")
+    agreed = call(*COMMANDS[command](extended), "--trust-code")
     assert agreed.returncode == ExitCode.DONE, agreed.stderr
     assert mark.exists()
-    assert run_command("trainer", *COMMANDS[command](extended)).returncode == ExitCode.CONFIG, "consent is for one command"
+    assert call(*COMMANDS[command](extended)).returncode == ExitCode.CONFIG, "consent is for one command"
 
 
 @pytest.mark.parametrize("command", ["generate", "evaluate", "replay"])
-def test_code_that_this_user_has_trained_with_on_this_machine_needs_no_consent(folder: Path, extended: Path, command: str) -> None:
-    done = run_command("trainer", *COMMANDS[command](extended))
+def test_code_that_this_user_has_trained_with_on_this_machine_needs_no_consent(
+    call: Call, folder: Path, extended: Path, command: str
+) -> None:
+    done = call(*COMMANDS[command](extended))
     assert done.returncode == ExitCode.DONE, done.stderr
     assert (folder / "executed").exists()
 
@@ -107,28 +140,28 @@ def test_code_that_this_user_has_trained_with_on_this_machine_needs_no_consent(f
 @pytest.mark.parametrize("command", ["generate", "evaluate", "replay"])
 @pytest.mark.parametrize("consent", [(), ("--trust-code",)])
 def test_code_that_is_not_the_one_of_the_record_is_never_executed(
-    extended: Path, tmp_path: Path, command: str, consent: tuple[str, ...]
+    call: Call, extended: Path, tmp_path: Path, command: str, consent: tuple[str, ...]
 ) -> None:
     mark = tmp_path / "executed"
     with (extended / "extension.py").open("a") as file:
         file.write(marking(mark))
-    done = run_command("trainer", *COMMANDS[command](extended), *consent)
+    done = call(*COMMANDS[command](extended), *consent)
     assert done.returncode == ExitCode.CHECKPOINT, done.stderr
     assert not mark.exists()
     assert str(extended / "extension.py") in done.stderr
 
 
 @pytest.mark.parametrize("digest", [7, True, [], {"a": 1}, ""])
-def test_a_record_that_names_no_digest_is_damaged(extended: Path, folder: Path, digest: object) -> None:
+def test_a_record_that_names_no_digest_is_damaged(call: Call, extended: Path, folder: Path, digest: object) -> None:
     reseal(extended, digest)
-    done = run_command("trainer", *COMMANDS["generate"](extended), "--trust-code")
+    done = call(*COMMANDS["generate"](extended), "--trust-code")
     assert done.returncode == ExitCode.CHECKPOINT, done.stderr
     assert "Traceback" not in done.stderr
     assert not (folder / "executed").exists()
 
 
 @pytest.mark.parametrize("kind", ["missing", "link", "pipe", "directory"])
-def test_code_that_is_no_file_of_the_run_is_refused(extended: Path, folder: Path, kind: str) -> None:
+def test_code_that_is_no_file_of_the_run_is_refused(call: Call, extended: Path, folder: Path, kind: str) -> None:
     path = extended / "extension.py"
     path.unlink()
     if kind == "link":
@@ -138,24 +171,26 @@ def test_code_that_is_no_file_of_the_run_is_refused(extended: Path, folder: Path
     elif kind == "directory":
         path.mkdir()
     for command in ("generate", "replay"):
-        done = run_command("trainer", *COMMANDS[command](extended), "--trust-code")
+        done = call(*COMMANDS[command](extended), "--trust-code")
         assert done.returncode == ExitCode.CHECKPOINT, done.stderr
         assert str(path) in done.stderr
         assert "Traceback" not in done.stderr
     assert not (folder / "executed").exists()
 
 
-def test_a_list_of_trusted_code_that_others_can_write_counts_for_nothing(extended: Path, elsewhere: Path, folder: Path) -> None:
+def test_a_list_of_trusted_code_that_others_can_write_counts_for_nothing(
+    call: Call, extended: Path, elsewhere: Path, folder: Path
+) -> None:
     listed = elsewhere / "training-environment/extensions"
     listed.parent.mkdir(parents=True, mode=0o700)
     listed.write_text(f"{read_record(extended)['identity']['extension']}\n")
     for path, mode in ((listed, 0o622), (listed.parent, 0o777)):
         listed.chmod(0o600)
         listed.parent.chmod(0o700)
-        assert run_command("trainer", *COMMANDS["generate"](extended)).returncode == ExitCode.DONE
+        assert call(*COMMANDS["generate"](extended)).returncode == ExitCode.DONE
         (folder / "executed").unlink()
         path.chmod(mode)
-        done = run_command("trainer", *COMMANDS["generate"](extended))
+        done = call(*COMMANDS["generate"](extended))
         assert done.returncode == ExitCode.CONFIG, done.stderr
         assert not (folder / "executed").exists()
 
@@ -180,23 +215,23 @@ def test_training_goes_on_where_the_digest_cannot_be_written_down(
     assert "--trust-code" in caplog.text
 
 
-def test_verify_names_what_does_not_belong_to_the_run(plain: Path, tmp_path: Path) -> None:
+def test_verify_names_what_does_not_belong_to_the_run(call: Call, plain: Path, tmp_path: Path) -> None:
     names = ["notes.txt", "site.py", "tokenizer/more.json", "checkpoints/objects/evil.pkl", "heartbeat/a\n\x1b[2J", "deep/x"]
     for name in names:
         (plain / name).parent.mkdir(exist_ok=True)
         (plain / name).touch()
     (plain / "link").symlink_to("/etc/hostname")
     os.mkfifo(plain / "pipe")
-    done = run_command("trainer", "verify", str(plain), "--level", "integrity")
+    done = call("verify", str(plain), "--level", "integrity")
     assert done.returncode == ExitCode.DONE, done.stderr
     for name in ("notes.txt", "site.py", "tokenizer/more.json", "checkpoints/objects/evil.pkl", "deep", "link", "pipe"):
         assert name in done.stdout
     assert "\x1b" not in done.stdout
-    found = json.loads(run_command("trainer", "verify", str(plain), "--level", "integrity", "--json").stdout)
+    found = json.loads(call("verify", str(plain), "--level", "integrity", "--json").stdout)
     assert len(found["held"][0]["foreign"]) == len(names) + 2
 
 
-def test_verify_names_nothing_that_a_run_and_its_tools_have_written(plain: Path) -> None:
+def test_verify_names_nothing_that_a_run_and_its_tools_have_written(call: Call, plain: Path) -> None:
     objects = f"checkpoints/objects/{'a' * 64}.safetensors"
     for name in (
         *("report.html", "training_metrics.png", "stacks/rank-0.txt", "hardware-rank-8.jsonl", "change-1.json", objects),
@@ -207,7 +242,7 @@ def test_verify_names_nothing_that_a_run_and_its_tools_have_written(plain: Path)
         (plain / name).parent.mkdir(exist_ok=True, parents=True)
         (plain / name).touch()
     (plain / "wandb/latest-run").symlink_to("offline-run-1")
-    assert run_command("trainer", "report", str(plain)).returncode == ExitCode.DONE
-    done = run_command("trainer", "verify", str(plain), "--level", "integrity", "--json")
+    assert call("report", str(plain)).returncode == ExitCode.DONE
+    done = call("verify", str(plain), "--level", "integrity", "--json")
     assert done.returncode == ExitCode.DONE, done.stderr
     assert json.loads(done.stdout)["held"][0]["foreign"] == []
