@@ -225,7 +225,7 @@ def test_settings_of_a_run_choose_no_more_threads_than_this_machine_bears(run: P
 def test_a_run_that_claims_a_larger_model_than_it_has_takes_no_memory_for_it(run: Path) -> None:
     text = (run / "config.toml").read_text()
     (run / "config.toml").write_text(text.replace("width = 32", "width = 65536").replace("layers = 2", "layers = 128"))
-    with pytest.raises(CheckpointError, match="are not those of the model|describe a model of"):
+    with pytest.raises(CheckpointError, match=r"are not those of the model|describe a model of"):
         load_model(run, load_config(run), "latest")
 
 
