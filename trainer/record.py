@@ -25,7 +25,7 @@ from typing import Annotated, Any, TextIO
 import torch
 from pydantic import Field, field_validator
 
-from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError
+from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError, ProjectError
 from data_pipeline.files import (
     UnusableFileError,
     is_unfinished,
@@ -264,7 +264,8 @@ def open_record(
     environment = environment_facts() | {"world_size": world_size}
     earlier, told = _since_before(run, identity, environment, settings, step) if step is not None else ([], ())
     write_atomic(run / "config.toml", settings.encode())
-    if _contents(run / "tokenizer") != _contents(config.data / "tokenizer"):  # a start that left no checkpoint may have had another
+    # A start that left no checkpoint may have had another tokenizer.
+    if _contents(run / "tokenizer") != _contents(config.data / "tokenizer", PreparedDataError):
         for left in filter(is_unfinished, run.glob(".tokenizer.*")):
             shutil.rmtree(left, ignore_errors=True)
         temporary = unfinished_path(run / "tokenizer")
@@ -339,11 +340,14 @@ def _copy_files(source: Path, target: Path, *, below: Path) -> None:
             raise PreparedDataError(f"{error}; run `prepare` again") from None
 
 
-def _contents(folder: Path) -> dict[str, str]:
-    """The digests of the files in a folder, by name; none where there is no folder."""
+def _contents(folder: Path, error: type[ProjectError] = CheckpointError) -> dict[str, str]:
+    """The digests of the files in a folder, by name; none where there is no folder. Raises `error` for what is no regular file."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise CheckpointError(f"{folder} is a link or a file, and a directory is needed there; remove it, or use another run")
-    return {path.name: digest_run_file(folder, path.name) for path in folder.iterdir()} if folder.exists() else {}
+        raise error(f"{folder} is a link or a file, and a directory is needed there; remove it, or use another run")
+    try:
+        return {path.name: digest_run_file(folder, path.name) for path in folder.iterdir()} if folder.exists() else {}
+    except CheckpointError as found:
+        raise error(str(found)) from None
 
 
 def complete_record(

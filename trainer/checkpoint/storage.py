@@ -16,7 +16,6 @@ from trainer.memory import available_host_bytes
 
 __all__ = [
     "Storage",
-    "check_memory",
     "make_directories",
     "read_file",
     "remove_directory",
@@ -132,7 +131,7 @@ def read_file(storage: Storage, path: Path, max_bytes: int) -> bytearray:
         num_bytes = storage.size(descriptor)
         if num_bytes > max_bytes:
             raise ValueError(f"{num_bytes} bytes, more than the {max_bytes} that are allowed")
-        check_memory(path, num_bytes)
+        _check_memory(path, num_bytes)
         content = bytearray(num_bytes)
         view = memoryview(content)
         filled = 0
@@ -144,19 +143,6 @@ def read_file(storage: Storage, path: Path, max_bytes: int) -> bytearray:
         return content
     finally:
         storage.close(descriptor)
-
-
-def check_memory(path: Path, num_bytes: int) -> None:
-    """Refuses to read more than this machine has memory left for: a file with holes can have any size, and take no space.
-
-    Raises:
-        ConfigError: the bytes do not fit. It is no damage, so nothing is set aside because of it.
-    """
-    if num_bytes >= _SMALL_BYTES and num_bytes > (free := available_host_bytes()):
-        raise ConfigError(
-            f"{path}: {num_bytes / 1e9:.1f} GB are to be read, and {free / 1e9:.1f} GB of memory are free; use a larger machine, "
-            "or another checkpoint"
-        )
 
 
 def sync_directory(storage: Storage, path: Path) -> None:
@@ -188,3 +174,16 @@ def remove_directory(storage: Storage, path: Path) -> None:
     for name in storage.names(path):
         remove_directory(storage, path / name)
     storage.remove_directory(path)
+
+
+def _check_memory(path: Path, num_bytes: int) -> None:
+    """Refuses to read more than this machine has memory left for: a file with holes can have any size, and take no space.
+
+    Raises:
+        ConfigError: the bytes do not fit. It is no damage, so nothing is set aside because of it.
+    """
+    if num_bytes >= _SMALL_BYTES and num_bytes > (free := available_host_bytes()):
+        raise ConfigError(
+            f"{path}: {num_bytes / 1e9:.1f} GB are to be read, and {free / 1e9:.1f} GB of memory are free; use a larger machine, "
+            "or another checkpoint"
+        )
