@@ -30,14 +30,15 @@ __all__ = ["Confined", "Job", "Outcome", "confined"]
 
 ROOT = Path(__file__).resolve().parents[2]
 _LAST_CHARS = 4000
-_ADDRESS_SPACE = 4 << 30
-"""Bytes that a child may map beyond what the server has mapped: a guard for the machine, far above what is allowed."""
+_ADDRESS_SPACE = 14 << 30
+"""Bytes that a child may map beyond what the server has mapped: a guard for the machine. Stacks and arenas of threads count too."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _READABLE = (
     "/proc/",
     "/sys/",
     "/dev/null",
     "/dev/urandom",
+    "/dev/kmsg",
     "/usr/lib",
     "/usr/share",
     "/usr/local/lib",
@@ -68,6 +69,7 @@ _MODULES = (
     "data_pipeline.leaks",
     "data_pipeline.prepare",
     "data_pipeline.repack",
+    "torch._inductor",
     "trainer.__main__",
     "trainer.audit",
     "trainer.inspect_run",
