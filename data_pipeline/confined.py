@@ -1,4 +1,4 @@
-"""A Python program in a process of its own, for input that a parser in C, C++ or Rust cannot be trusted with.
+"""Runs a Python program in a separate process, for input that a parser in C, C++ or Rust cannot be trusted with.
 
 The program shares two pipes with this process and nothing else: it has none of its environment variables, which can hold
 credentials. It sets limits on its own memory and time. A crash or an endless loop ends that process alone.

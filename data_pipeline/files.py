@@ -105,7 +105,7 @@ def read_input(path: Path, max_bytes: int, *, below: Path | None = None) -> byte
 
 
 def open_output(path: Path, flags: int, *, below: Path) -> int:
-    """A descriptor for writing to a file that a program has in a folder of its own; the file is created if it is missing.
+    """A descriptor for writing to a file below a folder of the program; the file is created if it is missing.
 
     Args:
         path: of the file.

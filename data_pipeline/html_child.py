@@ -1,4 +1,4 @@
-"""Extracts the text of HTML pages in a process of its own; started as a script by `html`, and imports nothing of this package.
+"""Extracts the text of HTML pages in a separate process; started as a script by `html`, and imports nothing of this package.
 
 The parser builds a tree whose size and time some pages make grow with the square of their length. Here each page has a limit on
 memory and processor time that follows from its length, and what is over it ends at most this process.

@@ -265,7 +265,7 @@ def _manifest(fields: Mapping[str, Any], root_digest: str) -> Manifest:
 
 
 def _check_fields(fields: Mapping[str, Any]) -> None:
-    """Raises ValueError where a value is not one that `prepare` writes: whoever gave the folder away could write any other."""
+    """Raises ValueError if a value is not one that `prepare` writes: a stranger could have written any other."""
     _check_names("the manifest", fields, [field.name for field in dataclass_fields(Manifest) if field.name != "root_digest"])
     for name in ("fingerprint", "tokenizer_kind", "tokenizer_digest"):
         _check_text(name, fields[name])

@@ -1,6 +1,6 @@
 """Which settings of a preparation shape its bytes, so that a manifest names them, and which only say where and how it runs.
 
-A manifest may come from a stranger. Whoever prepares again with its settings takes those that shape bytes, and no other: no engine,
+A manifest may come from a stranger. Preparing again with its settings takes only those that shape bytes: no engine,
 no address, no worker count, no output, no source, and no file of this machine. A new setting has to be put on one of these lists.
 """
 

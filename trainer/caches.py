@@ -1,4 +1,4 @@
-"""Caches of compiled code for this user alone: whoever can write there has other users run the code that they put in.
+"""Caches of compiled code for this user alone: anyone who can write there can make other users run code.
 
 torch's own default is a directory in /tmp that another user can create beforehand.
 """

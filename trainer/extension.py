@@ -185,7 +185,7 @@ def load_extension(path: Path | None) -> Extension:
 
 
 def execute_extension(path: Path, source: bytes) -> Extension:
-    """Runs a user's file once, as a module of its own, and takes the functions that it defines.
+    """Runs a user's file once, as a separate module, and takes the functions that it defines.
 
     The file can import what is installed; its own directory is not searched.
 

@@ -1,7 +1,7 @@
 """Who can reach a group of ranks: on one node nobody else may, and on several nodes the network between them must be private.
 
 Neither torchrun's rendezvous nor the stores and sockets of gloo and NCCL ask for a password, and the agents of a c10d rendezvous
-unpickle what they read. Whoever can connect to them can run code as the user who trains.
+unpickle what they read. Anyone who can connect to them can run code as the user who trains.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _log = logging.getLogger(__name__)
 
 _STARTED_BY_HAND = (
-    "torchrun was started by hand: its rendezvous listens on all network interfaces, and whoever connects to it can run code as "
+    "torchrun was started by hand: its rendezvous listens on all network interfaces, and anyone who connects to it can run code as "
     "this user. Use entrypoints/train, which opens nothing to other machines, or a machine that no other can reach"
 )
 _PUBLIC = (
-    "this group of several nodes uses the public address %s. Its ports need no password, and whoever connects to them can run "
+    "this group of several nodes uses the public address %s. Its ports need no password, and anyone who connects to them can run "
     "code as this user. Use a private network between the nodes (PET_MASTER_ADDR, GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), and a "
     "firewall against all others"
 )

@@ -80,7 +80,7 @@ def _is_allowed(host: str, allowed: tuple[str, ...]) -> bool:
 
 
 def _is_local_name(host: str) -> bool:
-    """Whether a name cannot be one of the public internet, so that whoever wrote it meant a machine of this network."""
+    """Whether a name cannot be one of the public internet, so that its writer meant a machine of this network."""
     name = host.rstrip(".").lower()
     return "." not in name or name.endswith(".localhost")
 

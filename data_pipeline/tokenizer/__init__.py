@@ -50,7 +50,7 @@ def load_tokenizer(directory: Path, *, trial: bool = True) -> Tokenizer:
 
     Args:
         directory: of its files; no link in it is followed.
-        trial: load it in a process of its own first, with limits on time and memory; not needed where this preparation has
+        trial: load it in a separate process first, with limits on time and memory; not needed where this preparation has
             loaded the same file before.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Tries a tokenizer's file in a process of its own before it is loaded in this one: it may come from a stranger."""
+"""Tries a tokenizer's file in a separate process before this process loads it: it may come from a stranger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads one tokenizer in a process of its own, and encodes and decodes with it; started as a script by `trial`.
+"""Loads one tokenizer in a separate process, and encodes and decodes with it; started as a script by `trial`.
 
 It imports nothing of this package. The libraries are compiled code that trusts a file: a hostile one makes them run without end,
 allocate whatever they like, or crash. Here time and memory have limits, and no file can be written.

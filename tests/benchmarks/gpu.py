@@ -91,7 +91,7 @@ class Bench:
     scale: Scale
 
     def train(self, name: str, *extra: str) -> Result:
-        """Trains in a process of its own; returns what it wrote down, and when.
+        """Trains in a separate process; returns what it wrote down, and when.
 
         Raises:
             SystemExit: the training failed.

@@ -25,7 +25,7 @@ from data_pipeline.settings import to_toml
 __all__ = ["DATA_TAMPERINGS", "RUN_TAMPERINGS", "SPECIAL_KINDS", "Tampering", "Untouched", "put_special"]
 
 Tampering = Callable[[Path, Path, random.Random], str]
-"""Changes a case; is told the folder outside; returns what it did."""
+"""Changes a case, given the folder outside of it; returns what it did."""
 
 _HOSTILE: Sequence[Any] = (
     *(None, True, False, "", "x", [], {}, [[]], [{}], {"x": 1}, 0, -1, 1, 2, 3, 0.5, -0.5),
