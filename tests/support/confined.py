@@ -223,7 +223,8 @@ def _be_child(job: Job, kept: Path) -> None:
         report = os.open(kept / "violations", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")
         sys.stderr = os.fdopen(os.dup(2), "w", encoding="utf-8", buffering=1)
-        os.environ |= {"TMPDIR": str(kept / "tmp"), "TORCHINDUCTOR_CACHE_DIR": str(kept / "tmp")}
+        scratch = str(kept / "tmp")
+        os.environ |= {"TMPDIR": scratch, "TORCHINDUCTOR_CACHE_DIR": scratch, "XDG_CACHE_HOME": scratch}
         os.chdir(job.folder)
         main = importlib.import_module(f"{job.package}.__main__")
         run_command = importlib.import_module("data_pipeline.errors").run_command
