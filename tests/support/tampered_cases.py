@@ -302,7 +302,8 @@ def settings_of_run(case: Path, outside: Path, draw: random.Random) -> str:
                 *(("model", "vocab_multiple", 1024), ("log", "average_steps", 10_000), ("model", "heads", 1024)),
             ]
         )
-        settings["train"].setdefault(section, {})[name] = value
+        table = settings["train"].get(section)  # the first change may have put something else there
+        settings["train"][section] = (table if isinstance(table, dict) else {}) | {name: value}
         told += f", {section}.{name} = {value}"
     elif draw.random() < 0.2:
         name, value = draw.choice([("threads", 1024), ("recipe", "/dev/zero"), ("recipe", "../outside/recipe.toml"), ("recipe", 5)])
