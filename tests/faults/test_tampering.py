@@ -145,7 +145,7 @@ def campaign(place: Place, folder: Path, sample: int, full: int, tamperings: Seq
         draw = random.Random(seed)
         name, tampering = draw.choice(names), draw.choice(tamperings)
         told, ended, faults = outcome(place, folder, name, tampering, draw)
-        measured("MiB above what the imports take", ended.growth_bytes >> 20)
+        measured("MiB of memory", ended.peak_bytes >> 20)
         measured("s of CPU", ended.cpu_s)
         counted("commands refused", ended.code != 0)
         if faults:

@@ -106,8 +106,8 @@ class Outcome:
     """Its exit status; negative: the signal that killed it."""
     output: str
     errors: str
-    growth_bytes: int
-    """By how much its resident memory grew beyond that of the server."""
+    peak_bytes: int
+    """Its largest resident memory, libraries that it used included."""
     cpu_s: float
     leftovers: tuple[str, ...]
     """Processes that it left behind."""
@@ -121,8 +121,8 @@ class Outcome:
             found.append(f"exit {self.code}")
         if "Traceback (most recent call last)" in self.errors:
             found.append(f"traceback: {self.errors.strip().splitlines()[-1]}")
-        if self.growth_bytes > max_bytes:
-            found.append(f"{self.growth_bytes >> 20} MiB of memory")
+        if self.peak_bytes > max_bytes:
+            found.append(f"{self.peak_bytes >> 20} MiB of memory")
         if self.code and not self.errors.strip():
             found.append("no word about why")
         return found
@@ -187,7 +187,6 @@ def _run(job: Job) -> Outcome:
     kept = Path(job.folder) / ".confined"
     shutil.rmtree(kept, ignore_errors=True)
     (kept / "tmp").mkdir(parents=True)
-    before = _resident_bytes()
     child = os.fork()
     if not child:
         _be_child(job, kept)  # never returns
@@ -205,7 +204,7 @@ def _run(job: Job) -> Outcome:
         code=os.waitstatus_to_exitcode(status),
         output=output[-_LAST_CHARS:],
         errors=errors[-_LAST_CHARS:],
-        growth_bytes=max(0, (usage.ru_maxrss << 10) - before),
+        peak_bytes=usage.ru_maxrss << 10,
         cpu_s=usage.ru_utime + usage.ru_stime,
         leftovers=leftovers,
         violations=tuple(dict.fromkeys(violations.splitlines())),
@@ -322,10 +321,6 @@ def _end_leftovers() -> tuple[str, ...]:
             with suppress(ChildProcessError):
                 os.waitpid(int(name), 0)
     return tuple(found)
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def _adopt_orphans() -> None:
