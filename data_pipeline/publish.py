@@ -251,7 +251,7 @@ def clear_work(directory: Path) -> None:
 
 
 def _works(directory: Path) -> list[Path]:
-    """The folders that `work_directory` has made, whatever else lies beside them."""
+    """The folders that `work_directory` has made, without anything else that is beside them."""
     return [path for path in (directory / _WORK).glob("*") if _WORK_NAME.fullmatch(path.name)]
 
 
@@ -316,7 +316,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _state(directory: Path, name: str) -> list[int] | None:
-    """Size and times of a file, which tell whether anything was written to it; None where there is none, or a link leads to it."""
+    """Size and times of a file, which change when it is written to; None if it does not exist or is a link."""
     try:
         with open_input(directory / name, below=directory) as file:
             status = os.fstat(file.fileno())

@@ -38,7 +38,7 @@ _BORDER = re.compile(r"[\s\"'<>`]")
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.%]*\]|[^:\[\]]*)(?::\d{1,5})?")
 _OPTIONS = re.compile(r"[;&][^/;&=]*=.*", re.DOTALL)
 _FEWEST_CHARS = 4
-"""Shorter words are no secrets, and stand in many other words."""
+"""Shorter words are not treated as secrets, because they occur inside many other words."""
 
 
 def redacted(text: str) -> str:

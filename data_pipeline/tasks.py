@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from data_pipeline.arrow_files import ArrowFile, open_arrow
 from data_pipeline.engine import Engine, available_cores
@@ -37,7 +36,6 @@ __all__ = [
     "commit_result",
     "data_path",
     "read_batches",
-    "read_column",
     "read_side_by_side",
     "read_table",
     "run_stage",
@@ -239,12 +237,6 @@ def read_table(output: Path) -> pa.Table:
 
 def _mapped(output: Path) -> ArrowFile:
     return open_arrow(pa.memory_map(str(data_path(output))).read_buffer())
-
-
-def read_column(output: Path, name: str) -> NDArray[Any]:
-    """One column of numbers of an intermediate file, whole."""
-    values: NDArray[Any] = read_table(output).column(name).to_numpy()
-    return values
 
 
 def read_side_by_side(output: Path, other: Path) -> Iterator[tuple[pa.RecordBatch, pa.Table]]:

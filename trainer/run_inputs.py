@@ -22,7 +22,6 @@ from data_pipeline.settings import MAX_SETTINGS_BYTES
 __all__ = [
     "MAX_COUNT",
     "MAX_EXTENSION_BYTES",
-    "MAX_ID_BYTES",
     "MAX_LINES_BYTES",
     "MAX_LINE_BYTES",
     "MAX_NOTE_BYTES",
@@ -44,8 +43,6 @@ __all__ = [
 MAX_RECORD_BYTES = 16 << 20
 MAX_NOTE_BYTES = 1 << 20
 """Of a change that one rank has noted."""
-MAX_ID_BYTES = 4 << 10
-"""Of the name that a tracking service knows a run by."""
 MAX_PROMPTS_BYTES = 64 << 20
 MAX_EXTENSION_BYTES = 16 << 20
 MAX_LINE_BYTES = 16 << 20

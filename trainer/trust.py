@@ -17,6 +17,7 @@ from pathlib import Path
 from data_pipeline.errors import CheckpointError, ConfigError
 from data_pipeline.files import UnusableFileError, digest_bytes, read_input
 from trainer.extension import Extension, execute_extension
+from trainer.run_inputs import MAX_EXTENSION_BYTES
 
 __all__ = ["EXTENSION", "checked_extension", "note_trained_with", "recorded_source", "run_extension"]
 
@@ -24,7 +25,6 @@ _log = logging.getLogger(__name__)
 
 EXTENSION = "extension.py"
 """The name of a run's copy of the file."""
-_MAX_CODE_BYTES = 16 << 20
 _MAX_LIST_BYTES = 1 << 20
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -69,7 +69,7 @@ def recorded_source(run: Path, recorded: object) -> bytes | None:
     if digest is None:
         return None
     try:
-        source = read_input(path, _MAX_CODE_BYTES, below=run)
+        source = read_input(path, MAX_EXTENSION_BYTES, below=run)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: missing, but the record names it; restore it from a copy") from None
     except UnusableFileError as error:

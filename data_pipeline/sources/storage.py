@@ -285,7 +285,7 @@ class _Visit:
 
     folder: Path
     above: frozenset[tuple[int, int]] = frozenset()
-    """Device and number of each folder that it lies in, as the path to it has them."""
+    """Device and inode number of each folder on the path to it."""
     num_links: int = 0
     """On the path to it, below the source's root."""
 
@@ -303,7 +303,7 @@ class _Visit:
 
 
 def _entries(visit: _Visit, links: _Links) -> Iterator[Path]:
-    """What is in a folder, without hidden names and links out of the source; nothing if the folder lies in itself.
+    """What is in a folder, without hidden names and links out of the source; nothing if links lead from the folder into itself.
 
     Raises:
         OSError: the folder cannot be read.
