@@ -223,8 +223,12 @@ def fifo(path: Path) -> None:
 
 
 def bound_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(os.path.relpath(path))
+    folder = os.open(path.parent, os.O_PATH)  # an address has at most 107 bytes, so it may not hold the folder's name
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(f"/proc/self/fd/{folder}/{path.name}")
+    finally:
+        os.close(folder)
 
 
 def endless(path: Path) -> None:
