@@ -100,17 +100,6 @@ def test_a_second_up_is_refused_while_a_run_trains_and_a_killed_container_goes_o
     assert losses(run, "killed") == expected
 
 
-def test_a_run_beside_another_leaves_it_alone(disturbed: Services, expected: list[tuple[int, str]]) -> None:
-    first = started(disturbed, "first")
-    container = first.inspect("train")["Id"]
-    beside = first.with_variables(RUN_NAME="beside", TRAIN_LIMITS__STEPS="10")
-    log = beside.compose("run", "--rm", "-T", "--no-deps", "train").stdout
-    assert "weights sha256:" in log
-    assert first.inspect("train")["Id"] == container
-    assert first.wait("train") == 0, said(first)
-    assert losses(first, "first") == expected
-
-
 def test_a_run_goes_on_by_itself_after_a_restart_of_the_engine_if_asked_to(
     disturbed: Services, expected: list[tuple[int, str]]
 ) -> None:
@@ -194,14 +183,14 @@ def test_a_text_folder_that_is_a_file_is_named_as_such(disturbed: Services, tmp_
 
 def test_a_port_in_use_does_not_prevent_training(disturbed: Services, removed_afterwards: list[Services]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        run = project(disturbed, "busy", TRAIN_LIMITS__STEPS="10", PREP_OUTPUT="")
+        run = project(disturbed, "busy", TRAIN_LIMITS__STEPS="20")
         run = run.with_variables(TENSORBOARD_PORT=str(other.getsockname()[1]))
         removed_afterwards.append(run)
         assert "already in use" in run.compose("up", "--detach", check=False).stderr
         assert run.wait("train") == 0, said(run)
 
 
-def test_two_checkouts_of_one_name_do_not_touch_each_other(
+def test_neither_another_checkout_of_the_same_name_nor_a_run_beside_it_touches_a_run(
     disturbed: Services, expected: list[tuple[int, str]], tmp_path: Path, removed_afterwards: list[Services]
 ) -> None:
     checkouts = []
@@ -219,9 +208,11 @@ def test_two_checkouts_of_one_name_do_not_touch_each_other(
 
     started(alice, "run")
     container = alice.inspect("train")["Id"]
-    short = bob.with_variables(RUN_NAME="run", TRAIN_LIMITS__STEPS="10", PREP_ROW_LENGTH="64", TRAIN_MODEL__CONTEXT="64")
+    short = bob.with_variables(RUN_NAME="run", TRAIN_LIMITS__STEPS="20", PREP_ROW_LENGTH="64", TRAIN_MODEL__CONTEXT="64")
     short.compose("up", "--detach")
     assert short.wait("train") == 0, said(short)
+    beside = alice.with_variables(RUN_NAME="beside", TRAIN_LIMITS__STEPS="20")
+    assert "weights sha256:" in beside.compose("run", "--rm", "-T", "--no-deps", "train").stdout
     assert alice.inspect("train")["Id"] == container
     assert alice.with_variables(RUN_NAME="run").wait("train") == 0, said(alice)
     assert losses(alice, "run") == expected
