@@ -1,7 +1,7 @@
 """What goes wrong around the services on a real engine: kills, restarts, full disks, busy ports, unusable text, other checkouts.
 
-Recipe `smoke`, two ranks, no GPU. A run that was disturbed has the losses of one that was not. A run that is to be disturbed has no end
-to which it could come first. The schedule has an end of its own, so the run's first steps are those of a short run.
+Recipe `smoke`, two ranks, no GPU. A run that was disturbed has the losses of one that was not. A run that is to be disturbed has no
+end to which it could come first. The schedule has an end of its own, so the run's first steps are those of a short run.
 """
 
 from __future__ import annotations
