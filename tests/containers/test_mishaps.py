@@ -84,6 +84,7 @@ def removed_afterwards() -> Iterator[list[Services]]:
         each.compose("down", "--volumes", "--timeout", "5", check=False)
 
 
+@pytest.mark.claim("60", "a second `make up` with another run's name while a run trains", every=True)
 def test_a_second_up_is_refused_while_a_run_trains_and_a_killed_container_goes_on_to_the_same_losses(
     disturbed: Services, expected: list[tuple[int, str]]
 ) -> None:
@@ -163,6 +164,7 @@ def test_a_folder_that_the_services_may_not_write_to_is_named_with_the_user_and_
     assert "Traceback" not in message
 
 
+@pytest.mark.claim("62", "a text folder with nothing readable, in containers", every=True)
 def test_text_that_cannot_be_read_is_not_replaced_by_the_built_in_corpus(
     disturbed: Services, tmp_path: Path, removed_afterwards: list[Services]
 ) -> None:
@@ -186,6 +188,7 @@ def test_a_text_folder_that_is_a_file_is_named_as_such(disturbed: Services, tmp_
     assert "TEXT_DIR is a file" in result.stderr
 
 
+@pytest.mark.claim("60", "another checkout of the same name, and a run beside it, while a run trains", every=True)
 def test_neither_another_checkout_of_the_same_name_and_port_nor_a_run_beside_it_touches_a_run(
     disturbed: Services, expected: list[tuple[int, str]], tmp_path: Path, removed_afterwards: list[Services]
 ) -> None:
