@@ -249,7 +249,7 @@ def test_variables_that_nobody_passes_on_are_named(machine: Machine) -> None:
 
 def test_a_run_that_is_training_is_not_ended(machine: Machine) -> None:
     machine.engine_says("training", "c0ffee")
-    machine.engine_says("would-be", " Container p-train-1  Recreate")
+    machine.engine_says("would-be", " Container p-train-1  Recreate\n Container p-data-prep-1  Running")
     code, said = machine.up(RUN_NAME="second")
     assert code == 1
     assert "the run 'demo' is training" in said
