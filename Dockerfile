@@ -12,7 +12,7 @@ COPY env/requirements-image.lock /tmp/requirements-image.lock
 RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
     if [ -s /run/secrets/ca_bundle ]; then export PIP_CERT=/run/secrets/ca_bundle; fi \
  && if [ -s /run/secrets/pip_conf ]; then export PIP_CONFIG_FILE=/run/secrets/pip_conf; fi \
- && python3 -m pip --python /opt/venv/bin/python install --quiet --no-cache-dir --disable-pip-version-check \
+ && python3 -m pip --python /opt/venv/bin/python install --progress-bar off --no-cache-dir --disable-pip-version-check \
         --root-user-action=ignore --no-deps --require-hashes -r /tmp/requirements-image.lock
 
 # Bytecode is made here once: the services run on a read-only root. It is trusted without a look at the sources' dates.
@@ -40,7 +40,7 @@ RUN apt-get update \
  && if ! getent group 1000 >/dev/null; then groupadd --gid 1000 trainer; fi \
  && useradd --uid 1000 --gid 1000 --create-home --shell /bin/bash trainer \
  && chmod 1777 /home/trainer \
- && install -d -o 1000 -g 1000 /workspace && install -d -m 1777 /cache && install -d /text \
+ && install -d -o 1000 -g 1000 /workspace && install -d -m 1777 /cache \
  && find / -xdev -perm /6000 ! -type l -exec chmod ug-s {} + \
  && install -d /app && dpkg-query --show --showformat='${binary:Package}=${Version}\n' >/app/apt-packages.txt
 

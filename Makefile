@@ -21,7 +21,7 @@ image: ## build the image on the base that .env names (made by looking at the ma
 base: ## build the stand-in base image, for machines without a registry
 	@env/base/build
 
-smoke: .venv/dev ## test the image and all three services on a real engine
+smoke: .venv/dev ## test the image and all three services on a real engine; fails where there is none
 	@.venv/bin/python -m pytest tests/containers -m containers
 
 test: .venv/dev ## all tests that need no engine, a file of tests on each core at a time (ARGS=tests/unit: some)

@@ -12,17 +12,27 @@ import pytest
 from tests.containers.services import IMAGE, PROJECT, ROOT, Services
 
 # What a developer may have set for runs of their own.
-OWN_VARIABLES = ("PREP_", "TRAIN_", "COMPOSE_", "RUN_", "WORKSPACE", "TEXT_DIR", "RECIPE", "TENSORBOARD_", "CPU_RANKS")
+OWN_VARIABLES = (
+    *("PREP_", "TRAIN_", "COMPOSE_", "RUN_", "DATA_", "WORKSPACE", "TEXT_DIR", "RECIPE", "TENSORBOARD_", "CPU_RANKS", "GPUS"),
+    *("RESTART", "TMP_SIZE", "SHM_SIZE", "NCCL_", "PET_", "CUDA_VISIBLE_DEVICES"),
+)
 
 
 @pytest.fixture(scope="session")
 def engine() -> None:
+    """Fails where none answers: whoever runs these tests wants to know about the containers."""
     try:
         answer = subprocess.run(["docker", "info", "--format", "{{.ServerVersion}}"], capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        pytest.skip("docker is not installed; env/install-docker.sh --start")
+        pytest.fail("docker is not installed; env/install-docker.sh --start")
     if answer.returncode:
-        pytest.skip(f"no Docker engine answers (env/install-docker.sh --start): {answer.stderr.strip().splitlines()[-1:]}")
+        pytest.fail(f"no Docker engine answers (env/install-docker.sh --start): {answer.stderr.strip().splitlines()[-1:]}")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="session")
@@ -30,9 +40,7 @@ def services(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """The services on a volume of their own, with the image built from this tree by the same script as `make up`."""
     folder = tmp_path_factory.mktemp("services")
     (folder / "text").mkdir()
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    env_file = folder / "env"
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(OWN_VARIABLES)}
     variables = {
         **inherited,
@@ -40,13 +48,13 @@ def services(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         "IMAGE": IMAGE,
         "RECIPE": "smoke",
         "CPU_RANKS": "2",
-        "TENSORBOARD_PORT": str(port),
+        "TENSORBOARD_PORT": str(free_port()),
         "TEXT_DIR": str(folder / "text"),
+        "ENV_FILE": str(env_file),
     }
-    env_file = folder / "env"
     made = subprocess.run(
         [ROOT / "env/up", "--env"],
-        env={**variables, "ENV_FILE": str(env_file)},
+        env=variables,
         capture_output=True,
         text=True,
         timeout=1500,

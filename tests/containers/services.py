@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import time
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-IMAGE = "trainer:smoke"
-PROJECT = "trainer-smoke"
+_CHECKOUT = hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]
+PROJECT = f"trainer-smoke-{_CHECKOUT}"
+IMAGE = f"trainer:smoke-{_CHECKOUT}"
+"""Of this checkout alone, so that the tests of two do not disturb each other."""
 Value = TypeVar("Value")
 
 __all__ = ["IMAGE", "PROJECT", "ROOT", "Services", "eventually"]
@@ -27,9 +30,10 @@ class Services:
 
     env_file: Path
     variables: dict[str, str]
+    checkout: Path = ROOT
 
     def with_variables(self, **variables: str) -> Services:
-        return Services(self.env_file, {**self.variables, **variables})
+        return replace(self, variables={**self.variables, **variables})
 
     def compose(
         self, *arguments: str, stdin: str = "", timeout_s: float = 300, check: bool = True
@@ -37,7 +41,14 @@ class Services:
         """Runs `docker compose ARGUMENTS`; a failure shows what Compose said."""
         command = ["docker", "compose", "--env-file", str(self.env_file), "--progress", "quiet", *arguments]
         result = subprocess.run(
-            command, cwd=ROOT, env=self.variables, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False
+            command,
+            cwd=self.checkout,
+            env=self.variables,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
         )
         if check and result.returncode:
             pytest.fail(f"{' '.join(command)}: exit code {result.returncode}\n{result.stdout[-4000:]}\n{result.stderr[-4000:]}")

@@ -46,7 +46,7 @@ def stand_in(tmp_path: Path) -> Path:
 
 
 def environment(stand_in: Path, **variables: str) -> dict[str, str]:
-    own = ("RUN_NAME", "PET_", "SLURM_", "SKYPILOT_", "TRAIN", "PREP_", "OMP_", "CPU_RANKS")
+    own = ("RUN_NAME", "DATA_NAME", "PET_", "SLURM_", "SKYPILOT_", "TRAIN", "PREP_", "OMP_", "CPU_RANKS")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     return {**kept, "PYTHON": str(stand_in), **variables}
 
@@ -410,3 +410,12 @@ def test_a_run_name_that_leads_out_of_the_runs_folder_is_refused(stand_in: Path,
 @pytest.mark.parametrize("name", ["", "demo", "second run", "sweep/lr-1", "..a", "a..", "v1.0"])
 def test_a_run_name_within_the_runs_folder_is_taken(stand_in: Path, name: str) -> None:
     assert run(stand_in, str(TRAIN), RUN_NAME=name).returncode == 0
+
+
+@pytest.mark.parametrize("entrypoint", ["train", "data-prep"])
+@pytest.mark.parametrize("name", ["..", ".", "/etc", "a/b", "a/", "$(id)/.."])
+def test_a_name_of_data_that_is_not_one_folder_is_refused(stand_in: Path, entrypoint: str, name: str) -> None:
+    result = run(stand_in, str(ROOT / "entrypoints" / entrypoint), DATA_NAME=name)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "DATA_NAME = " in result.stderr
+    assert run(stand_in, str(ROOT / "entrypoints" / entrypoint), DATA_NAME="web-2024.v1").returncode == 0

@@ -68,8 +68,10 @@ def test_tensorboard_is_asked_to_serve_other_addresses_only_inside_the_container
 
 
 def test_the_entrypoint_sees_the_name_of_which_compose_makes_the_run_directory(services: dict[str, Any]) -> None:
-    made_of_it = {name for name, service in services.items() if "${RUN_NAME" in str(service.get("environment"))}
-    assert made_of_it == {"train"}
+    for variable, users in (("RUN_NAME", {"train"}), ("DATA_NAME", {"data-prep", "train"})):
+        found = {name: service.get("environment", {}) for name, service in services.items()}
+        assert {name for name in found if f"${{{variable}" in str(found[name])} == users
+        assert all(variable in found[name] for name in users)
     found = services["train"]["environment"]
     assert found["TRAIN_RUN"] == f"/workspace/runs/{found['RUN_NAME']}"
 
@@ -85,14 +87,36 @@ def test_the_image_takes_rights_away_and_lists_its_packages_after_the_last_of_th
 def test_train_waits_for_the_data_and_has_time_to_save(services: dict[str, Any]) -> None:
     train = services["train"]
     assert train["depends_on"]["data-prep"]["condition"] == "service_completed_successfully"
-    assert int(train["stop_grace_period"].rstrip("s")) > train["environment"]["PET_SHUTDOWN_TIMEOUT"]
-    assert "depends_on" not in services["tensorboard"]
+    grace, shutdown = train["stop_grace_period"], train["environment"]["PET_SHUTDOWN_TIMEOUT"]
+    assert (grace, shutdown) == ("${STOP_GRACE_PERIOD:-120s}", "${PET_SHUTDOWN_TIMEOUT:-60}")
 
 
-def test_the_cpu_override_takes_the_gpu_reservation_away(services: dict[str, Any]) -> None:
-    (device,) = services["train"]["deploy"]["resources"]["reservations"]["devices"]
+def test_tensorboard_starts_after_train_so_that_a_port_in_use_cannot_prevent_training(services: dict[str, Any]) -> None:
+    assert services["tensorboard"]["depends_on"] == {"train": {"condition": "service_started"}}
+
+
+def test_a_variable_says_whether_train_asks_for_the_gpus(services: dict[str, Any]) -> None:
+    assert services["train"]["extends"] == {"file": "docker-compose.gpus.yml", "service": "gpus-${GPUS:-all}"}
+    assert "deploy" not in services["train"]
+    choices = load("docker-compose.gpus.yml")["services"]
+    (device,) = choices.pop("gpus-all")["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
-    assert load("docker-compose.cpu.yml") == {"services": {"train": {"deploy": "!reset"}}}
+    assert choices == {"gpus-none": {}}
+
+
+def test_each_checkout_has_a_project_and_an_image_of_its_own(services: dict[str, Any]) -> None:
+    assert load("docker-compose.yml")["name"] == "trainer-${PWD}"
+    assert {service["image"] for service in services.values()} == {"${IMAGE:-trainer:${COMPOSE_PROJECT_NAME}}"}
+
+
+def test_data_and_run_have_folders_of_their_own_names(services: dict[str, Any]) -> None:
+    prepared, trained = services["data-prep"]["environment"], services["train"]["environment"]
+    assert prepared["PREP_OUTPUT"] == trained["TRAIN_DATA"] == f"/workspace/data/{prepared['DATA_NAME']}"
+
+
+def test_what_is_held_in_memory_has_a_limit(services: dict[str, Any]) -> None:
+    for service in services.values():
+        assert all(",size=" in mount for mount in service["tmpfs"])
 
 
 def test_the_base_image_is_pinned_by_digest_in_one_form_everywhere(services: dict[str, Any]) -> None:

@@ -1,0 +1,259 @@
+"""What goes wrong around the services on a real engine: kills, restarts, full disks, busy ports, unusable text, other checkouts.
+
+Recipe `smoke`, two ranks, no GPU. A run that was disturbed has the losses of one that was not. A run that is to be disturbed has no
+end to which it could come first. The schedule has an end of its own, so the run's first steps are those of a short run.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.containers.conftest import free_port
+from tests.containers.services import IMAGE, PROJECT, ROOT, Services, eventually
+
+pytestmark = pytest.mark.containers
+
+STEPS = 100
+ENDLESS = "100000"
+COMPOSE_FILES = ("docker-compose.yml", "docker-compose.gpus.yml")
+
+
+@pytest.fixture(scope="module")
+def disturbed(services: Services) -> Services:
+    """The settings of the runs of this file; the data are prepared."""
+    run = services.with_variables(TRAIN_LIMITS__STEPS=str(STEPS), TRAIN_SCHEDULE__DECAY_STEPS="200", TRAIN_EVAL__EVERY_STEPS="1000")
+    run.compose("run", "--rm", "-T", "data-prep", timeout_s=600)
+    return run
+
+
+def losses(services: Services, run: str) -> list[tuple[int, str]]:
+    return [(line["step"], line["loss_hex"]) for line in services.metrics(run)]
+
+
+@pytest.fixture(scope="module")
+def expected(disturbed: Services) -> list[tuple[int, str]]:
+    """The losses of a run that nothing has disturbed."""
+    run = disturbed.with_variables(RUN_NAME="undisturbed")
+    run.compose("up", "--detach")
+    assert run.wait("train") == 0, said(run)
+    return losses(run, "undisturbed")
+
+
+def said(services: Services, *names: str) -> str:
+    return services.compose("logs", "--no-log-prefix", *(names or ("train",)), check=False).stdout[-6000:]
+
+
+def docker(*arguments: str) -> str:
+    return subprocess.run(["docker", *arguments], check=True, capture_output=True, text=True, timeout=200).stdout
+
+
+def started(services: Services, name: str, steps: int = STEPS // 4) -> Services:
+    """A run of that name, when it has made so many steps; it goes on without end."""
+    run = services.with_variables(RUN_NAME=name, TRAIN_LIMITS__STEPS=ENDLESS)
+    run.compose("up", "--detach", check=False)
+    eventually(lambda: len(losses(run, name)) >= steps, 240, f"{steps} steps of {name}")
+    return run
+
+
+def finished(services: Services, name: str) -> list[tuple[int, str]]:
+    """The losses of a run that was begun without end, once it has gone on to the usual one."""
+    run = services.with_variables(RUN_NAME=name, TRAIN_LIMITS__STEPS=str(STEPS))
+    run.compose("up", "--detach")
+    assert run.wait("train") == 0, said(run)
+    return losses(run, name)[:STEPS]
+
+
+def project(services: Services, name: str, **variables: str) -> Services:
+    """The same files under another project's name, with a volume and a port of its own."""
+    own = {"COMPOSE_PROJECT_NAME": f"{PROJECT}-{name}", "TENSORBOARD_PORT": str(free_port())}
+    return services.with_variables(**own, **variables)
+
+
+@pytest.fixture
+def removed_afterwards() -> Iterator[list[Services]]:
+    """Projects to remove, with their volumes."""
+    projects: list[Services] = []
+    yield projects
+    for each in projects:
+        each.compose("down", "--volumes", "--timeout", "5", check=False)
+
+
+def test_a_killed_container_goes_on_to_the_same_losses(disturbed: Services, expected: list[tuple[int, str]]) -> None:
+    run = started(disturbed, "killed")
+    docker("kill", "--signal", "KILL", run.inspect("train")["Id"])
+    assert run.wait("train") == 137
+    assert finished(run, "killed") == expected
+
+
+def test_a_run_goes_on_by_itself_after_a_restart_of_the_engine_if_asked_to(
+    disturbed: Services, expected: list[tuple[int, str]]
+) -> None:
+    """Only of an engine that env/install-docker.sh has started, as it may have other people's containers else."""
+    if not Path("/run/docker-started-by-hand.pid").exists():
+        pytest.skip("the engine was not started by env/install-docker.sh --start, so it is not stopped")
+    run = started(disturbed.with_variables(RESTART="on-failure:3"), "restarted")
+    for option in ("--stop", "--start"):
+        subprocess.run([ROOT / "env/install-docker.sh", option], check=True, capture_output=True, timeout=300)
+    run.compose("up", "--detach", "--no-deps", "tensorboard")
+    eventually(lambda: len(losses(run, "restarted")) >= STEPS, 240, "the steps after the restart")
+    assert "SIGTERM received; finishing the step and saving" in said(run)
+    run.compose("kill", "train")
+    assert losses(run, "restarted")[:STEPS] == expected
+
+
+FULL = """
+volumes:
+  workspace:
+    driver_opts: {type: tmpfs, device: tmpfs, o: "size=64m,uid=1000,gid=1000,mode=0755"}
+"""
+
+
+def test_a_full_volume_ends_the_run_in_one_line_and_it_goes_on_when_there_is_space(
+    disturbed: Services, expected: list[tuple[int, str]], tmp_path: Path, removed_afterwards: list[Services]
+) -> None:
+    (tmp_path / "full.yml").write_text(FULL)
+    files = ":".join(("docker-compose.yml", str(tmp_path / "full.yml")))
+    run = project(disturbed, "full", RUN_NAME="full", COMPOSE_FILE=files)
+    removed_afterwards.append(run)
+    run.compose("up", "--detach", "--no-deps", "tensorboard")  # a volume in memory lives as long as a container uses it
+    started(run, "full")
+    fill = ("run", "--rm", "-T", "--no-deps", "--entrypoint", "bash", "data-prep", "-c")
+    run.compose(*fill, "cat /dev/zero >/workspace/fill 2>/dev/null || true")
+    assert run.wait("train") == 74, said(run)
+    assert "No space left on device" in said(run)
+    assert "Traceback" not in said(run)
+    run.compose(*fill, "rm /workspace/fill")
+    assert finished(run, "full") == expected
+
+
+def test_a_folder_that_the_services_may_not_write_to_is_named_with_the_user_and_the_setting(
+    disturbed: Services, tmp_path: Path, removed_afterwards: list[Services]
+) -> None:
+    tmp_path.chmod(0o755)
+    run = project(disturbed, "readonly", WORKSPACE=f"{tmp_path}/", RUN_UID="54321", RUN_GID="54321")
+    removed_afterwards.append(run)
+    result = run.compose("run", "--rm", "-T", "data-prep", check=False)
+    message = result.stdout + result.stderr
+    assert result.returncode in {2, 74}, message
+    assert "54321" in message
+    assert "RUN_UID" in message
+    assert "WORKSPACE" in message
+    assert "Traceback" not in message
+
+
+@pytest.mark.claim("62", "a text folder with nothing readable, in containers", every=True)
+def test_text_that_cannot_be_read_is_not_replaced_by_the_built_in_corpus(
+    disturbed: Services, tmp_path: Path, removed_afterwards: list[Services]
+) -> None:
+    tmp_path.chmod(0o755)
+    for name in ("report.pdf", "letter.docx"):
+        (tmp_path / name).write_bytes(b"%PDF-1.7\x00\xff")
+    run = project(disturbed, "unusable", TEXT_DIR=str(tmp_path))
+    removed_afterwards.append(run)
+    assert run.compose("up", "--detach", check=False).returncode != 0
+    log = said(run, "data-prep")
+    assert run.inspect("data-prep")["State"]["ExitCode"] == 3, log
+    assert ".pdf" in log
+    assert ".docx" in log
+    assert run.inspect("train")["State"]["Status"] == "created"
+
+
+def test_a_text_folder_that_is_a_file_is_named_as_such(disturbed: Services, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("text")
+    result = disturbed.with_variables(TEXT_DIR=str(tmp_path / "book.txt")).compose("run", "--rm", "-T", "data-prep", check=False)
+    assert result.returncode == 3
+    assert "TEXT_DIR is a file" in result.stderr
+
+
+@pytest.mark.claim("60", "another checkout of the same name, and a run beside it, while a run trains", every=True)
+def test_neither_another_checkout_of_the_same_name_and_port_nor_a_run_beside_it_touches_a_run(
+    disturbed: Services, expected: list[tuple[int, str]], tmp_path: Path, removed_afterwards: list[Services]
+) -> None:
+    checkouts = []
+    for owner in ("alice", "bob"):
+        folder = tmp_path / owner / "trainer"
+        (folder / "text").mkdir(parents=True)
+        for name in COMPOSE_FILES:
+            shutil.copy(ROOT / name, folder)
+        shutil.copy(disturbed.env_file, folder / ".env")
+        variables = disturbed.variables | {"TEXT_DIR": "./text", "RUN_NAME": "run"}
+        del variables["COMPOSE_PROJECT_NAME"]
+        checkouts.append(Services(folder / ".env", variables, folder))
+    alice, bob = checkouts
+    removed_afterwards += checkouts
+    short = {"TRAIN_LIMITS__STEPS": "20", "PREP_ROW_LENGTH": "64", "TRAIN_MODEL__CONTEXT": "64"}
+
+    with socket.create_server(("127.0.0.1", 0)) as other:  # TensorBoard finds no port, which prevents no training
+        port = str(other.getsockname()[1])
+        first = alice.with_variables(TENSORBOARD_PORT=str(free_port()))
+        started(first, "run")
+        container = first.inspect("train")["Id"]
+        second = bob.with_variables(TENSORBOARD_PORT=port, **short)
+        assert "already in use" in second.compose("up", "--detach", check=False).stderr
+        assert second.wait("train") == 0, said(second)
+    beside = first.with_variables(RUN_NAME="beside", TRAIN_LIMITS__STEPS="20")
+    assert "weights sha256:" in beside.compose("run", "--rm", "-T", "--no-deps", "train").stdout
+    eventually(lambda: len(losses(first, "run")) >= STEPS, 240, "the rest of the first run's steps")
+    assert first.inspect("train")["Id"] == container
+    assert losses(first, "run")[:STEPS] == expected
+
+
+def test_an_override_file_and_a_file_of_variables_take_effect_beside_what_up_has_written(
+    disturbed: Services, tmp_path: Path
+) -> None:
+    for name in COMPOSE_FILES:
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "text").mkdir()
+    lines = disturbed.env_file.read_text().splitlines()
+    (tmp_path / ".env").write_text("".join(f"{line}\n" for line in [*lines, "CUDA_VISIBLE_DEVICES=1"]))
+    (tmp_path / "train.env").write_text("NCCL_ALGO=Tree\n")
+    (tmp_path / "docker-compose.override.yml").write_text("services: {train: {environment: {FROM_OVERRIDE: here}}}\n")
+    variables = {name: value for name, value in disturbed.variables.items() if name != "COMPOSE_PROJECT_NAME"}
+    own = Services(tmp_path / ".env", {**variables, "PET_NPROC_PER_NODE": "2"}, tmp_path)
+    found = own.compose("config", "train").stdout
+    for line in ("CUDA_VISIBLE_DEVICES: ", "NCCL_ALGO: Tree", "FROM_OVERRIDE: here", 'PET_NPROC_PER_NODE: "2"'):
+        assert line in found
+
+
+@pytest.mark.claim("60", "a second `make up` with another run's name while a run trains", every=True)
+def test_a_run_is_not_ended_by_another_up_and_its_log_shows_no_other_container_of_the_image(
+    disturbed: Services, tmp_path: Path
+) -> None:
+    labels = docker("image", "inspect", "--format", "{{json .Config.Labels}}", IMAGE)
+    assert "com.docker.compose" not in labels, "env/up builds without Compose"
+    image = f"{IMAGE}-by-compose"
+    disturbed.with_variables(IMAGE=image).compose("build", timeout_s=600)
+    run = started(disturbed, "watched", 1)
+    container = run.inspect("train")["Id"]
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        command = ["docker", "compose", "--env-file", str(run.env_file), "logs", "--follow"]
+        follower = subprocess.Popen(command, cwd=ROOT, env=run.variables, stdout=file, stderr=file)
+        try:
+            eventually(lambda: "train-1" in log.read_text(), 60, "the log of train")
+            docker("run", "--rm", "--entrypoint", "bash", image, "-c", "for _ in 1 2 3 4; do echo a stranger; sleep 0.5; done")
+            second = subprocess.run(
+                [ROOT / "env/up", "--detach"],
+                env={**run.variables, "RUN_NAME": "second"},
+                capture_output=True,
+                text=True,
+                timeout=200,
+                check=False,
+            )
+            seen = len(losses(run, "watched"))
+            eventually(lambda: len(losses(run, "watched")) > seen, 120, "more steps")
+        finally:
+            follower.kill()
+            follower.wait()
+    assert second.returncode == 1, second.stdout + second.stderr
+    assert "the run 'watched' is training" in second.stderr
+    assert "with other settings (RUN_NAME TRAIN_RUN)" in second.stderr
+    assert run.inspect("train")["Id"] == container
+    run.compose("kill", "train")
+    assert "a stranger" not in log.read_text()

@@ -1,0 +1,305 @@
+"""env/up with stand-ins for docker and nvidia-smi, which show what it asks of them; no engine is needed."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.containers.services import ROOT
+
+DOCKER = r"""#!/usr/bin/env bash
+echo "$*" >>"$STAND_IN/calls"
+fixed() { if [ -e "$STAND_IN/$1" ]; then cat "$STAND_IN/$1"; else printf '%s\n' "$2"; fi; }
+case "$*" in
+    "info --format"*) fixed runtimes '{"runc":{}}' ;;
+    "compose version --short") echo 2.26.1 ;;
+    *" config --images") echo trainer:local ;;
+    *" config data-prep") printf '        source: %s\n        target: /text\n' "$(realpath -m "${TEXT_DIR:-text}")" ;;
+    *" config")
+        chosen=$(sed -n 's/^COMPOSE_PROJECT_NAME=//p' "$ENV_FILE")
+        echo "name: ${COMPOSE_PROJECT_NAME:-${chosen:-trainer-$(tr -dc a-z0-9_- <<<"$PWD")}}"
+        printf 'services:\n  train:\n    environment:\n      RUN_NAME: %s\n      TRAIN_SEED: null\n    image: x\n' \
+            "${RUN_NAME:-demo}"
+        ;;
+    *"--dry-run create"*) fixed would-be " Container p-train-1  Running" ;;
+    "ps --all"*"project=trainer "*) fixed folders-of-trainer "" ;;
+    "ps --all"*) fixed folders "" ;;
+    "ps --quiet"*service=train*) fixed training "" ;;
+    "ps --quiet"*service=tensorboard*) fixed tensorboard "" ;;
+    "inspect "*) echo RUN_NAME=demo ;;
+    "volume inspect"*) [ -e "$STAND_IN/old-volume" ] ;;
+esac
+"""
+
+
+PROGRAMS = (
+    *("bash", "cat", "chown", "cksum", "cut", "dirname", "env", "git", "grep", "head", "id", "mkdir", "nproc", "paste"),
+    *("realpath", "sed", "seq", "sh", "sort", "tail", "timeout", "touch", "tr", "wc"),
+)
+"""All that env/up and the stand-ins call, but docker and nvidia-smi."""
+
+
+@dataclass
+class Machine:
+    """A checkout's files, a PATH with the stand-ins, and what a user has set."""
+
+    folder: Path
+    checkout: Path
+    variables: dict[str, str] = field(default_factory=dict)
+
+    def engine_says(self, what: str, text: str) -> None:
+        (self.folder / what).write_text(f"{text}\n")
+
+    def nvidia_smi(self, script: str) -> None:
+        path = self.folder / "bin/nvidia-smi"
+        path.write_text(f"#!/usr/bin/env bash\n{script}\n")
+        path.chmod(0o755)
+
+    def up(self, *options: str, **variables: str) -> tuple[int, str]:
+        """The exit code and all that was said."""
+        result = subprocess.run(
+            [self.checkout / "env/up", *options],
+            env={**self.variables, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return result.returncode, result.stdout
+
+    @property
+    def written(self) -> dict[str, str]:
+        lines = (self.checkout / ".env").read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines)
+
+    @property
+    def calls(self) -> list[str]:
+        return (self.folder / "calls").read_text().splitlines()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """Without a GPU: the search path holds no nvidia-smi, whatever this machine has."""
+    checkout = tmp_path / "checkout"
+    for name in ("env/up", "env/versions.env", "env/build-secrets", "env/empty", "docker-compose.yml", "Dockerfile"):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, checkout / name)
+    (checkout / "text").mkdir()
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in PROGRAMS:
+        (programs / name).symlink_to(shutil.which(name) or name)
+    (programs / "docker").write_text(DOCKER)
+    (programs / "docker").chmod(0o755)
+    variables = {"PATH": str(programs), "HOME": str(tmp_path), "STAND_IN": str(tmp_path), "ENV_FILE": ".env"}
+    variables |= {"CA_BUNDLE": "env/empty", "PIP_CONF": "env/empty", "BASE_IMAGE": "python:3"}  # else it looks for them
+    return Machine(tmp_path, checkout, variables)
+
+
+WORKING = 'printf "580.65.06\\n580.65.06\\n"'
+NVIDIA = '{"nvidia":{},"runc":{}}'
+
+
+def test_a_machine_without_nvidia_smi_has_no_gpu(machine: Machine) -> None:
+    code, said = machine.up("--detach")
+    assert code == 0, said
+    assert machine.written["GPUS"] == "none"
+    assert machine.calls[-1] == "compose --env-file .env up --detach"
+
+
+def test_gpus_that_work_are_handed_over(machine: Machine) -> None:
+    machine.nvidia_smi(WORKING)
+    machine.engine_says("runtimes", NVIDIA)
+    code, said = machine.up()
+    assert code == 0, said
+    assert "2 GPU(s) with driver 580.65.06" in said
+    assert machine.written["GPUS"] == "all"
+    assert "CPU_RANKS" not in machine.written
+
+
+@pytest.mark.parametrize(
+    ("script", "runtimes", "reason"),
+    [
+        ('echo "Failed to initialize NVML: Driver/library version mismatch"; exit 18', NVIDIA, "Driver/library version mismatch"),
+        ("echo 570.86.10", NVIDIA, "the GPU driver is 570.86.10, and CUDA 13.0 needs 580 or later"),
+        (WORKING, '{"runc":{}}', "NVIDIA Container Toolkit"),
+    ],
+    ids=["nvidia-smi fails", "old driver", "no toolkit"],
+)
+@pytest.mark.parametrize("chosen", ["", "all"])
+def test_gpus_that_cannot_be_used_end_up_with_the_reason(
+    machine: Machine, script: str, runtimes: str, reason: str, chosen: str
+) -> None:
+    machine.nvidia_smi(script)
+    machine.engine_says("runtimes", runtimes)
+    (machine.checkout / ".env").write_text(f"GPUS={chosen}\n" if chosen else "")
+    code, said = machine.up()
+    assert code == 1
+    assert reason in said
+    assert "GPUS=none make up" in said
+    assert not any(call.endswith(" up") or call.startswith("build") for call in machine.calls)
+    code, said = machine.up(GPUS="none")
+    assert code == 0, said
+
+
+def test_an_older_driver_serves_a_base_image_for_older_drivers(machine: Machine) -> None:
+    machine.nvidia_smi("echo 560.28.03")
+    machine.engine_says("runtimes", NVIDIA)
+    versions = machine.checkout / "env/versions.env"
+    versions.write_text(versions.read_text().replace("CUDA_VERSION=13.0", "CUDA_VERSION=12.6"))
+    code, said = machine.up()
+    assert code == 0, said
+
+
+def test_nvidia_smi_may_say_more_than_is_read_of_it(machine: Machine) -> None:
+    machine.nvidia_smi("seq -f 580.%06.0f 100000 || exit 9")
+    machine.engine_says("runtimes", NVIDIA)
+    code, said = machine.up()
+    assert code == 0, said
+
+
+def test_a_text_folder_that_is_a_file_or_missing_is_named(machine: Machine) -> None:
+    missing, file = machine.folder / "missing", machine.folder / "file.txt"
+    file.touch()
+    code, said = machine.up(TEXT_DIR=str(missing))
+    assert (code, f"TEXT_DIR: {missing} is not there" in said) == (1, True), said
+    code, said = machine.up(TEXT_DIR=str(file))
+    assert (code, f"TEXT_DIR: {file} is a file" in said) == (1, True), said
+
+
+def test_the_projects_name_is_kept_when_the_checkout_moves(machine: Machine) -> None:
+    machine.up()
+    name = machine.written["COMPOSE_PROJECT_NAME"]
+    assert name.endswith("checkout")
+    machine.checkout = machine.checkout.rename(machine.folder / "moved")
+    machine.engine_says("folders", str(machine.folder / "checkout"))
+    code, said = machine.up()
+    assert code == 0, said
+    assert machine.written["COMPOSE_PROJECT_NAME"] == name
+
+
+def test_a_copy_of_a_checkout_does_not_end_what_the_original_runs(machine: Machine) -> None:
+    machine.up()
+    original = machine.checkout
+    machine.checkout = Path(shutil.copytree(original, machine.folder / "copy"))
+    machine.engine_says("folders", str(original))
+    (machine.folder / "calls").unlink()
+    code, said = machine.up()
+    assert code == 1
+    assert f"belongs to {original}" in said
+    assert "COMPOSE_PROJECT_NAME" in said
+    assert not any(" up" in call for call in machine.calls)
+
+
+def test_a_path_too_long_for_the_name_of_an_image_is_shortened(machine: Machine) -> None:
+    deep = machine.folder / ("a" * 60) / ("b" * 60)
+    deep.parent.mkdir()
+    machine.checkout = machine.checkout.rename(deep)
+    code, said = machine.up()
+    assert code == 0, said
+    assert len(machine.written["COMPOSE_PROJECT_NAME"]) < 30
+
+
+def test_services_of_an_earlier_version_keep_their_project_and_its_volume(machine: Machine) -> None:
+    machine.engine_says("folders-of-trainer", str(machine.checkout))
+    machine.engine_says("old-volume", "")
+    code, said = machine.up()
+    assert code == 0, said
+    assert machine.written["COMPOSE_PROJECT_NAME"] == "trainer"
+    (machine.checkout / ".env").unlink()
+    machine.engine_says("folders-of-trainer", "/home/somebody/else")
+    code, said = machine.up()
+    assert machine.written["COMPOSE_PROJECT_NAME"] != "trainer"
+    assert "the volume trainer_workspace of an earlier version is not used" in said
+
+
+@pytest.mark.parametrize(
+    ("before", "gpus"), [("docker-compose.yml:docker-compose.cpu.yml", "none"), ("docker-compose.yml", "all"), ("own.yml", "all")]
+)
+def test_files_chosen_by_an_earlier_version_do_not_hide_an_override(machine: Machine, before: str, gpus: str) -> None:
+    (machine.checkout / "docker-compose.override.yml").touch()
+    (machine.checkout / ".env").write_text(f"COMPOSE_FILE={before}\n")
+    machine.nvidia_smi(WORKING)
+    machine.engine_says("runtimes", NVIDIA)
+    code, said = machine.up()
+    assert code == 0, said
+    assert machine.written["GPUS"] == gpus
+    if before == "own.yml":
+        assert machine.written["COMPOSE_FILE"] == before
+        assert "docker-compose.override.yml has no effect" in said
+    else:
+        assert "COMPOSE_FILE" not in machine.written
+
+
+def test_variables_that_nobody_passes_on_are_named(machine: Machine) -> None:
+    (machine.checkout / ".env").write_text("PET_TEE=3\nPET_NNODES=1\n")
+    (machine.checkout / "train.env").write_text("NCCL_ALGO=Tree\n")
+    passed_on = {"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "1", "NCCL_ALGO": "Tree"}
+    code, said = machine.up(NCCL_TOPO_FILE="/x", PREP_ROW_LENGHT="64", **passed_on)
+    assert code == 0, said
+    named = {line.split()[1] for line in said.splitlines() if " has no effect" in line}
+    assert named == {"PET_TEE", "NCCL_TOPO_FILE", "PREP_ROW_LENGHT"}
+
+
+def test_a_run_that_is_training_is_not_ended(machine: Machine) -> None:
+    machine.engine_says("training", "c0ffee")
+    machine.engine_says("would-be", " Container p-train-1  Recreate\n Container p-data-prep-1  Running")
+    code, said = machine.up(RUN_NAME="second")
+    assert code == 1
+    assert "the run 'demo' is training" in said
+    assert "with other settings (RUN_NAME)" in said
+    assert "RUN_NAME=second docker compose run --detach --no-deps train" in said
+    assert not any(call.startswith("build") or call.endswith(" up") for call in machine.calls)
+
+
+def test_the_same_command_again_leaves_a_training_run_and_its_image_alone(machine: Machine) -> None:
+    machine.engine_says("training", "c0ffee")
+    code, said = machine.up()
+    assert code == 0, said
+    assert machine.calls[-1].endswith(" up")
+    assert not any(call.startswith("build") for call in machine.calls)
+
+
+def test_a_policy_that_would_start_finished_runs_again_is_refused(machine: Machine) -> None:
+    code, said = machine.up(RESTART="unless-stopped")
+    assert (code, "RESTART=unless-stopped" in said) == (1, True)
+    code, said = machine.up(RESTART="on-failure:3")
+    assert code == 0, said
+
+
+def test_a_port_of_tensorboard_that_is_in_use_does_not_keep_training_from_starting(machine: Machine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        code, said = machine.up(TENSORBOARD_PORT=port)
+        assert code == 0, said
+        assert f"TENSORBOARD_PORT={port} is in use" in said
+        assert machine.calls[-1].endswith(" up --scale tensorboard=0")
+        machine.engine_says("tensorboard", "decaf")  # the port is this project's own
+        code, said = machine.up(TENSORBOARD_PORT=port)
+        assert machine.calls[-1].endswith(" up")
+
+
+def test_where_no_port_is_asked_for_a_free_one_is_taken(machine: Machine) -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            other.bind(("127.0.0.1", 6006))
+            other.listen()
+        except OSError:
+            pass  # in use by something else, which serves as well
+        code, said = machine.up()
+    assert code == 0, said
+    assert int(machine.written["TENSORBOARD_PORT"]) > 6006
+    assert f"http://127.0.0.1:{machine.written['TENSORBOARD_PORT']}" in said
+
+
+def test_without_an_engine_it_says_how_to_get_one(machine: Machine) -> None:
+    (machine.folder / "bin/docker").write_text("#!/bin/sh\nexit 1\n")
+    code, said = machine.up()
+    assert (code, "env/install-docker.sh --start" in said) == (1, True)
