@@ -1,10 +1,29 @@
-"""Starts the ranks of this node: see `trainer.launch.agent`."""
+"""Starts the ranks of this node: `entrypoints/torchrun.py [torchrun's options] -m trainer train [options]`; see `trainer.launch`.
+
+Settings are checked before torch is loaded, and a torch that cannot be loaded is an error of one line.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from collections.abc import Sequence
 
-from trainer.launch.agent import launch
+from data_pipeline.errors import ExitCode, end_at_once, importing, run_command
+from trainer.launch.settings import check_variables
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str]) -> ExitCode:
+    """Starts the ranks and waits for them; the exit code of this process."""
+    check_variables(os.environ)
+    with importing():
+        from trainer.launch.agent import launch
+    return launch(arguments)
+
 
 if __name__ == "__main__":
-    sys.exit(launch())
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends this process like SIGTERM until there are ranks that could save
+    end_at_once(run_command(main, sys.argv[1:]))

@@ -41,8 +41,7 @@ def train(config: TrainConfig, *, trust_extension: bool = True) -> str:
         session.complete(progress, digest, stopped=stopped)
         if stopped:
             session.raise_alert()
-            message = f"saved step {progress.step} in {config.run}; run the same command again to go on"
-            raise StoppedBySignal(message if session.group.is_main else "")
+            raise StoppedBySignal(f"saved step {progress.step} in {config.run}; run the same command again to go on")
         return f"weights {digest} steps {progress.step}"
 
 

@@ -1,7 +1,4 @@
-"""torchrun without its own tracebacks: the ranks have already said what was wrong, and a stop on request is no error.
-
-Takes torchrun's arguments and PET_* variables, and like it returns 0 or 1, but 128 and a signal's number where that came before
-there were ranks to tell. A rank that died in an unforeseen way (killed, crashed) is still reported in full.
+"""torchrun's agent on this node: it starts the ranks, passes a request to stop on to them, and returns their exit code.
 
 One node alone needs no rendezvous. torchrun would open one to the whole network, and unpickle what anybody writes there. Here the
 store of such a node is the memory of this process, and its ranks find each other in a directory that only their user can read.
@@ -16,12 +13,15 @@ import signal
 import sys
 import tempfile
 import threading
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
+from typing import Any, ClassVar
 
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.elastic.agent.server.api import WorkerGroup
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
@@ -31,20 +31,25 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
+from torch.distributed.launcher import api as launcher_api
 from torch.distributed.run import get_args_parser, parse_min_max_nnodes, run
 
-from data_pipeline.errors import ExitCode
+from data_pipeline.errors import ConfigError, ExitCode
 from trainer.network import STORE_VARIABLE
 from trainer.watchdog import EXIT_FILE_VARIABLE, LAUNCHER_VARIABLE
 
 EXPLAINED_BY_THE_RANK = set(ExitCode) - {ExitCode.DONE, ExitCode.CRASHED}
-# What torchrun logs about a rank that ended and about a signal that it passes on: said better by the report and the entrypoint.
-SAID_ELSEWHERE = ("failed (exitcode", "Sending process", "Received ")
+# What torchrun logs about a rank that ended, a signal that it passes on, and a node that left first: the report and the entrypoint
+# say it better.
+SAID_ELSEWHERE = ("failed (exitcode", "Sending process", "Received ", "Error waiting on exit barrier")
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+OTHER_NODES_S = 30.0
+"""How long a node whose ranks are done waits for other nodes, which need its store. A node that was killed never comes."""
 
 ALONE = "alone"
 """The rendezvous of a node that is the only one."""
 
-__all__ = ["Alone", "launch"]
+__all__ = ["Agent", "Alone", "launch"]
 
 
 class Alone(RendezvousHandler):
@@ -81,34 +86,85 @@ class Alone(RendezvousHandler):
         return True
 
 
-def launch() -> int:
-    """Runs torchrun; the exit code of this process."""
+class Agent(LocalElasticAgent):
+    """torchrun's agent, but a request to stop goes to the ranks alone, and as often as it comes.
+
+    torch's agent leaves its loop at a signal. A second signal then ends its wait for the ranks, and the ranks end with it before
+    they have saved. A node that has left the loop is also missed by the other nodes: they wait for it at the end.
+    """
+
+    has_started: ClassVar[bool] = False
+    """There were ranks."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings | {"exit_barrier_timeout": OTHER_NODES_S})
+        self._asked = False
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        Agent.has_started = True
+        started: dict[int, Any] = super()._start_workers(worker_group)
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._ask_ranks)
+        return started
+
+    def _ask_ranks(self, _number: int, _frame: FrameType | None) -> None:
+        """Always SIGTERM, as a rank does not catch the others."""
+        self._send(signal.SIGTERM)
+        if not self._asked:
+            self._asked = True
+            late = threading.Timer(self._shutdown_timeout, self._send, [signal.SIGKILL])
+            late.daemon = True
+            late.start()
+
+    def _send(self, number: signal.Signals) -> None:
+        for rank in () if self._pcontext is None else self._pcontext.pids().values():
+            with suppress(ProcessLookupError):
+                os.killpg(rank, number)
+
+
+def launch(arguments: Sequence[str]) -> ExitCode:
+    """Runs torchrun with its arguments and PET_* variables, but without its own tracebacks, until the ranks have ended.
+
+    Returns:
+        DONE; STOPPED after a signal that came before there were ranks; the exit code of the first rank that failed, if the trainer
+        chose that code; and CRASHED otherwise. A rank that was killed or crashed is reported in full.
+
+    Raises:
+        ConfigError: torchrun refuses a setting.
+    """
     os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
-    hold_sigterm_back_from_new_ranks()
+    hold_signals_back_from_new_ranks()
+    vars(launcher_api).update(LocalElasticAgent=Agent)
     for name in ("multiprocessing.api", "agent.server.api"):
         logging.getLogger(f"torch.distributed.elastic.{name}").addFilter(
             lambda record: not record.getMessage().startswith(SAID_ELSEWHERE)
         )
     parser = get_args_parser()
     parser.allow_abbrev = False  # else the trainer's own --run is refused as short for torchrun's --run-path
-    arguments = parser.parse_args()
+    options = parser.parse_args(arguments)
     os.environ.pop(STORE_VARIABLE, None)
     try:
-        if parse_min_max_nnodes(arguments.nnodes)[1] == 1:
+        if parse_min_max_nnodes(options.nnodes)[1] == 1:
             rendezvous_handler_registry.register(ALONE, Alone)
-            vars(arguments).update(standalone=False, rdzv_backend=ALONE, rdzv_endpoint=ALONE, node_rank=0)
+            vars(options).update(standalone=False, rdzv_backend=ALONE, rdzv_endpoint=ALONE, node_rank=0)
             with private_folder() as os.environ[STORE_VARIABLE]:
-                run(arguments)  # type: ignore[no-untyped-call]
+                run(options)  # type: ignore[no-untyped-call]
         else:
-            run(arguments)  # type: ignore[no-untyped-call]
-    except SignalException as error:
-        return 128 + error.sigval if came_while_ranks_were_started(error) else 1
+            run(options)  # type: ignore[no-untyped-call]
+    except SignalException:  # no rank has begun; those that were being started end with this process
+        return ExitCode.STOPPED
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
-        if failure.exitcode not in EXPLAINED_BY_THE_RANK:
-            sys.stderr.write(f"{error}\n")
-        return 1
-    return 0
+        if failure.exitcode in EXPLAINED_BY_THE_RANK:
+            return ExitCode(failure.exitcode)
+        sys.stderr.write(f"{error}\n")
+        return ExitCode.CRASHED
+    except (ValueError, AssertionError) as error:
+        if Agent.has_started:
+            raise
+        found = str(error) or "an assertion on its settings does not hold"
+        raise ConfigError(f"torchrun refuses its settings ({found}); correct the PET_* variable, and start again") from error
+    return ExitCode.DONE
 
 
 @contextmanager
@@ -119,16 +175,11 @@ def private_folder() -> Iterator[str]:
         yield name
 
 
-def came_while_ranks_were_started(error: SignalException) -> bool:
-    """Whether torchrun did not know its ranks yet, and so told none of them; they end with this process, before they have begun."""
-    return any(frame.name == "_start_workers" for frame in traceback.extract_tb(error.__traceback__))
+def hold_signals_back_from_new_ranks() -> None:
+    """Has the ranks be born with SIGTERM and SIGINT blocked; they unblock both once they can stop in order.
 
-
-def hold_sigterm_back_from_new_ranks() -> None:
-    """Has the ranks be born with SIGTERM blocked, as this thread starts them: they unblock it once they can stop in order.
-
-    A rank needs seconds to load, in which the signal would kill it and be taken for a crash. This process goes on to get its own:
-    in another thread, from which Python hands it to this one.
+    A rank needs seconds to load, in which a signal would kill it and be taken for a crash. It inherits the mask of this thread.
+    This process still gets its signals: in another thread, from which Python hands them to this one.
     """
     threading.Thread(target=threading.Event().wait, name="signals", daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
