@@ -26,7 +26,7 @@ from tests.support.two_ranks import all_ended, command_line, descendants, launch
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 
-__all__ = ["ENDLESS", "Case", "Member", "Nodes", "Phase", "cases", "problems", "running", "struck"]
+__all__ = ["ENDLESS", "Case", "Member", "Nodes", "Outcome", "Phase", "cases", "problems", "running", "struck"]
 
 Member = Literal["launcher", "torchrun", "rank", "watchdog", "process group", "node"]
 """What gets the signal. `process group`: that of the launcher, as by Ctrl-C in a terminal. `node`: every process of a node, as by
@@ -40,7 +40,7 @@ _STOPS = (signal.SIGTERM, signal.SIGINT)
 _ASKED: tuple[Member, ...] = ("launcher", "torchrun", "rank", "process group", "node")
 _KILLED: tuple[Member, ...] = ("launcher", "torchrun", "rank")
 _PHASES: tuple[Phase, ...] = ("loading", "training", "ending")
-_SPAN_S: dict[Phase, float] = {"training": 0.3, "ending": 1.5}
+_SPAN_S: dict[Phase, float] = {"training": 0.3, "ending": 0.4}
 _LONG_S = 120.0
 
 
@@ -135,7 +135,19 @@ def running(config: TrainConfig, num_nodes: int, **environment: str) -> Iterator
             launcher.wait()
 
 
-def struck(nodes: Nodes, case: Case, draw: random.Random, load_s: float) -> tuple[list[int], float]:
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run after a signal."""
+
+    codes: list[int]
+    """The exit code of each node, -N where signal N ended the launcher."""
+    seconds: float
+    """From the signal until nothing of the run was left."""
+    too_late: bool
+    """There was no process any more to get the signal."""
+
+
+def struck(nodes: Nodes, case: Case, draw: random.Random, load_s: float) -> Outcome:
     """Sends the signal of a case at a random moment of its phase.
 
     Args:
@@ -143,9 +155,6 @@ def struck(nodes: Nodes, case: Case, draw: random.Random, load_s: float) -> tupl
         case: what gets which signal, and when.
         draw: decides about the node, the rank and the moment.
         load_s: how long such a run takes to its first step, in seconds.
-
-    Returns:
-        The exit code of each node, -N where signal N ended the launcher; and after how many seconds nothing ran any more.
     """
     nodes.struck_node = draw.randrange(case.num_nodes)
     _wait_for_phase(nodes, case, draw, load_s)
@@ -157,7 +166,7 @@ def struck(nodes: Nodes, case: Case, draw: random.Random, load_s: float) -> tupl
     begun = time.monotonic()
     codes = [launcher.wait(_LONG_S) for launcher in nodes.launchers]
     seconds_until(lambda: all_ended(everything), _LONG_S)
-    return codes, time.monotonic() - begun
+    return Outcome(codes, time.monotonic() - begun, too_late=not hit)
 
 
 def problems(nodes: Nodes, case: Case, codes: Sequence[int], expected_weights: str) -> list[str]:
