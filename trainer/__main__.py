@@ -51,7 +51,7 @@ def _train(arguments: Sequence[str]) -> None:
     except BrokenPipeError as error:  # a training is not done because its reader has left
         raise StorageError("whoever read the log has closed it; run the same command again to go on") from error
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        leave_reason(f"{ExitCode.DONE:d}")  # torchrun fails where it was asked to stop, also when the ranks had come to their end
+        leave_reason(f"{ExitCode.DONE:d}")  # whatever becomes of torchrun now
     if os.environ.get("RANK", "0") == "0":
         print(result)
 

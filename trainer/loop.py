@@ -41,7 +41,8 @@ def train(config: TrainConfig, *, trust_extension: bool = True) -> str:
         session.complete(progress, digest, stopped=stopped)
         if stopped:
             session.raise_alert()
-            raise StoppedBySignal(f"saved step {progress.step} in {config.run}; run the same command again to go on")
+            message = f"saved step {progress.step} in {config.run}; run the same command again to go on"
+            raise StoppedBySignal(message if session.group.local_rank == 0 else "")
         return f"weights {digest} steps {progress.step}"
 
 

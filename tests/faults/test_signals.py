@@ -20,9 +20,11 @@ A SIGINT that comes before the first step may also end in 130.
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import sys
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -44,8 +46,8 @@ STEPS = 30
 PACE = "import time\ndef on_step_end(run, metrics):\n    time.sleep(0.02)\n"
 
 
-SAMPLE = [Case(2, "node", signal.SIGTERM, "training"), Case(1, "torchrun", signal.SIGINT, "loading")]
-"""What continuous integration runs: a second signal comes to torchrun during the save; and one comes before there are ranks."""
+SAMPLE = [Case(2, "node", signal.SIGTERM, "training")]
+"""What continuous integration runs."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,30 @@ def test_a_signal_at_any_moment_to_any_process_ends_in_the_exit_code_of_the_tabl
         elif case.number == signal.SIGKILL and case.member == "launcher" and case.num_nodes == 1:
             measured("s from the death of a launcher to the end of all processes", ended.seconds)
     assert not found, "\n".join(found)
+
+
+SLOW_END = """
+import time
+from pathlib import Path
+def on_train_end(run):
+    Path(f"{run.config.run}.ending").touch()
+    time.sleep(6)
+"""
+
+
+def test_further_signals_do_not_end_the_wait_for_the_ranks(bench: Bench) -> None:
+    """As from a scheduler that signals every process of a node again and again."""
+    config = bench.config("again", endless=True, code=SLOW_END)
+    with running(config, 1) as nodes:
+        seconds_until(lambda: nodes.reported() >= 2 or nodes.over(), 120)
+        (torchrun,) = nodes.members(0, "torchrun", random.Random(0))
+        nodes.launchers[0].terminate()
+        seconds_until(lambda: Path(f"{config.run}.ending").exists() or nodes.over(), 60)
+        for _ in range(2):
+            os.kill(torchrun, signal.SIGTERM)
+            time.sleep(0.5)
+        code = nodes.launchers[0].wait(60)
+        assert problems(nodes, Case(1, "launcher", signal.SIGTERM, "training"), [code], "") == []
 
 
 def test_an_error_of_rank_0_is_the_exit_code_of_every_node(bench: Bench) -> None:

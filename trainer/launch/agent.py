@@ -87,14 +87,14 @@ class Alone(RendezvousHandler):
 
 
 class Agent(LocalElasticAgent):
-    """torchrun's agent, but a request to stop goes to the ranks alone, and as often as it comes.
+    """torchrun's agent, but a signal only asks the ranks to stop, and the agent goes on to watch them.
 
-    torch's agent leaves its loop at a signal. A second signal then ends its wait for the ranks, and the ranks end with it before
-    they have saved. A node that has left the loop is also missed by the other nodes: they wait for it at the end.
+    torch's agent leaves its loop at a signal. The third signal ends its wait for the ranks, which then die before they have saved.
+    The other nodes miss an agent that has left its loop: they wait 300 s for it when their ranks are done.
     """
 
     has_started: ClassVar[bool] = False
-    """There were ranks."""
+    """The ranks were started at least once."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings | {"exit_barrier_timeout": OTHER_NODES_S})
