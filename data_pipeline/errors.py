@@ -16,14 +16,18 @@ Every message says what was found, what is needed, where, and what to do.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from io import TextIOWrapper
 from types import TracebackType
+from typing import NoReturn
 
 from data_pipeline.redaction import RedactingFormatter, redacted
 from data_pipeline.terminal import printable, printable_stdout
@@ -40,7 +44,9 @@ __all__ = [
     "StorageError",
     "StoppedBySignal",
     "WorkerError",
+    "end_at_once",
     "exit_code_of",
+    "importing",
     "run_command",
 ]
 
@@ -125,10 +131,28 @@ def exit_code_of(error: BaseException) -> ExitCode:
     return ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else ExitCode.CRASHED
 
 
+@contextmanager
+def importing() -> Iterator[None]:
+    """Around imports that need installed packages, in a command that others start again when it crashes.
+
+    Raises:
+        ConfigError: an import failed, in whatever way; another start would fail in the same way.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise ConfigError(_not_loaded(error)) from error
+
+
 def run_command(
-    main: Callable[[Sequence[str]], None], arguments: Sequence[str], announce: Callable[[str, ExitCode], None] | None = None
+    main: Callable[[Sequence[str]], ExitCode | None],
+    arguments: Sequence[str],
+    announce: Callable[[str, ExitCode], None] | None = None,
 ) -> ExitCode:
     """Runs `main(arguments)`; an error that users can act on becomes one line on stderr, any other keeps its traceback.
+
+    Returns what `main` returns, DONE for None. A module that is missing or broken is an error of the installation, with the code
+    of ConfigError.
 
     An error without a message is one that another process of the same command reports. `announce` replaces the printing. What the
     terminal's encoding cannot show is printed as an escape. What would steer a terminal is named, in error lines everywhere, as
@@ -143,17 +167,52 @@ def run_command(
         logging.lastResort.setFormatter(RedactingFormatter())
     try:
         with printable_stdout():
-            main(arguments)
+            return main(arguments) or ExitCode.DONE
     except BrokenPipeError:  # whoever read the output, `head` perhaps, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.DONE
+    except (ImportError, SyntaxError) as error:
+        (announce or _print)(printable(f"error: {redacted(_not_loaded(error))}"), ExitCode.CONFIG)
+        return ExitCode.CONFIG
     except (ProjectError, OSError, KeyboardInterrupt) as error:
         code = exit_code_of(error)
         message = redacted(str(error)) or ("" if isinstance(error, ProjectError) else type(error).__name__)
         if message:
             (announce or _print)(printable(f"{'stopped' if code == ExitCode.STOPPED else 'error'}: {message}"), code)
         return code
-    return ExitCode.DONE
+
+
+def end_at_once(code: int) -> NoReturn:
+    """Ends this process with an exit code, without the interpreter's teardown, which takes seconds once torch is loaded.
+
+    What was registered with `atexit` is called, and the streams are flushed. Where a thread that is no daemon runs still, the
+    interpreter ends in its own way, and so waits for it.
+    """
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:  # nobody reads it any more
+            pass
+        except OSError:  # a full disk
+            code = code or ExitCode.STORAGE
+    os._exit(code)
+
+
+def _not_loaded(error: Exception) -> str:
+    """An import that failed: with what, where, and what to do."""
+    if isinstance(error, SyntaxError):
+        what, place = error.msg, f"{error.filename}, line {error.lineno}"
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        last = [frame for frame in frames if not frame.filename.startswith("<frozen importlib")][-1]
+        what, place = str(error), f"{last.filename}, line {last.lineno}"
+    return (
+        f"a module cannot be loaded: {type(error).__name__}: {what} ({place}); install the packages of env/requirements.lock, "
+        "or correct the file"
+    )
 
 
 def _print_traceback(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:

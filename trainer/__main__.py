@@ -12,11 +12,9 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.errors import ConfigError, ExitCode, ProjectError, StorageError, run_command
-from data_pipeline.settings import help_parser, load_settings, schema_text
+from data_pipeline.errors import ConfigError, ExitCode, ProjectError, StorageError, end_at_once, importing, run_command
 from trainer.allocator import keep_memory
 from trainer.caches import use_private_caches
-from trainer.config import TrainConfig
 from trainer.watchdog import end_with_parent, leave_reason
 
 
@@ -37,18 +35,23 @@ def main(arguments: Sequence[str]) -> None:
 def _train(arguments: Sequence[str]) -> None:
     if "RANK" in os.environ:
         end_with_parent()
+    with importing():
+        from data_pipeline.settings import help_parser, load_settings
+        from trainer.config import TrainConfig
+
     parser = help_parser(
         TrainConfig, "python -m trainer train", "Trains a model on prepared data. Under torchrun, every rank runs this command."
     )
     config = load_settings(TrainConfig, arguments, parser)
-    from trainer.loop import train  # torch, which `--help` need not load
+    with importing():
+        from trainer.loop import train  # torch, which `--help` need not load
 
     try:
         result = train(config)
     except BrokenPipeError as error:  # a training is not done because its reader has left
         raise StorageError("whoever read the log has closed it; run the same command again to go on") from error
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        leave_reason(f"{ExitCode.DONE:d}")  # torchrun fails where it was asked to stop, also when the ranks had come to their end
+        leave_reason(f"{ExitCode.DONE:d}")  # whatever becomes of torchrun now
     if os.environ.get("RANK", "0") == "0":
         print(result)
 
@@ -281,6 +284,9 @@ def _print_json(options: argparse.Namespace, value: dict[str, Any]) -> None:
 
 
 def _schema(arguments: Sequence[str]) -> None:
+    from data_pipeline.settings import schema_text
+    from trainer.config import TrainConfig
+
     print(schema_text(TrainConfig, "python -m trainer", arguments))
 
 
@@ -335,4 +341,4 @@ _COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:], _announce))
+    end_at_once(run_command(main, sys.argv[1:], _announce))

@@ -62,7 +62,7 @@ def decide(
     if config.policy == "stop":
         path, (rank, code) = next(iter(found.items()))
         if rank != group.rank:
-            raise RemoteError(code)
+            raise RemoteError(code, same_node=group.has_here(rank))
         raise faults[path]
     for split in ("train", "val"):
         rows = {shard.path: shard.rows for shard in manifest.shards if shard.split == split}

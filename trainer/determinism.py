@@ -10,6 +10,7 @@ import torch
 from data_pipeline.errors import ConfigError
 from trainer.config import TrainConfig
 from trainer.environment import from_cpuinfo
+from trainer.launch.settings import openmp_threads
 
 __all__ = ["configure_determinism", "cpu_kernels", "device_name", "flags", "seed_micro_batch", "threads_per_rank"]
 
@@ -56,14 +57,15 @@ def threads_per_rank(config: TrainConfig) -> int:
 
     Under `elastic` one, unless set: a share of the cores would differ with the number of ranks, and a sum over other threads has
     other bits.
+
+    Raises:
+        ConfigError: OMP_NUM_THREADS is no number of threads.
     """
     if config.threads is not None:
         return config.threads
     if config.reproducibility == "elastic":
         return 1
-    if from_environment := os.environ.get("OMP_NUM_THREADS"):
-        return int(from_environment)
-    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return openmp_threads(os.environ) or max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def device_name(device: torch.device) -> str:

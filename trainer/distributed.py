@@ -29,10 +29,10 @@ LET_GO_S = 0.1
 
 
 class RemoteError(ProjectError):
-    """Another rank failed and says why; this one ends with it, silently and with its exit code."""
+    """Another rank failed and says why; this one ends with its exit code, silently where both are on one node."""
 
-    def __init__(self, code: int) -> None:
-        super().__init__("")
+    def __init__(self, code: int, *, same_node: bool) -> None:
+        super().__init__("" if same_node else "a rank of another node has ended the run; the log of that node says why")
         self.exit_code = ExitCode(code)
 
 
@@ -51,6 +51,11 @@ class Group:
     def is_main(self) -> bool:
         """True on rank 0, which alone writes the run directory."""
         return self.rank == 0
+
+    def has_here(self, rank: int) -> bool:
+        """Whether a rank is on this node."""
+        first = self.rank - self.local_rank
+        return first <= rank < first + self.local_world_size
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum of `values` over all ranks, on every rank, in place."""
@@ -88,7 +93,7 @@ class Group:
             dist.broadcast_object_list(received, src=0)
             value, code = received[0]
             if code:
-                raise RemoteError(code)
+                raise RemoteError(code, same_node=self.has_here(0))
             return value
         try:
             value = action()

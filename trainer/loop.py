@@ -42,7 +42,7 @@ def train(config: TrainConfig, *, trust_extension: bool = True) -> str:
         if stopped:
             session.raise_alert()
             message = f"saved step {progress.step} in {config.run}; run the same command again to go on"
-            raise StoppedBySignal(message if session.group.is_main else "")
+            raise StoppedBySignal(message if session.group.local_rank == 0 else "")
         return f"weights {digest} steps {progress.step}"
 
 

@@ -1,7 +1,7 @@
 """A request to stop, by SIGTERM or SIGINT: noted at once, acted on between two steps.
 
-Under `entrypoints/torchrun.py` a rank is born with SIGTERM blocked, and has it blocked again at its end: what comes while it loads
-waits for `stop_request`, and what comes when all is saved is too late to end it in disorder.
+Under `trainer.launch.agent` a rank is born with both blocked, and has them blocked again at its end: a signal that comes while it
+loads waits for `stop_request`, and one that comes after the last save is ignored.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.__main__ import USAGE
+from data_pipeline.errors import ExitCode
 from tests.support.two_ranks import seconds_until
 from trainer.watchdog import Beat
 
@@ -62,8 +63,9 @@ def started_train(variables: dict[str, str]) -> Iterator[subprocess.Popen[bytes]
     A shell gives its background jobs an ignored SIGINT, which children inherit and bash cannot trap; `env` gives it back.
     """
     process = subprocess.Popen(
-        ["env", "--default-signal=INT", TRAIN],
+        ["env", "--default-signal=INT,QUIT", TRAIN],
         env=variables,
+        start_new_session=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -158,7 +160,7 @@ def test_the_exit_code_is_the_trainers_where_it_named_one(stand_in: Path) -> Non
     assert run(stand_in, str(TRAIN), STAND_IN_DOES="echo 75 >$TRAINER_EXIT_FILE; exit 0").returncode == 0
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_reaches_torchrun_once_and_its_save_is_waited_for(stand_in: Path, tmp_path: Path, sent: signal.Signals) -> None:
     log = tmp_path / "log"
     saving = f"trap 'echo got >>{log}; sleep 1; echo saved >>{log}; echo 75 >$TRAINER_EXIT_FILE; exit 1' TERM; echo up >>{log}; "
@@ -172,9 +174,28 @@ def test_a_signal_reaches_torchrun_once_and_its_save_is_waited_for(stand_in: Pat
     assert log.read_text().split() == ["up", "got", "saved"]
 
 
+def test_the_exit_code_of_torchrun_is_not_lost_when_a_signal_ends_the_wait_for_it(stand_in: Path, tmp_path: Path) -> None:
+    up = tmp_path / "up"
+    does = f"trap 'sleep 0.5; exit 3' TERM; touch {up}; while :; do sleep 0.1; done"
+    with started_train(environment(stand_in, STAND_IN_DOES=does)) as process:
+        seconds_until(up.exists, 30)
+        for _ in range(3):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
+        assert process.wait(timeout=30) == 3
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_torchrun_that_a_signal_ends_before_there_are_ranks_was_stopped_and_is_not_started_again(
+    stand_in: Path, tmp_path: Path, sent: signal.Signals
+) -> None:
+    number, code, said = starts(stand_in, tmp_path, f"trap - {sent.name[3:]}; kill -{sent.name[3:]} $$; sleep 9")
+    assert (number, code, said) == (1, 75, "")
+
+
 def test_torchrun_does_not_outlive_a_killed_entrypoint(stand_in: Path, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    variables = environment(stand_in, STAND_IN_DOES=f"echo $$ >{pid_file}; while :; do sleep 0.1; done")
+    variables = environment(stand_in, STAND_IN_DOES=f"trap '' TERM; echo $$ >{pid_file}; while :; do sleep 0.1; done")
     with started_train(variables) as process:
         seconds_until(lambda: pid_file.exists() and pid_file.read_text().strip(), 30)
         process.kill()
@@ -281,8 +302,10 @@ def test_restarts_without_a_new_checkpoint_come_to_an_end(stand_in: Path, tmp_pa
     assert (number, code) == (3, 1)
     assert said.count("the ranks ended (rank 1 has stood still); starting again") == 2
     assert said.endswith("train: not started again: 2 restarts have made no new checkpoint, as far as is known without --run\n")
-    (tmp_path / "starts").unlink()
-    assert starts(stand_in, tmp_path, "exit 1", TRAIN_MAX_RESTARTS="0") == (1, 1, "")
+    for does in ("exit 1", "kill -9 $$"):
+        (tmp_path / "starts").unlink()
+        number, code, said = starts(stand_in, tmp_path, does, TRAIN_MAX_RESTARTS="0")
+        assert (number, code, "starting again" in said) == (1, 1, False)
 
 
 @pytest.mark.parametrize("how", ["environment", "two words", "one word"])
@@ -324,7 +347,10 @@ def test_a_signal_in_the_pause_before_a_restart_ends_it_at_once(stand_in: Path, 
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_before_there_is_anything_to_stop_starts_nothing(stand_in: Path, tmp_path: Path, sent: signal.Signals) -> None:
+@pytest.mark.parametrize("whole_group", [False, True], ids=["the entrypoint", "its process group"])
+def test_a_signal_before_there_is_anything_to_stop_starts_nothing(
+    stand_in: Path, tmp_path: Path, sent: signal.Signals, whole_group: bool
+) -> None:
     slow = tmp_path / "bin/mktemp"
     slow.parent.mkdir()
     slow.write_text(f'#!/usr/bin/env bash\ntouch {tmp_path}/begun\nsleep 1\nexec {shutil.which("mktemp")} "$@"\n')
@@ -332,9 +358,59 @@ def test_a_signal_before_there_is_anything_to_stop_starts_nothing(stand_in: Path
     path = f"{slow.parent}:{os.environ['PATH']}"
     with started_train(environment(stand_in, STAND_IN_DOES=f"touch {tmp_path}/started", PATH=path)) as process:
         seconds_until((tmp_path / "begun").exists, 30)
-        process.send_signal(sent)
+        if whole_group:  # as by Ctrl-C in a terminal; it ends mktemp too
+            os.killpg(process.pid, sent)
+        else:
+            process.send_signal(sent)
         assert process.wait(timeout=30) == 75
     assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "CPU_RANKS=0",
+        "CPU_RANKS=two",
+        "CPU_RANKS=08x",
+        "OMP_NUM_THREADS=abc",
+        "PET_NNODES=x",
+        "PET_NPROC_PER_NODE=0",
+        "TMPDIR=/no/such",
+    ],
+)
+def test_a_variable_that_cannot_be_meant_is_a_wrong_setting_and_no_crash(setting: str) -> None:
+    name, _, value = setting.partition("=")
+    refused = run(Path(sys.executable), str(TRAIN), "--run", "/nowhere", **{name: value})
+    assert refused.returncode == ExitCode.CONFIG
+    assert f"error: {name} = {value}" in refused.stderr.splitlines()[-1]
+    assert "Traceback" not in refused.stderr
+    assert "starting again" not in refused.stderr
+
+
+def test_a_python_that_is_not_there_is_a_wrong_setting(tmp_path: Path) -> None:
+    refused = run(tmp_path / "python", str(TRAIN))
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+    assert f"error: PYTHON = {tmp_path}/python is no program" in refused.stderr
+
+
+BROKEN_MODULES = {
+    "torch is missing": ("torch.py", "raise ModuleNotFoundError(\"No module named 'torch'\")"),
+    "torch finds no library": ("torch.py", "raise OSError('libcudart.so.13: cannot open shared object file')"),
+    "pydantic is of another version": ("pydantic.py", "raise AttributeError('no such name')"),
+    "a line is no Python": ("pydantic.py", "def f(:"),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN_MODULES)
+def test_a_module_that_cannot_be_loaded_is_one_line_and_starts_nothing_again(tmp_path: Path, broken: str) -> None:
+    name, text = BROKEN_MODULES[broken]
+    (tmp_path / name).write_text(text)
+    command = [str(TRAIN)] if name == "torch.py" else [sys.executable, "-m", "trainer", "train"]  # as a rank is started
+    variables = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    refused = run(Path(sys.executable), *command, **variables)
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (ExitCode.CONFIG, 1), refused.stderr
+    assert refused.stderr.startswith("error: a module cannot be loaded: ")
+    assert str(tmp_path / name) in refused.stderr
 
 
 PLANTED = "import os; open(os.environ['MARK'], 'a').write(__name__ + ' ')\n"

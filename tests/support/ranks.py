@@ -82,7 +82,7 @@ def _run_rank(
         dist.init_process_group(
             "gloo", store=FileStore(str(store), num_ranks), rank=rank, world_size=num_ranks, timeout=timedelta(minutes=5)
         )
-        result = function(Group(rank, num_ranks, rank, torch.device("cpu")), *arguments)
+        result = function(Group(rank, num_ranks, rank, torch.device("cpu"), num_ranks), *arguments)
         # Plain pickle: multiprocessing would share a tensor's memory, which ends with this process.
         sender.send_bytes(pickle.dumps((result, "")))
     except BaseException:

@@ -17,6 +17,7 @@ from trainer.watchdog import Beat
 
 __all__ = [
     "all_ended",
+    "command_line",
     "descendants",
     "launcher_of",
     "log",
@@ -106,13 +107,13 @@ def descendants(pid: int) -> list[int]:
 
 def launcher_of(entrypoint: int) -> int | None:
     """The process of torchrun below an entrypoint, if it runs."""
-    return next((child for child in children(entrypoint) if b"torchrun.py" in _command_line(child)), None)
+    return next((child for child in children(entrypoint) if b"torchrun.py" in command_line(child)), None)
 
 
 def ranks_of(entrypoint: int) -> list[int]:
     """The processes of the ranks below an entrypoint, as far as they run."""
     launcher = launcher_of(entrypoint)
-    return [] if launcher is None else [child for child in children(launcher) if b"trainer\0train" in _command_line(child)]
+    return [] if launcher is None else [child for child in children(launcher) if b"trainer\0train" in command_line(child)]
 
 
 def pids_of(config: TrainConfig) -> list[int]:
@@ -130,7 +131,8 @@ def seconds_until(condition: Callable[[], object], timeout_s: float) -> float:
     return time.monotonic() - begun
 
 
-def _command_line(pid: int) -> bytes:
+def command_line(pid: int) -> bytes:
+    """The words of a process, each with a NUL behind it; empty where there is none."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

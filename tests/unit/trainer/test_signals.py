@@ -8,19 +8,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from trainer.signals import stop_request
 
 ROOT = Path(__file__).resolve().parents[3]
 BORN_WITH_IT_BLOCKED = """
-import os, signal, threading
+import os, signal, sys, threading
 from trainer.signals import stop_request
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-os.kill(os.getpid(), signal.SIGTERM)
+number = signal.Signals[sys.argv[1]]
+signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+os.kill(os.getpid(), number)
 print("alive")
 with stop_request() as request:
     print(request.signal_name)
     threading.Thread(target=threading.Event().wait, daemon=True).start()  # a thread that does not block it
-os.kill(os.getpid(), signal.SIGTERM)
+os.kill(os.getpid(), number)
 print("finished")
 """
 
@@ -42,6 +45,8 @@ def test_afterwards_handlers_and_mask_are_those_of_before() -> None:
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
 
 
-def test_a_rank_that_is_born_with_it_blocked_hears_what_came_before_and_ignores_what_comes_after() -> None:
-    done = subprocess.run([sys.executable, "-c", BORN_WITH_IT_BLOCKED], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.split()) == (0, ["alive", "SIGTERM", "finished"]), done.stderr
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_rank_that_is_born_with_it_blocked_hears_what_came_before_and_ignores_what_comes_after(name: str) -> None:
+    command = [sys.executable, "-c", BORN_WITH_IT_BLOCKED, name]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["alive", name, "finished"]), done.stderr

@@ -1,0 +1,273 @@
+"""A run of two ranks, on one node or on two, one process of which gets a signal: what the launchers then say, and what is saved.
+
+A node is a launcher (`entrypoints/train`) with torchrun, its ranks and their watchdog; two nodes meet over loopback, as two
+machines would over their network.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from data_pipeline.errors import ExitCode
+from tests.support.runs import ROOT, arguments, metrics
+from tests.support.two_ranks import all_ended, command_line, descendants, launcher_of, ranks_of, seconds_until
+from trainer.checkpoint import CheckpointStore
+from trainer.config import TrainConfig
+
+__all__ = ["ENDLESS", "Case", "Member", "Nodes", "Outcome", "Phase", "cases", "problems", "running", "struck"]
+
+Member = Literal["launcher", "torchrun", "rank", "watchdog", "process group", "node"]
+"""What gets the signal. `process group`: that of the launcher, as by Ctrl-C in a terminal. `node`: every process of a node, as by
+Slurm's `scancel`."""
+Phase = Literal["loading", "training", "ending"]
+"""When: before the first step; between two steps or in one; after the last step was reported."""
+
+ENDLESS = 100_000
+"""Steps of a run that only a signal ends."""
+_STOPS = (signal.SIGTERM, signal.SIGINT)
+_ASKED: tuple[Member, ...] = ("launcher", "torchrun", "rank", "process group", "node")
+_KILLED: tuple[Member, ...] = ("launcher", "torchrun", "rank")
+_PHASES: tuple[Phase, ...] = ("loading", "training", "ending")
+_SPAN_S: dict[Phase, float] = {"training": 0.3, "ending": 0.4}
+_LONG_S = 120.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell of the table of exit codes."""
+
+    num_nodes: int
+    member: Member
+    number: signal.Signals
+    phase: Phase
+
+    @property
+    def asks(self) -> bool:
+        """The run is to save and to stop."""
+        return self.number in _STOPS and self.member != "watchdog"
+
+    @property
+    def endless(self) -> bool:
+        """Only the signal ends the run: so a signal that is lost is noticed."""
+        return self.asks and self.phase != "ending"
+
+    def __str__(self) -> str:
+        return f"{self.number.name} to the {self.member}, {self.phase}, {self.num_nodes} node{'s' * (self.num_nodes > 1)}"
+
+
+def cases() -> list[Case]:
+    """All cells of the table. A node that is killed before two nodes have met is left out: the other one waits for it."""
+    found = []
+    for num_nodes in (1, 2):
+        for phase in _PHASES:
+            found += [Case(num_nodes, member, number, phase) for member in _ASKED for number in _STOPS]
+            if num_nodes == 1 or phase != "loading":
+                found += [Case(num_nodes, member, signal.SIGKILL, phase) for member in _KILLED]
+            if phase == "training":
+                found += [Case(num_nodes, "watchdog", number, phase) for number in (*_STOPS, signal.SIGKILL)]
+    return found
+
+
+@dataclass
+class Nodes:
+    """The launchers of a run, which write to `<run>-<node>.log` beside it."""
+
+    config: TrainConfig
+    launchers: list[subprocess.Popen[bytes]]
+    struck_node: int = 0
+
+    def log(self, node: int) -> str:
+        """What a node has printed."""
+        return _log_file(self.config, node).read_text()
+
+    def members(self, node: int, member: Member, draw: random.Random) -> list[int]:
+        """The processes of a node that get the signal, as far as they run."""
+        launcher = self.launchers[node].pid
+        torchrun, ranks = launcher_of(launcher), ranks_of(launcher)
+        if member == "torchrun":
+            return [] if torchrun is None else [torchrun]
+        if member == "rank":
+            return [draw.choice(ranks)] if ranks else []
+        if member == "watchdog":
+            return [pid for pid in descendants(launcher) if b"watchdog.py" in command_line(pid)]
+        return [*descendants(launcher), launcher] if member == "node" else [launcher]
+
+    def reported(self) -> int:
+        """The newest step in the metrics."""
+        try:
+            return max((event["step"] for event in metrics(self.config.run, "train")), default=0)
+        except (OSError, ValueError):  # not there, or half a line of it
+            return 0
+
+    def over(self) -> bool:
+        """Whether a launcher has ended."""
+        return any(launcher.poll() is not None for launcher in self.launchers)
+
+    def weights(self) -> str:
+        """The last line of a run that was finished; empty where it was not."""
+        return ["", *(line for line in self.log(0).splitlines() if line.startswith("weights sha256:"))][-1]
+
+
+@contextmanager
+def running(config: TrainConfig, num_nodes: int, **environment: str) -> Iterator[Nodes]:
+    """The run, of which nothing is left at the end."""
+    nodes = Nodes(config, [_started(config, node, variables | environment) for node, variables in enumerate(_variables(num_nodes))])
+    try:
+        yield nodes
+    finally:
+        everything = [pid for launcher in nodes.launchers for pid in (launcher.pid, *descendants(launcher.pid))]
+        for pid in everything:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for launcher in nodes.launchers:
+            launcher.wait()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run after a signal."""
+
+    codes: list[int]
+    """The exit code of each node, -N where signal N ended the launcher."""
+    seconds: float
+    """From the signal until nothing of the run was left."""
+    too_late: bool
+    """There was no process any more to get the signal."""
+
+
+def struck(nodes: Nodes, case: Case, draw: random.Random, load_s: float) -> Outcome:
+    """Sends the signal of a case at a random moment of its phase.
+
+    Args:
+        nodes: the run, just started.
+        case: what gets which signal, and when.
+        draw: decides about the node, the rank and the moment.
+        load_s: how long such a run takes to its first step, in seconds.
+    """
+    nodes.struck_node = draw.randrange(case.num_nodes)
+    _wait_for_phase(nodes, case, draw, load_s)
+    everything = [pid for launcher in nodes.launchers for pid in (launcher.pid, *descendants(launcher.pid))]
+    hit = _hit(nodes, case, draw)
+    print(f"  {case}: node {nodes.struck_node}, processes {hit}, at step {nodes.reported()}")
+    if case.num_nodes > 1 and case.phase == "loading" and case.asks:  # a scheduler asks all; one alone may wait for the other
+        nodes.launchers[1 - nodes.struck_node].terminate()
+    begun = time.monotonic()
+    codes = [launcher.wait(_LONG_S) for launcher in nodes.launchers]
+    seconds_until(lambda: all_ended(everything), _LONG_S)
+    return Outcome(codes, time.monotonic() - begun, too_late=not hit)
+
+
+def problems(nodes: Nodes, case: Case, codes: Sequence[int], expected_weights: str) -> list[str]:
+    """All in which the outcome of a case differs from the table."""
+    return [*_wrong_codes(nodes, case, codes), *_wrong_state(nodes, codes, expected_weights)]
+
+
+def allowed_codes(nodes: Nodes, case: Case, node: int) -> set[int]:
+    """The table: what a node may end with. A run that has come to its end all the same ends with 0."""
+    finished = {int(ExitCode.DONE)} if nodes.weights() else set()
+    if case.asks:
+        too_early = {int(ExitCode.INTERRUPTED)} if case.number == signal.SIGINT and not nodes.reported() else set()
+        return {int(ExitCode.STOPPED)} | too_early | (set() if case.endless else finished)
+    if case.member == "launcher":
+        return {-signal.SIGKILL} if node == nodes.struck_node else {int(ExitCode.CRASHED)} | finished
+    if case.member == "watchdog" or case.num_nodes == 1:
+        return finished
+    return {int(ExitCode.CRASHED)} | finished  # several nodes are started again by their scheduler
+
+
+def _wrong_codes(nodes: Nodes, case: Case, codes: Sequence[int]) -> Iterator[str]:
+    for node, code in enumerate(codes):
+        allowed = allowed_codes(nodes, case, node)
+        if code not in allowed:
+            yield f"node {node} ended with {code}, not {sorted(allowed)}: {nodes.log(node)[-3000:]}"
+        if case.asks and "Traceback" in nodes.log(node):
+            yield f"node {node} has shown a traceback: {nodes.log(node)[-3000:]}"
+        if case.asks and "starting again" in nodes.log(node):
+            yield f"node {node} was started again: {nodes.log(node)[-3000:]}"
+
+
+def _wrong_state(nodes: Nodes, codes: Sequence[int], expected_weights: str) -> Iterator[str]:
+    """What is wrong with the files: after a stop the last step is saved, after any other end nothing that was saved is lost."""
+    reported, run = nodes.reported(), nodes.config.run
+    if not reported:
+        return
+    newest = _newest_whole(run)
+    submitted = max((event["step"] for event in metrics(run, "save")), default=0)
+    if ExitCode.STOPPED in codes and newest != reported:
+        yield f"stopped after step {reported}, and the newest checkpoint is of step {newest}"
+    if newest < submitted - nodes.config.checkpoint.every_steps:
+        yield f"step {submitted} was being saved, and the newest checkpoint is of step {newest}"
+    status = json.loads((run / "record.json").read_text())["status"]
+    if ExitCode.STOPPED in codes and status != "stopped":
+        yield f"the record says {status!r} of a run that was stopped"
+    if ExitCode.DONE in codes and (nodes.weights() != expected_weights or status != "finished"):
+        yield f"finished with {nodes.weights()!r}, not {expected_weights!r}, and the record says {status!r}"
+
+
+def _newest_whole(run: Path) -> int:
+    """The newest checkpoint's step, 0 where there is none; raises CheckpointError where one is damaged."""
+    store = CheckpointStore(run / "checkpoints")
+    for step in store.steps():
+        store.verify(step)
+    return max(store.steps(), default=0)
+
+
+def _wait_for_phase(nodes: Nodes, case: Case, draw: random.Random, load_s: float) -> None:
+    if case.phase == "loading":
+        time.sleep(draw.uniform(0, load_s))
+        return
+    last = nodes.config.limits.steps
+    wanted = last if case.phase == "ending" and last is not None else draw.randrange(1, 15)
+    seconds_until(lambda: nodes.reported() >= wanted or nodes.over(), _LONG_S)
+    time.sleep(draw.uniform(0, _SPAN_S[case.phase]))
+
+
+def _hit(nodes: Nodes, case: Case, draw: random.Random) -> list[int]:
+    """The processes that got the signal; none where all of them had ended."""
+    found: list[int] = []
+    seconds_until(lambda: found.extend(nodes.members(nodes.struck_node, case.member, draw)) or found or nodes.over(), _LONG_S)
+    for pid in found:
+        with suppress(ProcessLookupError):
+            (os.killpg if case.member == "process group" else os.kill)(pid, case.number)
+    return found
+
+
+def _variables(num_nodes: int) -> list[dict[str, str]]:
+    """Those of each node."""
+    if num_nodes == 1:
+        return [{"CPU_RANKS": "2"}]
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
+    shared = {"CPU_RANKS": "1", "PET_NNODES": str(num_nodes), "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port}
+    return [shared | {"PET_NODE_RANK": str(node), "GLOO_SOCKET_IFNAME": "lo"} for node in range(num_nodes)]
+
+
+def _started(config: TrainConfig, node: int, variables: dict[str, str]) -> subprocess.Popen[bytes]:
+    own = {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "TRAIN_RESTART_DELAY_S": "0", "PET_SHUTDOWN_TIMEOUT": "30"}
+    with _log_file(config, node).open("a") as output:
+        return subprocess.Popen(
+            ["env", "--default-signal=INT", ROOT / "entrypoints/train", *arguments(config)],
+            cwd=ROOT,
+            env=os.environ | own | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # its process group is that of the launcher alone
+        )
+
+
+def _log_file(config: TrainConfig, node: int) -> Path:
+    return config.run.with_name(f"{config.run.name}-{node}.log")

@@ -1,0 +1,1 @@
+"""Starting the ranks of one node."""

@@ -1,0 +1,185 @@
+"""torchrun's agent on this node: it starts the ranks, passes a request to stop on to them, and returns their exit code.
+
+One node alone needs no rendezvous. torchrun would open one to the whole network, and unpickle what anybody writes there. Here the
+store of such a node is the memory of this process, and its ranks find each other in a directory that only their user can read.
+Variables and arguments that say where nodes meet have no effect then.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, ClassVar
+
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.elastic.agent.server.api import WorkerGroup
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+from torch.distributed.launcher import api as launcher_api
+from torch.distributed.run import get_args_parser, parse_min_max_nnodes, run
+
+from data_pipeline.errors import ConfigError, ExitCode
+from trainer.network import STORE_VARIABLE
+from trainer.watchdog import EXIT_FILE_VARIABLE, LAUNCHER_VARIABLE
+
+EXPLAINED_BY_THE_RANK = set(ExitCode) - {ExitCode.DONE, ExitCode.CRASHED}
+# What torchrun logs about a rank that ended, a signal that it passes on, and a node that left first: the report and the entrypoint
+# say it better.
+SAID_ELSEWHERE = ("failed (exitcode", "Sending process", "Received ", "Error waiting on exit barrier")
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+OTHER_NODES_S = 30.0
+"""How long a node whose ranks are done waits for other nodes, which need its store. A node that was killed never comes."""
+
+ALONE = "alone"
+"""The rendezvous of a node that is the only one."""
+
+__all__ = ["Agent", "Alone", "launch"]
+
+
+class Alone(RendezvousHandler):
+    """The rendezvous of the only node: it is the first of one, and its store is in the memory of this process."""
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        self._run_id = parameters.run_id
+
+    def get_backend(self) -> str:
+        """The name under which it is registered."""
+        return ALONE
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """At once. The ranks are given port 0, as there is no store for them to connect to."""
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("localhost", 0))
+
+    def is_closed(self) -> bool:
+        """Never."""
+        return False
+
+    def set_closed(self) -> None:
+        """Nobody has to know."""
+
+    def num_nodes_waiting(self) -> int:
+        """None ever comes."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """As torchrun was given it."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """There is nothing to close."""
+        return True
+
+
+class Agent(LocalElasticAgent):
+    """torchrun's agent, but a signal only asks the ranks to stop, and the agent goes on to watch them.
+
+    torch's agent leaves its loop at a signal. The third signal ends its wait for the ranks, which then die before they have saved.
+    The other nodes miss an agent that has left its loop: they wait 300 s for it when their ranks are done.
+    """
+
+    has_started: ClassVar[bool] = False
+    """The ranks were started at least once."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings | {"exit_barrier_timeout": OTHER_NODES_S})
+        self._asked = False
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        Agent.has_started = True
+        started: dict[int, Any] = super()._start_workers(worker_group)
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._ask_ranks)
+        return started
+
+    def _ask_ranks(self, _number: int, _frame: FrameType | None) -> None:
+        """Always SIGTERM, as a rank does not catch the others."""
+        self._send(signal.SIGTERM)
+        if not self._asked:
+            self._asked = True
+            late = threading.Timer(self._shutdown_timeout, self._send, [signal.SIGKILL])
+            late.daemon = True
+            late.start()
+
+    def _send(self, number: signal.Signals) -> None:
+        for rank in () if self._pcontext is None else self._pcontext.pids().values():
+            with suppress(ProcessLookupError):
+                os.killpg(rank, number)
+
+
+def launch(arguments: Sequence[str]) -> ExitCode:
+    """Runs torchrun with its arguments and PET_* variables, but without its own tracebacks, until the ranks have ended.
+
+    Returns:
+        DONE; STOPPED after a signal that came before there were ranks; the exit code of the first rank that failed, if the trainer
+        chose that code; and CRASHED otherwise. A rank that was killed or crashed is reported in full.
+
+    Raises:
+        ConfigError: torchrun refuses a setting.
+    """
+    os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
+    hold_signals_back_from_new_ranks()
+    vars(launcher_api).update(LocalElasticAgent=Agent)
+    for name in ("multiprocessing.api", "agent.server.api"):
+        logging.getLogger(f"torch.distributed.elastic.{name}").addFilter(
+            lambda record: not record.getMessage().startswith(SAID_ELSEWHERE)
+        )
+    parser = get_args_parser()
+    parser.allow_abbrev = False  # else the trainer's own --run is refused as short for torchrun's --run-path
+    options = parser.parse_args(arguments)
+    os.environ.pop(STORE_VARIABLE, None)
+    try:
+        if parse_min_max_nnodes(options.nnodes)[1] == 1:
+            rendezvous_handler_registry.register(ALONE, Alone)
+            vars(options).update(standalone=False, rdzv_backend=ALONE, rdzv_endpoint=ALONE, node_rank=0)
+            with private_folder() as os.environ[STORE_VARIABLE]:
+                run(options)  # type: ignore[no-untyped-call]
+        else:
+            run(options)  # type: ignore[no-untyped-call]
+    except SignalException:  # no rank has begun; those that were being started end with this process
+        return ExitCode.STOPPED
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        if failure.exitcode in EXPLAINED_BY_THE_RANK:
+            return ExitCode(failure.exitcode)
+        sys.stderr.write(f"{error}\n")
+        return ExitCode.CRASHED
+    except (ValueError, AssertionError) as error:
+        if Agent.has_started:
+            raise
+        found = str(error) or "an assertion on its settings does not hold"
+        raise ConfigError(f"torchrun refuses its settings ({found}); correct the PET_* variable, and start again") from error
+    return ExitCode.DONE
+
+
+@contextmanager
+def private_folder() -> Iterator[str]:
+    """A directory for this user alone, while the context lasts. If this process is killed, it goes with the exit file beside it."""
+    exit_file = os.environ.get(EXIT_FILE_VARIABLE)
+    with tempfile.TemporaryDirectory(prefix="ranks-", dir=Path(exit_file).parent if exit_file else None) as name:
+        yield name
+
+
+def hold_signals_back_from_new_ranks() -> None:
+    """Has the ranks be born with SIGTERM and SIGINT blocked; they unblock both once they can stop in order.
+
+    A rank needs seconds to load, in which a signal would kill it and be taken for a crash. It inherits the mask of this thread.
+    This process still gets its signals: in another thread, from which Python hands them to this one.
+    """
+    threading.Thread(target=threading.Event().wait, name="signals", daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
