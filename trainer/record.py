@@ -28,10 +28,13 @@ from pydantic import Field, field_validator
 from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError, ProjectError
 from data_pipeline.files import (
     UnusableFileError,
+    commit_directory,
     is_unfinished,
     open_input,
     parse_json,
     sealed,
+    sync_file,
+    sync_upwards,
     unfinished_path,
     unsealed,
     write_atomic,
@@ -117,6 +120,7 @@ def locked_run(run: Path) -> Iterator[None]:
         CheckpointError: the file of the lock is a link or no regular file.
     """
     run.mkdir(parents=True, exist_ok=True)
+    sync_upwards(run)
     with os.fdopen(open_own(run / ".lock", os.O_RDWR, run=run), "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -271,7 +275,7 @@ def open_record(
         temporary = unfinished_path(run / "tokenizer")
         _copy_files(config.data / "tokenizer", temporary, below=config.data)
         shutil.rmtree(run / "tokenizer", ignore_errors=True)
-        temporary.rename(run / "tokenizer")
+        commit_directory(temporary, run / "tokenizer")
     if extension is not None:
         write_atomic(run / "extension.py", extension)
     else:
@@ -358,6 +362,8 @@ def complete_record(
     Called once nothing more will be written. `ended_by` is the limit that was reached, or why evaluations ended the run.
     """
     record = read_record(run)
+    for name in (METRICS, LEDGER):
+        sync_file(run / name)  # some lines may be younger than the last checkpoint
     checkpoints = CheckpointStore(run / "checkpoints")
     manifests = [checkpoints.manifest_path(saved).relative_to(run).as_posix() for saved in checkpoints.steps()]
     record["files"] |= _digests(run, [METRICS, LEDGER.as_posix(), *manifests])
