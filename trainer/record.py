@@ -33,7 +33,6 @@ from data_pipeline.files import (
     open_input,
     parse_json,
     sealed,
-    sync_file,
     sync_upwards,
     unfinished_path,
     unsealed,
@@ -362,11 +361,12 @@ def complete_record(
     Called once nothing more will be written. `ended_by` is the limit that was reached, or why evaluations ended the run.
     """
     record = read_record(run)
-    for name in (METRICS, LEDGER):
-        sync_file(run / name)  # some lines may be younger than the last checkpoint
     checkpoints = CheckpointStore(run / "checkpoints")
     manifests = [checkpoints.manifest_path(saved).relative_to(run).as_posix() for saved in checkpoints.steps()]
     record["files"] |= _digests(run, [METRICS, LEDGER.as_posix(), *manifests])
+    for name in (METRICS, LEDGER):  # some of their lines are younger than the last checkpoint
+        with open_input(run / name, below=run) as file:
+            os.fsync(file.fileno())
     ended = {"status": status, "ended_by": ended_by, "step": step, "weights": weights_digest, "alerts": dict(alerts)}
     write_atomic(run / "record.json", sealed(record | ended))
 
