@@ -2,6 +2,12 @@
 
 A folder of data or of a run may come from a stranger. So nothing below it is opened through a symbolic link, and a pipe, device or
 endless file in place of an expected file is an error, not a wait.
+
+A power failure may keep any part of what was not forced to the device, in any order: a new name without the content behind it, or
+the other way round. So everything that must survive one is written in this order: the content of each file (`sync_file`), the
+entries of its folder (`sync_directory`), the rename that makes it visible, the entries of the folder with that name, and once, for
+a folder that may be new, the entries of all folders above it (`sync_upwards`). `write_atomic` does this for a file,
+`commit_directory` for a folder.
 """
 
 from __future__ import annotations
@@ -32,6 +38,7 @@ __all__ = [
     "sealed",
     "sync_directory",
     "sync_file",
+    "sync_upwards",
     "unfinished_path",
     "unsealed",
     "write_atomic",
@@ -271,6 +278,22 @@ def sync_directory(path: Path) -> None:
     sync_file(path)
 
 
+def sync_upwards(path: Path) -> None:
+    """Forces the entries of a directory, and of those above it up to the mount point, to the storage device: its name stays.
+
+    It does so whether or not this process has created any of them: one that was killed may have. It ends below a directory that
+    this user may not read.
+    """
+    folder = path.resolve()
+    sync_directory(folder)
+    while not folder.is_mount():
+        folder = folder.parent
+        try:
+            sync_directory(folder)
+        except PermissionError:
+            return
+
+
 def unfinished_path(path: Path) -> Path:
     """A fresh name beside `path` that nobody can predict: for what becomes `path` when it is complete."""
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
@@ -281,19 +304,25 @@ def is_unfinished(path: Path) -> bool:
     return _UNFINISHED.fullmatch(path.name) is not None
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replaces `path` by `data`, durably: temporary file, fsync, rename, fsync of the directory."""
+def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Replaces `path` by `data`: temporary file, fsync, rename, fsync of the directory.
+
+    Without `durable` nothing is forced to the device. After a power failure the file may be old, new, missing or damaged, so that
+    its reader has to check it against a digest.
+    """
     temporary = unfinished_path(path)
     try:
         with temporary.open("xb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         temporary.rename(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    if durable:
+        sync_directory(path.parent)
 
 
 def commit_directory(temporary: Path, final: Path) -> None:

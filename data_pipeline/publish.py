@@ -24,6 +24,7 @@ from data_pipeline.files import (
     own_folder,
     read_input,
     sync_directory,
+    sync_upwards,
     write_atomic,
 )
 from data_pipeline.manifest import MANIFEST, PUBLISHED, Manifest, files_in_manifest, read_manifest
@@ -86,6 +87,9 @@ def exclusive(directory: Path) -> Iterator[None]:
             raise StorageError(
                 f"{directory}: another `prepare` is writing to it; wait for its end, or choose another --output"
             ) from None
+        # A killed preparation may have created the folder or moved files in and out without forcing that to the device. What is
+        # taken for done, and what is removed because of it, must not come back or get lost after a power failure.
+        sync_upwards(directory)
         _clear_half_written(directory)
         try:
             yield
@@ -298,14 +302,21 @@ def _swap(built: Path, directory: Path) -> None:
     ready = built.with_name("ready")
     shutil.rmtree(ready, ignore_errors=True)
     commit_directory(built, ready)
-    # From here until the new manifest is written the folder holds no prepared data, and says so.
-    for name in (MANIFEST, *dict.fromkeys((*_NOT_ALWAYS_WRITTEN, *sorted(os.listdir(ready))))):  # noqa: PTH208 - names are wanted
-        if os.path.lexists(directory / name):
-            (directory / name).rename(outgoing / name)
+    # From here until the new manifest is written the folder holds no prepared data, and says so, before anything else goes: a power
+    # failure could keep the manifest and lose what it names.
+    names = sorted(os.listdir(ready))  # noqa: PTH208 - names are wanted
+    _move((MANIFEST,), directory, outgoing)
     sync_directory(directory)
-    for name in sorted(os.listdir(ready)):  # noqa: PTH208
-        (ready / name).rename(directory / name)
+    _move((*_NOT_ALWAYS_WRITTEN, *names), directory, outgoing)
+    _move(names, ready, directory)
     sync_directory(directory)
+
+
+def _move(names: Iterable[str], source: Path, target: Path) -> None:
+    """Moves those of the names that there are from one folder to another, where they must not be yet."""
+    for name in names:
+        if os.path.lexists(source / name):
+            (source / name).rename(target / name)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -2,7 +2,8 @@
 
 A task names its output. The data is written first and a small JSON file with the result last: where that file is, the task is done
 and is not run again, however often the preparation was killed since. That file is sealed and holds the digest of every file that
-the task has written. A later run checks them all before it uses the result; a task whose files are damaged is run again.
+the task has written. A later run checks them all before it uses the result; a task whose files are damaged is run again. So nothing
+is forced to the device here: after a power failure the digests say which results are whole. What is published is, see `publish`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import pyarrow as pa
 
 from data_pipeline.arrow_files import ArrowFile, open_arrow
 from data_pipeline.engine import Engine, available_cores
-from data_pipeline.files import digest_file, read_input, sealed, sync_file, unfinished_path, unsealed, write_atomic
+from data_pipeline.files import digest_file, read_input, sealed, unfinished_path, unsealed, write_atomic
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -135,7 +136,7 @@ def check_files(output: Path, files: Mapping[str, str]) -> None:
 
 
 class TableWriter:
-    """Writes an Arrow file in batches; it has its final name only when it is complete and on the device."""
+    """Writes an Arrow file in batches; it has its final name only when it is complete."""
 
     def __init__(self, output: Path, schema: pa.Schema) -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -188,7 +189,6 @@ class TableWriter:
         if error is not None:
             self._temporary.unlink(missing_ok=True)
             return
-        sync_file(self._temporary)
         self._temporary.rename(self._path)
         self._digest = self._file.digest
 
@@ -271,7 +271,7 @@ def commit_result(task: Task, result: ResultT, *tables: Written, files: Mapping[
     for table in tables:
         digests |= table.written
     names = {os.path.relpath(path, task.output.parent): digest for path, digest in digests.items()}
-    write_atomic(_result_path(task), sealed({"result": asdict(result), "files": names}))  # type: ignore[call-overload]
+    write_atomic(_result_path(task), sealed({"result": asdict(result), "files": names}), durable=False)  # type: ignore[call-overload]
     return result
 
 

@@ -28,10 +28,12 @@ from pydantic import Field, field_validator
 from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError, ProjectError
 from data_pipeline.files import (
     UnusableFileError,
+    commit_directory,
     is_unfinished,
     open_input,
     parse_json,
     sealed,
+    sync_upwards,
     unfinished_path,
     unsealed,
     write_atomic,
@@ -117,6 +119,7 @@ def locked_run(run: Path) -> Iterator[None]:
         CheckpointError: the file of the lock is a link or no regular file.
     """
     run.mkdir(parents=True, exist_ok=True)
+    sync_upwards(run)
     with os.fdopen(open_own(run / ".lock", os.O_RDWR, run=run), "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -271,7 +274,7 @@ def open_record(
         temporary = unfinished_path(run / "tokenizer")
         _copy_files(config.data / "tokenizer", temporary, below=config.data)
         shutil.rmtree(run / "tokenizer", ignore_errors=True)
-        temporary.rename(run / "tokenizer")
+        commit_directory(temporary, run / "tokenizer")
     if extension is not None:
         write_atomic(run / "extension.py", extension)
     else:
@@ -361,6 +364,9 @@ def complete_record(
     checkpoints = CheckpointStore(run / "checkpoints")
     manifests = [checkpoints.manifest_path(saved).relative_to(run).as_posix() for saved in checkpoints.steps()]
     record["files"] |= _digests(run, [METRICS, LEDGER.as_posix(), *manifests])
+    for name in (METRICS, LEDGER):  # some of their lines are younger than the last checkpoint
+        with open_input(run / name, below=run) as file:
+            os.fsync(file.fileno())
     ended = {"status": status, "ended_by": ended_by, "step": step, "weights": weights_digest, "alerts": dict(alerts)}
     write_atomic(run / "record.json", sealed(record | ended))
 

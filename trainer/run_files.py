@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from data_pipeline.errors import CheckpointError
-from data_pipeline.files import UnusableFileError, is_unfinished, open_output, own_folder, read_input
+from data_pipeline.files import UnusableFileError, is_unfinished, open_output, own_folder, read_input, sync_directory
 
 __all__ = ["check_places", "foreign_files", "make_folder", "open_own", "read_id"]
 
@@ -53,14 +53,16 @@ def check_places(run: Path) -> None:
 
 
 def make_folder(path: Path) -> Path:
-    """`path`, a folder that the program has in a run, created if it is missing.
+    """`path`, a folder that the program has in a run, created if it is missing; its name is on the device then.
 
     Raises:
         CheckpointError: a link or a file has its name.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return own_folder(path)
+        own_folder(path)
+        sync_directory(path.parent)
+        return path
     except UnusableFileError as error:
         raise CheckpointError(str(error)) from None
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_pipeline.config import PackingSettings
-from data_pipeline.files import commit_directory, digest_file, unfinished_path
+from data_pipeline.files import digest_file, unfinished_path
 from data_pipeline.packing import METHODS, count_packing, pack
 from data_pipeline.rows import Window, cut_into_shards, cut_into_windows, fill_rows
 from data_pipeline.shards import ShardContent, write_shard
@@ -77,7 +77,7 @@ def pack_group(task: PackTask) -> PackResult:
         )
         del content  # or the shard would be held while the next one fills
     shutil.rmtree(task.output, ignore_errors=True)  # committed by a run that was killed before it could say so
-    commit_directory(temporary, task.output)
+    temporary.rename(task.output)
     return commit_result(task, result, files={task.output / shard["name"]: shard["sha256"] for shard in result.shards})
 
 

@@ -106,7 +106,7 @@ def train_content_classifier(task: ClassifierTask) -> ClassifierResult:
 
 
 def _write(path: Path, content: bytes) -> dict[Path, str]:
-    write_atomic(path, content)
+    write_atomic(path, content, durable=False)
     return {path: digest_bytes(content)}
 
 

@@ -171,6 +171,9 @@ class CheckpointStore:
                     raise
                 self._set_aside(step, f"{error}; falling back to an earlier checkpoint")
             else:
+                # A killed process may have given it its name without forcing that to the device. What follows is built on it.
+                sync_directory(self._storage, self.path(step))
+                sync_directory(self._storage, self.directory)
                 self.collect_trash()
                 return step
         if bad := [name for name in self._names() if _BAD.fullmatch(name)]:

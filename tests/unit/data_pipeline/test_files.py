@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline import files
-from data_pipeline.files import canonical_json, commit_directory, digest_bytes, digest_file, sealed, unsealed, write_atomic
+from data_pipeline.files import (
+    canonical_json,
+    commit_directory,
+    digest_bytes,
+    digest_file,
+    sealed,
+    sync_upwards,
+    unsealed,
+    write_atomic,
+)
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -72,3 +81,26 @@ def test_a_directory_that_is_there_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="not empty"):
         commit_directory(tmp_path / "work", tmp_path / "done")
     assert (tmp_path / "done" / "a").read_text() == "done"
+
+
+def test_the_name_of_a_folder_is_forced_to_the_device_up_to_the_mount_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    synced: list[Path] = []
+    monkeypatch.setattr(files, "sync_directory", synced.append)
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path)
+    sync_upwards(tmp_path / "link" / "deep")
+    assert synced == [tmp_path / "real" / "deep", tmp_path / "real", tmp_path]
+
+
+def test_a_folder_above_that_may_not_be_read_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sync(path: Path) -> None:
+        if path == tmp_path.parent:
+            raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(files, "sync_directory", sync)
+    sync_upwards(tmp_path)
+    with pytest.raises(PermissionError):
+        sync_upwards(tmp_path.parent)
