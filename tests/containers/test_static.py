@@ -92,7 +92,9 @@ def test_train_waits_for_the_data_and_has_time_to_save(services: dict[str, Any])
 def test_the_cpu_override_takes_the_gpu_reservation_away(services: dict[str, Any]) -> None:
     (device,) = services["train"]["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
-    assert load("docker-compose.cpu.yml") == {"services": {"train": {"deploy": "!reset"}}}
+    assert load("docker-compose.cpu.yml") == {
+        "services": {"train": {"deploy": "!reset", "environment": {"CUDA_VISIBLE_DEVICES": ""}}}
+    }
 
 
 def test_the_base_image_is_pinned_by_digest_in_one_form_everywhere(services: dict[str, Any]) -> None:
