@@ -92,10 +92,10 @@ def _hint(root: Path = Path("/")) -> str:
 
 def _reason(environment: Mapping[str, str]) -> str:
     """Why torch sees no GPU, in its words."""
-    if not torch.backends.cuda.is_built():
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return f"this PyTorch ({torch.__version__}) is built without CUDA"
     try:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         reason = "it does not say why"
     except (AssertionError, RuntimeError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
