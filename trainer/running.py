@@ -63,9 +63,8 @@ def _absence(beat: Beat | None, status: os.stat_result, name: str) -> str:
     if beat is None:
         return "its heartbeat file holds no heartbeat"
     if beat.container != (here := own_container()):
-        boot = here.partition(":")[0]
-        same_boot = beat.container.startswith(f"{boot}:")
-        return "it ran in another container" if same_boot else "it ran on another machine, or before this machine was restarted"
+        same_boot = beat.container.partition(":")[0] == here.partition(":")[0]
+        return f"it belongs to another {'container' if same_boot else 'machine, or to an earlier start of this one'}"
     if beat.phase == "done":
         return "it is done"
     if process_state(beat.process) is None:
@@ -80,7 +79,7 @@ def _absence(beat: Beat | None, status: os.stat_result, name: str) -> str:
 def _writes(process: ProcessId, status: os.stat_result, name: str) -> bool:
     """Whether a process has a file open for writing."""
     for link in list(Path(f"/proc/{process.pid}/fd").iterdir()):
-        with suppress(OSError):  # it was closed meanwhile
+        with suppress(FileNotFoundError):  # it was closed meanwhile
             if link.readlink().name == name and link.lstat().st_mode & _WRITABLE:
                 found = link.stat()
                 if (found.st_dev, found.st_ino) == (status.st_dev, status.st_ino):

@@ -37,7 +37,7 @@ def show_stacks(run: Path) -> str:
         reasons = "; ".join(f"rank {number}: {reason}" for number, reason in silent.items())
         raise ConfigError(
             f"{run}: no rank that can show its stacks is running here ({reasons or 'no rank has written a heartbeat'}); "
-            "use the command on the machine, in the container and as the user of a training that is running"
+            "use the command while the training runs, in its container (docker compose exec train train stacks) and as its user"
         )
     begins = collect_stacks(run, beats, lambda rank: _ask(rank, beats[rank], silent))
     texts = [_text(run, rank, begins.get(rank)) for rank in beats if rank not in silent]
@@ -49,6 +49,8 @@ def _ask(rank: int, beat: Beat, silent: dict[int, str]) -> None:
         send_signal(beat.process, signal.SIGUSR1)
     except ProcessLookupError:
         silent[rank] = f"its process {beat.pid} has ended"
+    except OSError as error:
+        silent[rank] = f"it could not be asked ({error.strerror}); Linux 5.3 and a container that allows pidfd_open are needed"
 
 
 def _no_answer(rank: Rank) -> str:

@@ -233,9 +233,9 @@ def test_heartbeats_of_an_earlier_container_say_nothing_about_this_one(tmp_path:
     for changed, why in (
         (replace(beat, pid=own.pid), f"its process {own.pid} has ended"),
         (replace(beat, pid=own.pid, started=own.started), f"process {own.pid}, which its heartbeat names, is not this rank"),
-        (replace(beat, container=f"{boot}:{int(namespace) + 1}"), "it ran in another container"),
-        (replace(beat, container=f"other:{namespace}"), "it ran on another machine, or before this machine was restarted"),
-        (replace(beat, container=""), "it ran on another machine, or before this machine was restarted"),
+        (replace(beat, container=f"{boot}:{int(namespace) + 1}"), "it belongs to another container"),
+        (replace(beat, container=f"other:{namespace}"), "it belongs to another machine, or to an earlier start of this one"),
+        (replace(beat, container=""), "it belongs to another machine, or to an earlier start of this one"),
     ):
         path.write_bytes(changed.to_bytes())
         found = health(tmp_path)
