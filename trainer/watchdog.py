@@ -513,8 +513,13 @@ def collect_stacks(run: Path, beats: Mapping[int, Beat], ask: Callable[[int], No
 
 @contextmanager
 def _answering_with_stacks(path: Path) -> Iterator[None]:
-    """While the context lasts, SIGUSR1 appends the stacks of all threads of this process to a file."""
+    """While the context lasts, SIGUSR1 appends the stacks of all threads of this process to a file. Later it is ignored.
+
+    Without that, a request that comes while the rank ends would kill it.
+    """
     with os.fdopen(_open_own(path), "a") as file:
+        with suppress(ValueError):  # only the main thread may do this
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # what `unregister` goes back to
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
         try:
             yield

@@ -129,6 +129,13 @@ def test_a_rank_that_would_be_ended_by_the_signal_does_not_get_it(tmp_path: Path
     assert unwatched.returncode == 0
 
 
+def test_a_rank_that_is_ending_survives_a_request_that_comes_late(tmp_path: Path) -> None:
+    ends = textwrap.dedent(RANK).replace('    print("up", flush=True)\n    wait_for_the_test()', "    pass")
+    with process(f'{ends}\nprint("up", flush=True)\nwait_for_the_test()', tmp_path, 0, "on") as rank:
+        rank.send_signal(signal.SIGUSR1)
+    assert rank.returncode == 0
+
+
 def test_a_rank_that_ends_meanwhile_gets_no_signal_nor_does_another_with_its_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
