@@ -18,7 +18,7 @@ from trainer.watchdog import Beat, ProcessId, own_container, process_state
 
 __all__ = ["Rank", "ranks_of"]
 
-_NAME = re.compile(r"rank-[0-9]{1,9}")
+_NAME = re.compile(r"rank-(0|[1-9][0-9]{0,8})")  # each rank has one name: rank-00 is not rank 0
 _MAX_BEAT_BYTES = 4096
 _WRITABLE = 0o200
 """In the mode of a link in /proc/PID/fd: the file is open for writing (proc(5))."""

@@ -88,6 +88,7 @@ def beat_of(path: Path) -> Beat:
 
 def test_every_rank_shows_its_stacks_and_goes_on(tmp_path: Path) -> None:
     with process(RANK, tmp_path, 0, "on") as first, process(RANK, tmp_path, 1, "on") as second:
+        (tmp_path / "heartbeat/rank-00").write_text("no name of a rank, which would hide rank 0")
         command = [sys.executable, "-m", "trainer", "stacks", str(tmp_path)]
         shown = [subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False) for _ in range(2)]
         assert (first.poll(), second.poll()) == (None, None)
