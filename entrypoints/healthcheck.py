@@ -1,38 +1,19 @@
 """Looks at the heartbeats of a run: exit code 0 and one line where a rank has beaten lately, else 1. See `entrypoints/healthcheck`.
 
-The run's folder may come from a stranger: only file names that a rank would choose count, and a file is read as data alone.
+Only ranks count that are running in this container; see `trainer.running`. While there is none, the check fails, which Docker shows
+as "starting" for the service's `start_period`.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from pathlib import Path
 
-from data_pipeline.files import UnusableFileError, open_input
-from trainer.watchdog import Beat
+from trainer.running import ranks_of
 
-MAX_BEAT_BYTES = 4096
-
-__all__ = ["main", "newest_beat"]
-
-
-def newest_beat(run: Path) -> tuple[float, Beat | None] | None:
-    """When a rank of the run has beaten last, in seconds since 1970, and what it was doing; None where none has."""
-    found = []
-    try:
-        paths = [path for path in (run / "heartbeat").iterdir() if re.fullmatch(r"rank-[0-9]{1,9}", path.name)]
-    except OSError:
-        return None
-    for path in paths:
-        try:
-            with open_input(path, below=run) as file:
-                found.append((os.fstat(file.fileno()).st_mtime, Beat.from_bytes(file.read(MAX_BEAT_BYTES))))
-        except (OSError, UnusableFileError):
-            continue
-    return max(found, key=lambda each: each[0], default=None)
+__all__ = ["main"]
 
 
 def say(line: str) -> None:
@@ -47,13 +28,15 @@ def main() -> int:
     if not run or not limit.isdecimal():
         say(f"healthcheck: TRAIN_RUN = {run!r} must name the run directory, HEARTBEAT_MAX_AGE_S = {limit!r} whole seconds")
         return 1
-    newest = newest_beat(Path(run))
-    if newest is None:
-        say(f"no heartbeat in {run}/heartbeat yet")
+    ranks = ranks_of(Path(run))
+    running = [rank for rank in ranks if not rank.absence]
+    if not running:
+        left = f" (rank {ranks[0].number}: {ranks[0].absence})" if ranks else ""
+        say(f"starting: no rank of {run} is running in this container yet{left}")
         return 1
-    seen_s, beat = newest
-    age_s = int(time.time() - seen_s)
-    doing = f", in phase {beat.phase} of step {beat.step}" if beat else ""
+    newest = max(running, key=lambda rank: rank.beaten_s)
+    age_s = int(time.time() - newest.beaten_s)
+    doing = f", in phase {newest.beat.phase} of step {newest.beat.step}" if newest.beat else ""
     say(f"last heartbeat {age_s} s ago (at most {limit} s is healthy){doing}")
     return 0 if age_s <= int(limit) else 1
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.claims import RECORDS, Record, Tally, machine, opened_tally, today, write_record
 from tests.support.faults import first_seed, is_full
@@ -16,6 +17,8 @@ _TALLY = pytest.StashKey[Tally]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not torch.cuda.is_available():  # on a machine with GPUs too, whose commands refuse the CPU otherwise
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     config.addinivalue_line(
         "markers", "claim(row, fault, unit='', every=False): evidence for a row of docs/faults.md; every: all cases, not a sample"
     )

@@ -278,6 +278,15 @@ def _compare(arguments: Sequence[str]) -> None:
     print(write_comparison(options.runs, options.output))
 
 
+def _stacks(arguments: Sequence[str]) -> None:
+    parser = _run_parser(
+        "stacks", "Prints what each rank of a training that is running does at this moment: the stacks of its threads."
+    )
+    from trainer.stacks import show_stacks
+
+    print(show_stacks(_run_directory(parser.parse_args(arguments))))
+
+
 def _print_json(options: argparse.Namespace, value: dict[str, Any]) -> None:
     if options.json:
         print(json.dumps(value, ensure_ascii=False))
@@ -336,6 +345,7 @@ _COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "audit": (_audit, "what every step of a run was trained on: proof of no repeat and no omission, and the text behind a step"),
     "report": (_report, "report.html and training_metrics.png of a run: curves, evaluations, samples, settings, digests"),
     "compare": (_compare, "one page that lays several runs over each other"),
+    "stacks": (_stacks, "what the ranks of a running training do at this moment: the stacks of all their threads"),
     "schema": (_schema, "JSON Schema of the settings of `train`, for editors; --env lists their environment variables"),
 }
 

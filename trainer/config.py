@@ -363,7 +363,7 @@ class TrainConfig(Settings):
     data: Path = Field(description="directory that `data_pipeline prepare` wrote")
     run: Path = Field(description="directory of this run; a run that is there already is continued")
     seed: int = Field(1337, ge=0, lt=1 << 63, description="decides the initial weights, the order of rows and the samples")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute; auto: CUDA if there is a GPU")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute; auto: on GPUs if the machine has any")
     threads: int | None = Field(
         None, ge=1, le=1024, description="CPU threads of one rank; none: OMP_NUM_THREADS or its share of the cores"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import torch
@@ -48,6 +49,8 @@ def configure_determinism(config: TrainConfig) -> None:
     torch.backends.cudnn.benchmark = not deterministic
     if config.compile == "on" or torch.cuda.is_available():  # on GPUs `flex` attention is compiled in any case
         torch._inductor.config.deterministic = deterministic  # else reductions may be configured by what a trial found faster
+        # Inductor of some releases before 2.13 says so where it chooses another kernel; there is nothing that a user could do.
+        warnings.filterwarnings("ignore", r"\s*Online softmax is disabled on the fly", UserWarning)
     torch.backends.cuda.matmul.allow_tf32 = config.tf32
     torch.backends.cudnn.allow_tf32 = config.tf32
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, Store
 
 from data_pipeline.errors import ConfigError, ExitCode, ProjectError, exit_code_of
+from trainer.devices import num_gpus
 from trainer.network import STORE_VARIABLE, keep_private
 
 __all__ = ["LET_GO_S", "Group", "RemoteError", "joined_group"]
@@ -113,7 +114,7 @@ def joined_group(device: str, slow_s: float = 0.0) -> Iterator[Group]:
         slow_s: how long one rank may take for what the others wait for; ten minutes if that is more.
 
     Raises:
-        ConfigError: CUDA is asked for and there is none, or fewer GPUs than local ranks.
+        ConfigError: torch sees no GPU, though `device` or the machine says that there is one, or fewer GPUs than local ranks.
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -153,12 +154,9 @@ def _private_store(world_size: int, timeout: timedelta) -> Store | None:
 
 
 def _device(wanted: str, local_rank: int) -> torch.device:
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+    available = num_gpus(wanted)
+    if not available:
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ConfigError("device = cuda, but torch sees no GPU; run `nvidia-smi`, or use --device cpu")
-    if local_rank >= torch.cuda.device_count():
-        raise ConfigError(
-            f"local rank {local_rank} has no GPU: torch sees {torch.cuda.device_count()}; start fewer ranks on this node"
-        )
+    if local_rank >= available:
+        raise ConfigError(f"local rank {local_rank} has no GPU: torch sees {available}; start fewer ranks on this node")
     return torch.device("cuda", local_rank)

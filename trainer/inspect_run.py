@@ -23,6 +23,7 @@ from trainer.changes import Changes
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import TrainConfig
 from trainer.determinism import configure_determinism
+from trainer.devices import check_no_gpu_is_hidden
 from trainer.distributed import joined_group
 from trainer.evaluate import Grouping, evaluate
 from trainer.extension import seeded_model
@@ -92,12 +93,17 @@ def settings_here(config: TrainConfig) -> TrainConfig:
     """The settings with which this machine can look at a run: no more threads than cores; without a GPU, the attention of a CPU.
 
     The precision stays, because CPUs compute in all of them: a float8 run is looked at in bf16 on any machine.
+
+    Raises:
+        ConfigError: this machine has GPUs, and torch sees none.
     """
     cores = len(os.sched_getaffinity(0))
     if config.threads is not None and config.threads > cores:
         config = config.model_copy(update={"threads": cores})
     if torch.cuda.is_available():
         return config
+    if config.device != "cpu":
+        check_no_gpu_is_hidden()
     attention = "auto" if config.attention in ("varlen", "flex") else config.attention
     return config.model_copy(update={"device": "cpu", "attention": attention})
 

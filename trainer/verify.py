@@ -170,10 +170,12 @@ def compare_environment(run: Path) -> tuple[Difference, ...]:
 
     Raises:
         CheckpointError: the record is missing or damaged.
+        ConfigError: this machine has GPUs, and torch sees none.
     """
     record, config = read_record(run), load_config(run)
+    here = settings_here(config)
     with suppress(ConfigError):  # what it refuses is among the flags below
-        configure_determinism(settings_here(config))
+        configure_determinism(here)
     identity = record["identity"]
     recorded = flattened(record["environment"]) | {name: identity.get(name) for name in ("device", "threads", "attention")}
     recorded |= {name: value for name, value in identity.items() if name.startswith("flags.")}

@@ -41,8 +41,14 @@ __all__ = [
     "StallDetector",
     "Still",
     "clear_heartbeats",
+    "collect_stacks",
     "end_with_parent",
+    "heartbeat_file",
     "leave_reason",
+    "own_container",
+    "process_state",
+    "send_signal",
+    "stacks_file",
     "tied_command",
     "watched",
 ]
@@ -73,6 +79,9 @@ _STACKS_SETTLED_S = 1.0
 _GRACE_S = 3.0
 
 _MAX_BEAT_BYTES = 4096
+_UNKNOWN = "-"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_PID_NAMESPACE = Path("/proc/self/ns/pid")
 _STATES = {"T": "stopped by a signal", "D": "waiting for a device or a file system", "R": "running", "S": "asleep"}
 _PR_SET_PDEATHSIG = 1
 _TIED = "--tied-to"
@@ -133,6 +142,8 @@ class Beat:
     """For how long no other beat need follow."""
     lap: int = 0
     """How often the run has gone back to an earlier step."""
+    container: str = ""
+    """Where the pid means this process: see `own_container`."""
 
     @property
     def process(self) -> ProcessId:
@@ -147,8 +158,8 @@ class Beat:
     def to_bytes(self) -> bytes:
         """The line."""
         return (
-            f"beat {self.number:>12} pid {self.pid:>10} started {self.started:>20} lap {self.lap:>6} step {self.step:>12} "
-            f"limit_s {self.limit_s:>12.1f} phase {self.phase:<10}\n"
+            f"beat {self.number:>12} pid {self.pid:>10} started {self.started:>20} container {self.container or _UNKNOWN:<47} "
+            f"lap {self.lap:>6} step {self.step:>12} limit_s {self.limit_s:>12.1f} phase {self.phase:<10}\n"
         ).encode()
 
     @classmethod
@@ -160,7 +171,8 @@ class Beat:
             number, pid, started, step, lap = (int(values[name]) for name in ("beat", "pid", "started", "step", "lap"))
             phase = _PHASES[_PHASES.index(values["phase"])]
             limit_s = float(values["limit_s"])
-            return None if math.isnan(limit_s) else cls(number, pid, started, step, phase, limit_s, lap)
+            container = values["container"].removeprefix(_UNKNOWN)
+            return None if math.isnan(limit_s) else cls(number, pid, started, step, phase, limit_s, lap, container)
         except (KeyError, ValueError):
             return None
 
@@ -184,7 +196,7 @@ class Heartbeat:
             self._file = os.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=folder)
         self._patience = patience
         self._clock = clock
-        self._process = ProcessId.own()
+        self._process, self._container = ProcessId.own(), own_container()
         self._number = 0
         self._phase: Phase = "loading"
         self._step = 0
@@ -218,7 +230,8 @@ class Heartbeat:
         """Shows that this rank is alive, in the phase in which it was."""
         self._number += 1
         limit_s = self._patience.limit_s(self._phase, self._step_seconds)
-        beat = Beat(self._number, self._process.pid, self._process.started, self._step, self._phase, limit_s, self._lap)
+        pid, started = self._process.pid, self._process.started
+        beat = Beat(self._number, pid, started, self._step, self._phase, limit_s, self._lap, self._container)
         os.pwrite(self._file, beat.to_bytes(), 0)
 
     def expect_slow_steps(self) -> None:
@@ -277,6 +290,17 @@ class StallDetector:
         return tuple(sorted(blamed, key=lambda each: -each.seconds))
 
 
+def own_container() -> str:
+    """Names this start of the machine (boot id) and the pid namespace of this process, which a container has of its own.
+
+    Two processes with the same answer mean the same process by a pid. Empty but on Linux.
+    """
+    try:
+        return f"{_BOOT_ID.read_text().strip()}:{_PID_NAMESPACE.stat().st_ino}"
+    except OSError:
+        return ""
+
+
 def clear_heartbeats(run: Path) -> None:
     """Removes what an earlier start of the run has left; to be called by rank 0 alone, before any rank writes its own."""
     with _own_folder(run / "heartbeat") as folder:
@@ -315,8 +339,8 @@ def watched(
     enabled = enabled and sys.platform == "linux"
     with ExitStack() as stack:
         if enabled:
-            stack.enter_context(_answering_with_stacks(_stacks_file(run, rank)))
-        heartbeat = Heartbeat(_heartbeat_file(run, rank), patience)
+            stack.enter_context(_answering_with_stacks(stacks_file(run, rank)))
+        heartbeat = Heartbeat(heartbeat_file(run, rank), patience)
         if enabled and local_rank == 0:
             stack.enter_context(_watchdog_process(run, rank, processes or [ProcessId.own()]))
         stack.callback(heartbeat.close)
@@ -401,10 +425,10 @@ def _look(run: Path, processes: Mapping[int, ProcessId]) -> tuple[dict[int, Beat
     beats, states = {}, {}
     for rank, process in processes.items():
         try:
-            beat = Beat.from_bytes(_read_own(_heartbeat_file(run, rank)))
+            beat = Beat.from_bytes(_read_own(heartbeat_file(run, rank)))
         except OSError:  # it has not begun
             continue
-        if beat is not None and beat.process == process and beat.phase != "done" and (state := _state(process)):
+        if beat is not None and beat.process == process and beat.phase != "done" and (state := process_state(process)):
             beats[rank], states[rank] = beat, state
     return beats, states
 
@@ -415,17 +439,23 @@ def _end_group(run: Path, blamed: Sequence[Still], beats: Mapping[int, Beat], st
     _set_death_signal(0)
     reason = "; ".join(_described(still, states[still.rank]) for still in blamed)
     _say(
-        f"error: {reason}. The stacks of all threads are in {_stacks_file(run, 0).parent}; the group is ended now. If it was slow "
+        f"error: {reason}. The stacks of all threads are in {stacks_file(run, 0).parent}; the group is ended now. If it was slow "
         "and not stuck, raise watchdog.stall_s, or watchdog.slow_s for loading, evaluation, saves and the first steps\n"
     )
     with suppress(OSError):
         leave_reason(f"1 {reason}")  # the code of a crash
+
+    def ask(rank: int) -> None:
+        _ask_for_stacks(beats[rank].process)
+        if states[rank] == "T":  # else it could not answer; it is killed before it has gone far
+            _signal(beats[rank].process, signal.SIGCONT)
+
     with suppress(OSError):  # a full disk must not keep the group from its end
-        _collect_stacks(run, beats, states)
+        collect_stacks(run, beats, ask)
     for still in blamed:
         _signal(still.beat.process, signal.SIGKILL)
     deadline = time.monotonic() + _GRACE_S
-    while time.monotonic() < deadline and any(_state(beat.process) for beat in beats.values()):
+    while time.monotonic() < deadline and any(process_state(beat.process) for beat in beats.values()):
         time.sleep(0.05)
     for beat in beats.values():
         _signal(beat.process, signal.SIGKILL)
@@ -445,33 +475,51 @@ def _say(line: str) -> None:
         sys.stderr.flush()
 
 
-def _collect_stacks(run: Path, beats: Mapping[int, Beat], states: Mapping[int, str]) -> None:
-    """Has the ranks write their stacks, each below a line that says when; waits for them, but not for long."""
-    files = [(rank, beat, _stacks_file(run, rank)) for rank, beat in beats.items() if _stacks_file(run, rank).exists()]
+def collect_stacks(run: Path, beats: Mapping[int, Beat], ask: Callable[[int], None]) -> dict[int, int]:
+    """Has ranks append their stacks to their files, each below a line that says when; waits for them, but for seconds only.
+
+    Args:
+        run: the run's directory.
+        beats: the last beat of each rank.
+        ask: called with each rank's number; sends SIGUSR1 to its process.
+
+    Returns:
+        Where in the file of a rank the new lines begin, in bytes. A rank without a file answers to nothing and is left out.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    begins, empty = {}, {}
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    sizes = {}
-    for rank, beat, path in files:
+    for rank, beat in beats.items():
+        if not (path := stacks_file(run, rank)).exists():
+            continue
         with os.fdopen(_open_own(path), "a") as file:
+            begins[rank] = os.fstat(file.fileno()).st_size
             file.write(f"# {now} rank {rank}, process {beat.pid}, step {beat.step}, phase {beat.phase}\n")
-        sizes[path] = path.stat().st_size
-        _ask_for_stacks(beat.process)
-        if states[rank] == "T":  # else it could not answer; it is killed before it has gone far
-            _signal(beat.process, signal.SIGCONT)
-    empty = dict(sizes)
+        empty[path] = path.stat().st_size
+        ask(rank)
+    sizes = dict(empty)
     changed_s = begun_s = time.monotonic()
     while (now_s := time.monotonic()) < begun_s + _STACKS_S:
         latest = {path: path.stat().st_size for path in sizes}
         changed_s = changed_s if latest == sizes else now_s
         sizes = latest
         if now_s > changed_s + _STACKS_SETTLED_S and all(sizes[path] > empty[path] for path in sizes):
-            return
+            break
         time.sleep(0.05)
+    return begins
 
 
 @contextmanager
 def _answering_with_stacks(path: Path) -> Iterator[None]:
-    """While the context lasts, SIGUSR1 appends the stacks of all threads of this process to a file."""
+    """While the context lasts, SIGUSR1 appends the stacks of all threads of this process to a file. Later it is ignored.
+
+    Without that, a request that comes while the rank ends would kill it.
+    """
     with os.fdopen(_open_own(path), "a") as file:
+        with suppress(ValueError):  # only the main thread may do this
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # what `unregister` goes back to
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
         try:
             yield
@@ -503,11 +551,13 @@ def _watchdog_process(run: Path, first_rank: int, processes: Sequence[ProcessId]
             process.wait(1)
 
 
-def _heartbeat_file(run: Path, rank: int) -> Path:
+def heartbeat_file(run: Path, rank: int) -> Path:
+    """Where a rank writes its heartbeat."""
     return run / "heartbeat" / f"rank-{rank}"
 
 
-def _stacks_file(run: Path, rank: int) -> Path:
+def stacks_file(run: Path, rank: int) -> Path:
+    """Where a rank appends its stacks when it is asked for them."""
     return run / "stacks" / f"rank-{rank}.txt"
 
 
@@ -576,16 +626,37 @@ def _runs(pid: int) -> bool:
     return found is not None and found[0] not in "ZX"
 
 
-def _state(process: ProcessId) -> str | None:
-    """State of a process; None where it has ended, even if another has its number now."""
+def process_state(process: ProcessId) -> str | None:
+    """State of a process as the kernel names it (R, S, D, T, t); None where it has ended, even if another has its number now."""
     found = _process(process.pid)
     return found[0] if found is not None and found[1] == process.started and found[0] not in "ZX" else None
 
 
+def send_signal(process: ProcessId, number: signal.Signals) -> None:
+    """Sends a signal to a process, and to no other, even if the process ends at this moment and another gets its number.
+
+    Raises:
+        ProcessLookupError: it has ended.
+        OSError: it belongs to another user, or the kernel has no descriptors of processes (Linux 5.3).
+    """
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        if process_state(process) is None:  # asked with the descriptor at hand, which stands for one process for ever
+            raise ProcessLookupError(f"process {process.pid} has ended")
+        signal.pidfd_send_signal(descriptor, number)
+    finally:
+        os.close(descriptor)
+
+
 def _signal(process: ProcessId, number: signal.Signals) -> None:
-    if _state(process):
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, number)
+    try:
+        send_signal(process, number)
+    except ProcessLookupError:
+        return
+    except OSError:  # the kernel, or a filter of the container, knows no descriptors of processes
+        if process_state(process):
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, number)
 
 
 def _ask_for_stacks(process: ProcessId) -> None:
@@ -594,7 +665,7 @@ def _ask_for_stacks(process: ProcessId) -> None:
     Sent to the process, it may come to any thread of one that was stopped, and what the main thread does meanwhile tears its stack.
     """
     tgkill = getattr(ctypes.CDLL(None), "tgkill", None)  # glibc has it since 2.30
-    if _state(process) and (tgkill is None or tgkill(process.pid, process.pid, signal.SIGUSR1)):
+    if process_state(process) and (tgkill is None or tgkill(process.pid, process.pid, signal.SIGUSR1)):
         _signal(process, signal.SIGUSR1)
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ import pytest
 from data_pipeline.__main__ import USAGE
 from data_pipeline.errors import ExitCode
 from tests.support.two_ranks import seconds_until
-from trainer.watchdog import Beat
+from trainer.__main__ import _COMMANDS
+from trainer.watchdog import Beat, Heartbeat, Patience, ProcessId
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ROOT / "entrypoints/train"
@@ -93,6 +95,11 @@ def test_train_runs_other_commands_of_the_trainer_in_one_process(stand_in: Path)
     result = run(stand_in, str(TRAIN), "generate", "--prompt", "two words")
     assert result.stdout.splitlines()[0] == "arguments: -m trainer generate --prompt two words"
     assert run(stand_in, str(TRAIN), "--help").stdout.splitlines()[0] == "arguments: -m trainer train --help"
+
+
+@pytest.mark.parametrize("command", sorted(_COMMANDS.keys() - {"train"}))
+def test_train_knows_every_command_of_its_package(stand_in: Path, command: str) -> None:
+    assert run(stand_in, str(TRAIN), command, "/r").stdout.startswith(f"arguments: -m trainer {command} /r\n")
 
 
 def test_train_runs_anything_else_as_it_stands(stand_in: Path) -> None:
@@ -212,32 +219,55 @@ def health(run_directory: Path, **variables: str) -> subprocess.CompletedProcess
     return run(Path(sys.executable), str(ROOT / "entrypoints/healthcheck"), TRAIN_RUN=str(run_directory), **variables)
 
 
-def test_health_is_the_age_of_the_newest_heartbeat(tmp_path: Path) -> None:
+def starting(run_directory: Path, why: str = "") -> tuple[int, str]:
+    """Exit code and output of the health check before a rank has begun."""
+    return 1, f"starting: no rank of {run_directory} is running in this container yet{why}\n"
+
+
+def test_health_is_the_age_of_the_newest_heartbeat_of_a_rank_that_is_running(tmp_path: Path) -> None:
     missing = health(tmp_path)
-    assert (missing.returncode, missing.stdout) == (1, f"no heartbeat in {tmp_path}/heartbeat yet\n")
-    (tmp_path / "heartbeat").mkdir()
-    for rank, age_s in ((0, 5), (1, 500)):
-        beat = tmp_path / f"heartbeat/rank-{rank}"
-        beat.touch()
-        os.utime(beat, (time.time() - age_s,) * 2)
-    assert health(tmp_path).returncode == 0
-    assert health(tmp_path, HEARTBEAT_MAX_AGE_S="3").returncode == 1
+    assert (missing.returncode, missing.stdout) == starting(tmp_path)
+    with contextlib.ExitStack() as stack:
+        for rank, age_s in ((0, 5), (1, 500)):
+            path = tmp_path / f"heartbeat/rank-{rank}"
+            stack.callback(Heartbeat(path, Patience(None, 600)).close)
+            os.utime(path, (time.time() - age_s,) * 2)
+        fresh = health(tmp_path)
+        assert fresh.returncode == 0
+        assert re.fullmatch(r"last heartbeat \d+ s ago \(at most 300 s is healthy\), in phase loading of step 0\n", fresh.stdout)
+        assert health(tmp_path, HEARTBEAT_MAX_AGE_S="3").returncode == 1
+    done = health(tmp_path)
+    assert (done.returncode, done.stdout) == starting(tmp_path, " (rank 0: it is done)")
 
 
-def test_the_health_check_says_what_the_rank_is_doing(tmp_path: Path) -> None:
-    (tmp_path / "heartbeat").mkdir()
-    beat = Beat(number=7, pid=4711, started=1, step=12, phase="save", limit_s=600)
-    (tmp_path / "heartbeat/rank-0").write_bytes(beat.to_bytes())
-    result = health(tmp_path)
-    assert result.returncode == 0
-    assert result.stdout.endswith("s ago (at most 300 s is healthy), in phase save of step 12\n")
+def test_heartbeats_of_an_earlier_container_say_nothing_about_this_one(tmp_path: Path) -> None:
+    """The process that wrote them has ended, or its number belongs to another process by now, here or in another container."""
+    wrote = "from trainer.watchdog import *; import pathlib, sys; Heartbeat(pathlib.Path(sys.argv[1]), Patience(None, 600))"
+    path = tmp_path / "heartbeat/rank-0"
+    subprocess.run([sys.executable, "-S", "-c", wrote, path], cwd=ROOT, check=True)
+    beat = Beat.from_bytes(path.read_bytes())
+    assert beat is not None
+    found = health(tmp_path)
+    assert (found.returncode, found.stdout) == starting(tmp_path, f" (rank 0: its process {beat.pid} has ended)")
+    own = ProcessId.own()
+    boot, _, namespace = beat.container.partition(":")
+    for changed, why in (
+        (replace(beat, pid=own.pid), f"its process {own.pid} has ended"),
+        (replace(beat, pid=own.pid, started=own.started), f"process {own.pid}, which its heartbeat names, is not this rank"),
+        (replace(beat, container=f"{boot}:{int(namespace) + 1}"), "it belongs to another container"),
+        (replace(beat, container=f"other:{namespace}"), "it belongs to another machine, or to an earlier start of this one"),
+        (replace(beat, container=""), "it belongs to another machine, or to an earlier start of this one"),
+    ):
+        path.write_bytes(changed.to_bytes())
+        found = health(tmp_path)
+        assert (found.returncode, found.stdout) == starting(tmp_path, f" (rank 0: {why})")
 
 
 @pytest.mark.parametrize("limit", ["", "many", "UID[$(touch mark)]"])
 def test_the_health_check_refuses_what_is_no_number_of_seconds(tmp_path: Path, limit: str) -> None:
     result = health(tmp_path, HEARTBEAT_MAX_AGE_S=limit)
     assert result.returncode == 1
-    assert ("no heartbeat" if limit == "" else "must name the run directory, HEARTBEAT_MAX_AGE_S = ") in result.stdout
+    assert ("starting: " if limit == "" else "must name the run directory, HEARTBEAT_MAX_AGE_S = ") in result.stdout
 
 
 def test_the_health_check_runs_nothing_that_a_file_name_says(tmp_path: Path) -> None:
@@ -249,7 +279,7 @@ def test_the_health_check_runs_nothing_that_a_file_name_says(tmp_path: Path) -> 
     variables = environment(Path(sys.executable), TRAIN_RUN=str(tmp_path))
     result = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60, check=False)
     assert not mark.exists(), "a file's name was run as a command"
-    assert (result.returncode, result.stdout) == (1, f"no heartbeat in {tmp_path}/heartbeat yet\n")
+    assert (result.returncode, result.stdout) == starting(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder", "folder of links"])
@@ -266,7 +296,7 @@ def test_the_health_check_reads_nothing_but_files_of_the_run(tmp_path: Path, kin
         beat = run_directory / "heartbeat/rank-0"
         {"pipe": lambda: os.mkfifo(beat), "link": lambda: beat.symlink_to(elsewhere / "rank-0"), "folder": beat.mkdir}[kind]()
     result = health(run_directory)
-    assert (result.returncode, "step 99" in result.stdout) == (1, False)
+    assert (result.returncode, result.stdout) == starting(run_directory), "it was read"
 
 
 def starts(stand_in: Path, folder: Path, does: str, *arguments: str, **variables: str) -> tuple[int, int, str]:

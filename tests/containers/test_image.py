@@ -71,6 +71,14 @@ def test_the_image_lists_its_packages_and_holds_no_program_that_changes_its_user
 
 
 @pytest.mark.usefixtures("services")
+def test_a_gpu_that_the_driver_does_not_serve_is_refused() -> None:
+    command = ("docker", "run", "--rm", "--network", "none", "--device", "/dev/null:/dev/nvidia9", IMAGE, "--recipe", "smoke")
+    refused = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 2, refused.stderr
+    assert "but torch sees none: Found no NVIDIA driver on your system." in refused.stderr
+
+
+@pytest.mark.usefixtures("services")
 def test_the_image_says_what_it_was_made_from_and_holds_no_secret() -> None:
     (image,) = json.loads(docker("image", "inspect", IMAGE))
     assert image["Config"]["User"] == "1000:1000"

@@ -168,11 +168,22 @@ def test_preparing_and_training_need_no_network(whole: Services, tmp_path: Path)
     assert "/workspace/offline/manifest.json" in files_on_the_volume(whole)
 
 
-def test_the_health_of_train_is_its_heartbeat(whole: Services) -> None:
-    fresh = whole.compose("run", "--rm", "--no-deps", "-T", "train", "healthcheck", check=False)
-    assert "last heartbeat" in fresh.stdout
-    old = whole.compose("run", "--rm", "--no-deps", "-T", "--env", "HEARTBEAT_MAX_AGE_S=0", "train", "healthcheck", check=False)
-    assert old.returncode == 1
+def test_health_and_stacks_are_those_of_the_ranks_that_run_in_this_container(whole: Services) -> None:
+    run = whole.with_variables(RUN_NAME="watched", TRAIN_LIMITS__STEPS="100000")
+    run.compose("up", "--detach")
+    eventually(lambda: losses(run, "watched"), 240, "the first steps")
+    inside = ("exec", "-T", "train")
+    assert "last heartbeat" in run.compose(*inside, "healthcheck").stdout
+    assert run.compose(*inside, "env", "HEARTBEAT_MAX_AGE_S=0", "healthcheck", check=False).stdout.startswith("last heartbeat")
+    shown = run.compose(*inside, "train", "stacks").stdout
+    assert {f" rank {rank}, process " in shown for rank in (0, 1)} == {True}
+    assert "/app/trainer/loop.py" in shown
+    beside = ("run", "--rm", "--no-deps", "-T", "train")  # another container, which sees the same heartbeats
+    other = run.compose(*beside, "healthcheck", check=False)
+    assert (other.returncode, "(rank 0: it belongs to another container)" in other.stdout) == (1, True)
+    assert run.compose(*beside, "stacks", check=False).returncode == 2
+    run.compose("stop", "train")
+    assert run.inspect("train")["State"]["ExitCode"] == 75, "it was not asked to stop by any of this"
 
 
 def test_generate_runs_beside_the_services(whole: Services) -> None:

@@ -1,3 +1,4 @@
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,16 @@ def test_without_a_promise_the_environment_is_free(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     configure_determinism(config(tf32=True))
     assert torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_one_warning_of_inductor_that_nobody_can_act_on_is_silent() -> None:
+    lines = "\nOnline softmax is disabled on the fly since Inductor decides to\nsplit the reduction."
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        configure_determinism(config(compile="on"))
+        warnings.warn(lines, UserWarning, stacklevel=1)
+        with pytest.raises(UserWarning, match="another"):
+            warnings.warn("another warning", UserWarning, stacklevel=1)
 
 
 def test_threads_do_not_follow_the_ranks_under_elastic(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,87 @@
+"""Which ranks of a run are running at this moment, in this container (or on this machine, outside of one).
+
+A heartbeat is a file. An earlier container may have left it, a rank on another machine may have written it, and anybody with
+access to the folder may have changed it. It counts only if the process that it names is in this container, has not ended, and
+has this very file open for writing. The kernel knows that, so no other process is ever taken for a rank.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_pipeline.files import UnusableFileError, open_input
+from trainer.watchdog import Beat, ProcessId, own_container, process_state
+
+__all__ = ["Rank", "ranks_of"]
+
+_NAME = re.compile(r"rank-(0|[1-9][0-9]{0,8})")  # each rank has one name: rank-00 is not rank 0
+_MAX_BEAT_BYTES = 4096
+_WRITABLE = 0o200
+"""In the mode of a link in /proc/PID/fd: the file is open for writing (proc(5))."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A rank that has a heartbeat file, and whether it is running here."""
+
+    number: int
+    beat: Beat | None
+    """Its last heartbeat; None where its file holds none."""
+    beaten_s: float
+    """When that was written, in seconds since 1970."""
+    absence: str = ""
+    """Why it is not running here; empty: it is."""
+
+
+def ranks_of(run: Path) -> list[Rank]:
+    """The ranks that have a heartbeat file in a run's directory, in their order. Never fails because of what is in it."""
+    try:
+        paths = [path for path in (run / "heartbeat").iterdir() if _NAME.fullmatch(path.name)]
+    except OSError:
+        return []
+    found = [_rank(path, run) for path in paths]
+    return sorted((rank for rank in found if rank is not None), key=lambda rank: rank.number)
+
+
+def _rank(path: Path, run: Path) -> Rank | None:
+    """The rank whose heartbeat is in a file; None where that cannot be read."""
+    try:
+        with open_input(path, below=run) as file:
+            status = os.fstat(file.fileno())
+            beat = Beat.from_bytes(file.read(_MAX_BEAT_BYTES))
+    except (OSError, UnusableFileError):
+        return None
+    number = int(path.name.removeprefix("rank-"))
+    return Rank(number, beat, status.st_mtime, _absence(beat, status, path.name))
+
+
+def _absence(beat: Beat | None, status: os.stat_result, name: str) -> str:
+    if beat is None:
+        return "its heartbeat file holds no heartbeat"
+    if beat.container != (here := own_container()):
+        same_boot = beat.container.partition(":")[0] == here.partition(":")[0]
+        return f"it belongs to another {'container' if same_boot else 'machine, or to an earlier start of this one'}"
+    if beat.phase == "done":
+        return "it is done"
+    if process_state(beat.process) is None:
+        return f"its process {beat.pid} has ended"
+    try:
+        writes = _writes(beat.process, status, name)
+    except OSError as error:
+        return f"its process {beat.pid} cannot be looked at ({error.strerror}); use the user that started the training"
+    return "" if writes else f"process {beat.pid}, which its heartbeat names, is not this rank"
+
+
+def _writes(process: ProcessId, status: os.stat_result, name: str) -> bool:
+    """Whether a process has a file open for writing."""
+    for link in list(Path(f"/proc/{process.pid}/fd").iterdir()):
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            if link.readlink().name == name and link.lstat().st_mode & _WRITABLE:
+                found = link.stat()
+                if (found.st_dev, found.st_ino) == (status.st_dev, status.st_ino):
+                    return True
+    return False
