@@ -16,6 +16,7 @@ from torch import nn
 
 from data_pipeline.errors import ConfigError, PreparedDataError
 from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.readers import reading
 from data_pipeline.redaction import RedactingFormatter, secrets_of
 from data_pipeline.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
@@ -89,6 +90,7 @@ def opened_session(config: TrainConfig, *, trust_extension: bool = True) -> Iter
         group = stack.enter_context(joined_group(config.device, config.watchdog.slow_s))
         _log_to_stderr(logging.INFO if group.is_main else logging.WARNING, secrets_of(config.log.mlflow_uri or ""))
         _note_extension(extension, group, trusted=trust_extension)
+        stack.enter_context(reading(config.data, f"run {config.run.absolute().name}" if group.is_main else None))
         manifest = read_manifest(config.data)
         train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
         val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
