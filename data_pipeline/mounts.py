@@ -1,0 +1,16 @@
+"""The folders of this machine that Compose mounts, by the settings that name them (docker-compose.yml)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["named_mount"]
+
+_SETTINGS = {"/text": "TEXT_DIR", "/workspace": "WORKSPACE"}
+
+
+def named_mount(path: Path) -> str | None:
+    """The setting that names the mounted folder in which a path lies; None outside of containers."""
+    absolute = path.absolute()
+    return next((name for root, name in _SETTINGS.items() if absolute.is_relative_to(root) and os.path.ismount(root)), None)
