@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["named_mount"]
+__all__ = ["TEXT", "named_mount"]
 
-_SETTINGS = {"/text": "TEXT_DIR", "/workspace": "WORKSPACE"}
+TEXT = "TEXT_DIR"
+"""Names the folder with text, which is mounted read-only."""
+_SETTINGS = {"/text": TEXT, "/workspace": "WORKSPACE"}
 
 
 def named_mount(path: Path) -> str | None:

@@ -33,6 +33,7 @@ from data_pipeline.stages.plan import (
     train_on_sample,
     train_quality,
 )
+from data_pipeline.storage_errors import naming
 
 __all__ = ["prepare"]
 
@@ -48,7 +49,7 @@ def prepare(config: PrepareConfig) -> Manifest:
         StoppedBySignal: SIGTERM came; the next run goes on from here.
     """
     output = config.output
-    with stop_on_signals(), exclusive(output):
+    with stop_on_signals(), naming(output, only_writes=True), exclusive(output):
         inputs = find_inputs(config, output / INPUTS)
         check_positions_exist(inputs, config)
         check_trusted(inputs, config)

@@ -78,8 +78,6 @@ def exclusive(directory: Path) -> Iterator[None]:
         raise ConfigError(f"{error}, or choose another --output") from None
     except (FileExistsError, NotADirectoryError):
         raise StorageError(f"{directory}: a file stands where the output folder should be; choose another --output") from None
-    except PermissionError as error:
-        raise StorageError(f"{error.filename}: no permission to write; give this user access, or choose another --output") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

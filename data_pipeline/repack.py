@@ -29,6 +29,7 @@ from data_pipeline.settings import explain
 from data_pipeline.split import SPLITS
 from data_pipeline.stages.plan import DocumentsOf, pack_all
 from data_pipeline.stages.vocabulary import TrainedTokenizer
+from data_pipeline.storage_errors import naming
 from data_pipeline.tasks import Counts, add_counts, commit_result, read_side_by_side
 
 __all__ = ["repack"]
@@ -75,7 +76,7 @@ def _repack(directory: Path, output: Path, row_length: int, workers: int | None,
     packing = settings_in(before, "packing", PackingSettings)
     settings = before.config | {"row_length": row_length, "packing": packing.model_dump(mode="json")}
     fingerprint = fingerprint_of(settings, before.inputs)
-    with stop_on_signals(), exclusive(output):
+    with stop_on_signals(), naming(output, only_writes=True), exclusive(output):
         check_may_replace(output, fingerprint, settings, before.inputs, replace=replace)
         # Before a byte of them is read: what is packed gets digests of its own, which would hold whatever was wrong with it.
         tokenizer = _tokenizer(directory, before)

@@ -17,6 +17,7 @@ from data_pipeline.settings import help_parser, load_settings, schema_text
 from trainer.allocator import keep_memory
 from trainer.caches import use_private_caches
 from trainer.config import TrainConfig
+from trainer.lost_peer import silent_after_others
 from trainer.watchdog import end_with_parent, leave_reason
 
 
@@ -29,7 +30,8 @@ def main(arguments: Sequence[str]) -> None:
     elif command in _COMMANDS:
         keep_memory()
         use_private_caches()
-        _COMMANDS[command][0](rest)
+        with silent_after_others():
+            _COMMANDS[command][0](rest)
     else:
         raise ConfigError(f"{command!r} is no command; the commands are {', '.join(_COMMANDS)}")
 

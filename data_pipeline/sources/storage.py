@@ -34,6 +34,7 @@ from data_pipeline.files import UnusableFileError, open_input
 from data_pipeline.redaction import redacted_url, url_chain
 from data_pipeline.sources.formats import is_hidden, printable
 from data_pipeline.sources.streams import Readable
+from data_pipeline.storage_errors import explain_os_error
 
 __all__ = [
     "Found",
@@ -184,6 +185,8 @@ def _open_local(location: Location) -> BinaryIO:
         return open_input(Path(location.name))
     except UnusableFileError as error:
         raise SourceError(f"{printable(str(error))}; it changed while it was being prepared: run the same command again") from None
+    except PermissionError as error:
+        raise _unreadable(Path(location.name), error) from None
 
 
 def _list_local(named: str, outside_links: bool) -> Listing:
@@ -383,7 +386,8 @@ def _files_below(folder: Path, links: _Links) -> Iterator[Path]:
 
 
 def _unreadable(path: Path, error: OSError) -> SourceError:
-    return SourceError(f"{printable(str(path))}: cannot be read ({error.strerror}); give access to it, or name other sources")
+    error.filename = error.filename or str(path)
+    return SourceError(printable(explain_os_error(error)))
 
 
 def found_here(folder: Path, file: Path) -> Found:
