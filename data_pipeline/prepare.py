@@ -49,7 +49,7 @@ def prepare(config: PrepareConfig) -> Manifest:
         StoppedBySignal: SIGTERM came; the next run goes on from here.
     """
     output = config.output
-    with stop_on_signals(), naming(output, only_writes=True), exclusive(output):
+    with stop_on_signals(), naming(output), exclusive(output):
         inputs = find_inputs(config, output / INPUTS)
         check_positions_exist(inputs, config)
         check_trusted(inputs, config)

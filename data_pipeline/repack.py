@@ -76,7 +76,7 @@ def _repack(directory: Path, output: Path, row_length: int, workers: int | None,
     packing = settings_in(before, "packing", PackingSettings)
     settings = before.config | {"row_length": row_length, "packing": packing.model_dump(mode="json")}
     fingerprint = fingerprint_of(settings, before.inputs)
-    with stop_on_signals(), naming(output, only_writes=True), exclusive(output):
+    with stop_on_signals(), naming(output), exclusive(output):
         check_may_replace(output, fingerprint, settings, before.inputs, replace=replace)
         # Before a byte of them is read: what is packed gets digests of its own, which would hold whatever was wrong with it.
         tokenizer = _tokenizer(directory, before)

@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from data_pipeline.mounts import TEXT, named_mount
+from data_pipeline.wording import size
 
 __all__ = ["explain_os_error", "naming"]
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_ONLY_WRITES = (*_NO_ROOM, errno.EROFS)
-"""Errors that no reading gives."""
+_OF_OPEN_FILES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
+"""Errors of reads, writes and syncs of open files; sockets give none of them."""
 _RUN_AGAIN = "and run the same command again"
 _EXPLAINED = {
     errno.EDQUOT: ("the disk quota of this user is used up", f"remove files or ask for a larger quota, {_RUN_AGAIN}"),
@@ -43,17 +43,15 @@ _EXPLAINED = {
 
 
 @contextmanager
-def naming(path: Path, *, only_writes: bool = False) -> Iterator[None]:
-    """Gives an OSError that names no file this one, because a failed write or sync of an open file names none.
+def naming(path: Path) -> Iterator[None]:
+    """Gives an OSError that names no file this one: what is read or written within, or the folder that receives it.
 
-    Args:
-        path: the file, or the folder that receives whatever is written.
-        only_writes: leave errors alone that reading can give too, if other files are read meanwhile.
+    A read, write or sync of a file that is open already names none.
     """
     try:
         yield
     except OSError as error:
-        if error.filename is None and error.errno is not None and (not only_writes or error.errno in _ONLY_WRITES):
+        if error.filename is None and error.errno in _OF_OPEN_FILES:
             error.filename = str(path)
         raise
 
@@ -61,7 +59,7 @@ def naming(path: Path, *, only_writes: bool = False) -> Iterator[None]:
 def explain_os_error(error: OSError) -> str:
     """One line: the file, the reason and what to do; what the error says itself if it is not about a file."""
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else None
-    if error.errno is None or (path is None and error.errno not in (*_EXPLAINED, *_NO_ROOM)):
+    if error.errno is None or (path is None and error.errno not in _OF_OPEN_FILES):
         return str(error)
     reason, remedy = _reason_and_remedy(error, path)
     return f"{path if path is not None else 'a file'}: {reason}; {remedy}"
@@ -115,7 +113,7 @@ def _no_space(path: Path | None) -> str:
             disk = os.statvfs(place)
             if disk.f_files and not disk.f_favail and disk.f_bavail:
                 return f"no more files fit on the device, which has {disk.f_files}"
-            free, total = (blocks * disk.f_frsize / 1e9 for blocks in (disk.f_bavail, disk.f_blocks))
+            free, total = (size(blocks * disk.f_frsize) for blocks in (disk.f_bavail, disk.f_blocks))
             mount = named_mount(path)
-            return f"{reason}, of which {free:.3f} of {total:.3f} GB are free{f' ({mount})' if mount else ''}"
+            return f"{reason}, which has {free} of {total} free{f' ({mount})' if mount else ''}"
     return reason

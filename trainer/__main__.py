@@ -17,7 +17,7 @@ from data_pipeline.settings import help_parser, load_settings, schema_text
 from trainer.allocator import keep_memory
 from trainer.caches import use_private_caches
 from trainer.config import TrainConfig
-from trainer.lost_peer import silent_after_others
+from trainer.first_failure import only_first_failure
 from trainer.watchdog import end_with_parent, leave_reason
 
 
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
     elif command in _COMMANDS:
         keep_memory()
         use_private_caches()
-        with silent_after_others():
+        with only_first_failure():
             _COMMANDS[command][0](rest)
     else:
         raise ConfigError(f"{command!r} is no command; the commands are {', '.join(_COMMANDS)}")

@@ -203,7 +203,7 @@ def _note_extension(extension: Extension, group: Group, *, trusted: bool) -> Non
 @contextmanager
 def _held_data(config: TrainConfig, group: Group) -> Iterator[None]:
     """Keeps the data from being replaced. Whatever cannot be written meanwhile is a file of the run."""
-    with naming(config.run, only_writes=True), reading(config.data, f"run {config.run.absolute().name}" if group.is_main else None):
+    with naming(config.run), reading(config.data, f"run {config.run.absolute().name}" if group.is_main else None):
         yield
 
 

@@ -34,7 +34,7 @@ from data_pipeline.files import UnusableFileError, open_input
 from data_pipeline.redaction import redacted_url, url_chain
 from data_pipeline.sources.formats import is_hidden, printable
 from data_pipeline.sources.streams import Readable
-from data_pipeline.storage_errors import explain_os_error
+from data_pipeline.storage_errors import explain_os_error, naming
 
 __all__ = [
     "Found",
@@ -161,7 +161,7 @@ def open_file(location: Location, num_bytes: int, limits: LimitSettings) -> Iter
         SourceError: the store fails for good, while it is opened or read.
     """
     if not location.store:
-        with _open_local(location) as file:
+        with _open_local(location) as file, naming(Path(location.name)):
             yield file
         return
     remote = _StoreFile(location, num_bytes, limits)

@@ -15,7 +15,7 @@ from data_pipeline.errors import ExitCode, run_command
 from data_pipeline.storage_errors import explain_os_error, naming
 
 SIMULATED = {
-    errno.ENOSPC: r"no space left on the device, of which \d+\.\d+ of \d+\.\d+ GB are free; make room there",
+    errno.ENOSPC: r"no space left on the device, which has [\d.]+ \w+ of [\d.]+ \w+ free; make room there",
     errno.EDQUOT: "the disk quota of this user is used up; remove files",
     errno.EROFS: "its file system is mounted read-only; name a folder",
     errno.EIO: "the device failed to read or write it; look at `dmesg`",
@@ -55,8 +55,7 @@ def test_an_error_of_a_device_says_which_file_why_and_what_to_do(
     code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> None:
-        with naming(tmp_path / "file"):
-            raise OSError(code, os.strerror(code))
+        raise OSError(code, os.strerror(code), str(tmp_path / "file"))
 
     line = line_of(capsys, fail)
     assert line.startswith(f"{tmp_path}/file: ")
@@ -121,11 +120,12 @@ def test_an_error_that_is_about_no_file_is_told_as_it_is() -> None:
     assert explain_os_error(web) == "HTTP Error 404: Not Found"
 
 
-def test_only_what_cannot_come_from_reading_is_taken_for_a_write(tmp_path: Path) -> None:
-    for code, name in ((errno.EIO, None), (errno.ENOSPC, str(tmp_path))):
-        with pytest.raises(OSError, match=r"\w") as raised, naming(tmp_path, only_writes=True):
-            raise OSError(code, os.strerror(code))
+def test_a_name_is_given_to_errors_of_open_files_alone(tmp_path: Path) -> None:
+    for code, own, name in (
+        (errno.EIO, (), str(tmp_path)),
+        (errno.ENOSPC, ("full", "other"), "other"),
+        (errno.ECONNREFUSED, (), None),
+    ):
+        with pytest.raises(OSError, match=r"\w") as raised, naming(tmp_path):
+            raise OSError(code, *(own or ("words",)))
         assert raised.value.filename == name
-    with pytest.raises(OSError, match=r"\w") as raised, naming(tmp_path):
-        raise OSError(errno.ENOSPC, "full", "other")
-    assert raised.value.filename == "other"

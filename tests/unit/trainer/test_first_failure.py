@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from data_pipeline.errors import ExitCode, run_command
-from trainer import lost_peer
-from trainer.lost_peer import silent_after_others
+from trainer import first_failure
+from trainer.first_failure import only_first_failure
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:38045"
 NCCL = "NCCL error in: ProcessGroupNCCL.cpp:1, remote process exited or there was a network error"
@@ -21,7 +22,7 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.touch()
     for name, value in {"RANK": "1", "LOCAL_WORLD_SIZE": "2", "TRAINER_EXIT_FILE": str(path)}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(lost_peer, "_num_ranks_here", lambda: 2)
+    monkeypatch.setattr(first_failure, "_num_ranks_here", lambda: 2)
     return path
 
 
@@ -29,7 +30,7 @@ def end_of(error: BaseException) -> int:
     """The exit code of a command that ends with an error."""
 
     def main(_: object) -> None:
-        with silent_after_others():
+        with only_first_failure():
             raise error
 
     try:
@@ -68,7 +69,7 @@ def test_it_does_not_wait_for_words_that_cannot_come_and_says_in_one_line_what_i
     monkeypatch.setattr("time.sleep", lambda _: pytest.fail("it waits"))
     if how == "no launcher":
         monkeypatch.delenv("TRAINER_EXIT_FILE")
-    monkeypatch.setattr(lost_peer, "_num_ranks_here", lambda: 1)
+    monkeypatch.setattr(first_failure, "_num_ranks_here", lambda: 1)
     assert end_of(RuntimeError(GLOO)) == ExitCode.CRASHED
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: rank 1 lost its connection to another rank (Connection closed by peer), which has ended; ")
@@ -91,3 +92,25 @@ def test_a_process_that_is_no_rank_keeps_its_traceback(monkeypatch: pytest.Monke
     monkeypatch.delenv("RANK")
     with pytest.raises(RuntimeError, match="closed by peer"):
         end_of(RuntimeError(GLOO))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_thread_shows_its_error_unless_it_keeps_it_for_the_one_that_uses_it(
+    kept: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(threading.Thread):
+        exception: BaseException | None = None
+
+        def run(self) -> None:
+            try:
+                raise OSError("no space")
+            except OSError as error:
+                self.exception = error if kept else None
+                raise
+
+    monkeypatch.setattr(threading, "__excepthook__", lambda arguments: print(arguments.exc_value))
+    with only_first_failure():
+        thread = Failing()
+        thread.start()
+        thread.join()
+    assert capsys.readouterr().out == ("" if kept else "no space\n")

@@ -1,9 +1,10 @@
-"""A rank that fails takes the others with it: their broken connections are a consequence, and only the first failure is shown."""
+"""Of the errors of one failure only the first is shown: not the lost connections of other ranks, and no error a second time."""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,7 +13,7 @@ from pathlib import Path
 from data_pipeline.errors import ExitCode, ProjectError
 from trainer.watchdog import EXIT_FILE_VARIABLE
 
-__all__ = ["silent_after_others"]
+__all__ = ["only_first_failure"]
 
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 _LIBRARIES = ("gloo", "NCCL", "Gloo")
@@ -30,13 +31,14 @@ class ExplainedElsewhereError(ProjectError):
 
 
 @contextmanager
-def silent_after_others() -> Iterator[None]:
-    """Shows no traceback of an error that only says that another rank has ended.
+def only_first_failure() -> Iterator[None]:
+    """Shows no traceback of an error that only says that another rank has ended, or that a thread hands to the one that uses it.
 
     Raises:
         ExplainedElsewhereError: in its place, if that rank has left its reason.
         SystemExit: in its place, if it has left none, after one line on stderr.
     """
+    before, threading.excepthook = threading.excepthook, _print_unless_kept
     try:
         yield
     except RuntimeError as error:
@@ -50,6 +52,14 @@ def silent_after_others() -> Iterator[None]:
             "of torchrun, says why\n"
         )
         raise SystemExit(int(ExitCode.CRASHED)) from None
+    finally:
+        threading.excepthook = before
+
+
+def _print_unless_kept(arguments: threading.ExceptHookArgs) -> None:
+    """TensorBoard's writing thread keeps its error, which the next call of the writer raises."""
+    if getattr(arguments.thread, "exception", None) is not arguments.exc_value:
+        threading.__excepthook__(arguments)
 
 
 def _lost_connection(error: BaseException | None) -> str | None:
