@@ -29,7 +29,10 @@ _EXPLAINED = {
         "a symbolic link on its path cannot be followed",
         f"replace the link by what it leads to, {_RUN_AGAIN}",
     ),
-    errno.EIO: ("the device failed to read or write it", f"look at `dmesg`, the disk and the mount, {_RUN_AGAIN}"),
+    errno.EIO: (
+        "input/output error, as the device failed to read or write it",
+        f"look at `dmesg`, the disk and the mount, {_RUN_AGAIN}",
+    ),
     errno.ESTALE: ("the network file system no longer knows it", f"mount that file system again, {_RUN_AGAIN}"),
     errno.ENAMETOOLONG: ("a name on its path is longer than the file system allows", "use a shorter name"),
     errno.EMFILE: ("this process may open no more files", f"raise `ulimit -n` (ULIMIT_NOFILE in containers), {_RUN_AGAIN}"),

@@ -132,7 +132,8 @@ def test_63_of_two_ranks_only_the_one_that_cannot_write_speaks(tmp_path: Path) -
         most_bytes = random.Random(seed).randrange(20_000, 60_000)
         done = subprocess.run(
             ["prlimit", f"--fsize={most_bytes}", ROOT / "entrypoints/train", *arguments(config)],
-            env=os.environ | {"PYTHON": sys.executable, "CPU_RANKS": "2", "OMP_NUM_THREADS": "1"},
+            # Without a repository: git, killed at the limit, would leave its lock in that of this checkout.
+            env=os.environ | {"PYTHON": sys.executable, "CPU_RANKS": "2", "OMP_NUM_THREADS": "1", "GIT_DIR": os.devnull},
             capture_output=True,
             text=True,
             timeout=120,

@@ -18,7 +18,7 @@ SIMULATED = {
     errno.ENOSPC: r"no space left on the device, which has [\d.]+ \w+ of [\d.]+ \w+ free; make room there",
     errno.EDQUOT: "the disk quota of this user is used up; remove files",
     errno.EROFS: "its file system is mounted read-only; name a folder",
-    errno.EIO: "the device failed to read or write it; look at `dmesg`",
+    errno.EIO: "input/output error, as the device failed to read or write it; look at `dmesg`",
     errno.ESTALE: "the network file system no longer knows it; mount",
     errno.EMFILE: "this process may open no more files; raise `ulimit -n`",
     errno.EBUSY: "something else uses it; end what uses it",

@@ -440,5 +440,5 @@ def test_a_folder_that_cannot_be_read_is_refused_and_a_hidden_one_is_no_text(
     monkeypatch.setattr(os, "listdir", listdir)
     assert [file.path for file in find(str(tmp_path))] == ["a.txt"]
     (tmp_path / "closed").mkdir()
-    with pytest.raises(SourceError, match=r"/closed: cannot be read \(Permission denied\); give access to it"):
+    with pytest.raises(SourceError, match=r"/closed: permission denied for user .*; give this user access to"):
         find(str(tmp_path))
