@@ -65,10 +65,12 @@ def _repack(arguments: Sequence[str]) -> None:
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder that receives the result")
     parser.add_argument("--row_length", type=int, required=True, metavar="N", help="tokens in a row, from 8 to 1048576")
     parser.add_argument("--workers", type=int, metavar="N", help="worker processes; one per core if not given")
+    parser.add_argument("--replace", action="store_true", help="replace other finished data in that folder")
     options = parser.parse_args(arguments)
     from data_pipeline.repack import repack
 
-    print(f"root digest {repack(options.directory, options.output, options.row_length, options.workers).root_digest}")
+    manifest = repack(options.directory, options.output, options.row_length, options.workers, replace=options.replace)
+    print(f"root digest {manifest.root_digest}")
 
 
 def _verify(arguments: Sequence[str]) -> None:
@@ -112,12 +114,14 @@ def _leaks(arguments: Sequence[str]) -> None:
     from data_pipeline.leaks import check_leaks
     from data_pipeline.manifest import read_manifest
     from data_pipeline.published import read_documents, settings_in
+    from data_pipeline.readers import reading
     from data_pipeline.split import SPLITS
 
-    manifest = read_manifest(options.directory)
-    settings = settings_in(manifest, "dedup", DedupSettings, benchmarks=())
-    train, val = (read_documents(options.directory, manifest, side) for side in SPLITS)
-    report = check_leaks(train, val, settings, options.against)
+    with reading(options.directory, "leaks"):
+        manifest = read_manifest(options.directory)
+        settings = settings_in(manifest, "dedup", DedupSettings, benchmarks=())
+        train, val = (read_documents(options.directory, manifest, side) for side in SPLITS)
+        report = check_leaks(train, val, settings, options.against)
     print(json.dumps(report.summary(), indent=2) if options.json else report.describe())
     if report.leaked or (options.strict and report.contaminated):
         raise DataError(f"{options.directory}: what it is to be tested with is in the training text; the list above says where")

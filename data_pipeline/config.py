@@ -469,6 +469,11 @@ class PrepareConfig(Settings):
     )
     if_empty: Literal["error", "builtin"] = Field("error", description="what to do when the sources hold no text")
     keep_rejects: bool = Field(False, description="write a sample of the rejected documents to rejects.jsonl")
+    replace: bool = Field(
+        False,
+        description="replace finished data in the output folder, although it was made with other settings or from other text; "
+        "false refuses it",
+    )
     row_length: int = Field(1024, ge=8, le=1 << 20, description="tokens in a row; a row of L tokens has up to L-1 targets")
     partition_bytes: int = Field(16 * _MIB, ge=1024, description="input bytes in one unit of work; small files are put together")
     text: TextSettings = Field(default_factory=TextSettings, description="plain text files (.txt, .md, …)")

@@ -30,6 +30,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from data_pipeline.redaction import RedactingFormatter, redacted
+from data_pipeline.storage_errors import explain_os_error
 from data_pipeline.terminal import printable, printable_stdout
 
 __all__ = [
@@ -176,7 +177,8 @@ def run_command(
         return ExitCode.CONFIG
     except (ProjectError, OSError, KeyboardInterrupt) as error:
         code = exit_code_of(error)
-        message = redacted(str(error)) or ("" if isinstance(error, ProjectError) else type(error).__name__)
+        told = explain_os_error(error) if isinstance(error, OSError) else str(error)
+        message = redacted(told) or ("" if isinstance(error, ProjectError) else type(error).__name__)
         if message:
             (announce or _print)(printable(f"{'stopped' if code == ExitCode.STOPPED else 'error'}: {message}"), code)
         return code

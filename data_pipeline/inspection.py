@@ -12,6 +12,7 @@ from data_pipeline.data_card import render_card
 from data_pipeline.errors import PreparedDataError
 from data_pipeline.lengths import truncation_advice
 from data_pipeline.manifest import MANIFEST, Manifest, check_digests, read_manifest
+from data_pipeline.readers import reading
 from data_pipeline.report_html import render_report
 from data_pipeline.wording import known, largest_first, part, share, size, visible
 
@@ -28,8 +29,9 @@ def verify(directory: Path) -> Manifest:
     Raises:
         PreparedDataError: the manifest or a file is missing or changed; the message names the first one.
     """
-    manifest = read_manifest(directory)
-    check_digests(directory, manifest.digests, manifest.sizes)
+    with reading(directory, "verify"):
+        manifest = read_manifest(directory)
+        check_digests(directory, manifest.digests, manifest.sizes)
     return manifest
 
 

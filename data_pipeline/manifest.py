@@ -31,6 +31,7 @@ __all__ = [
     "MAX_VOCAB_SIZE",
     "PUBLISHED",
     "Manifest",
+    "OtherFormatError",
     "ShardEntry",
     "check_digests",
     "distrust",
@@ -39,7 +40,8 @@ __all__ = [
     "read_manifest",
 ]
 
-FORMAT = "packed-rows/2"
+_FAMILY = "packed-rows/"
+FORMAT = f"{_FAMILY}2"
 MANIFEST = "manifest.json"
 PUBLISHED = "published.json"
 """The note beside the manifest: what preparations have put there, with sizes and times."""
@@ -56,6 +58,10 @@ _MAX_FILE_BYTES = 1 << 62
 _MAX_NAME = 1024
 _SOURCE = re.compile("[a-z0-9_-]{1,64}")
 _DIGEST = re.compile("sha256:[0-9a-f]{64}")
+
+
+class OtherFormatError(PreparedDataError):
+    """A manifest was written by another version of this program."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,8 @@ def read_manifest(directory: Path) -> Manifest:
         raise PreparedDataError(f"{path}: damaged, not valid JSON ({error}); run `prepare` again") from None
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
-        raise PreparedDataError(f"{path}: format {_shown(found)}, but this version reads {FORMAT!r}; run `prepare` again")
+        kind = OtherFormatError if isinstance(found, str) and found.startswith(_FAMILY) else PreparedDataError
+        raise kind(f"{path}: format {_shown(found)}, but this version reads {FORMAT!r}; run `prepare` again")
     try:
         return _parse(value, path)
     except (ValueError, RecursionError) as error:
@@ -186,7 +193,7 @@ def files_in_manifest(directory: Path) -> set[str]:
     """The files that a manifest names, also one of an older format or with damage that leaves it legible; else none."""
     try:
         value = json.loads(read_input(directory / MANIFEST, MAX_MANIFEST_BYTES, below=directory))
-        if not value["format"].startswith(FORMAT.partition("/")[0] + "/"):
+        if not value["format"].startswith(_FAMILY):
             return set()
         return {*value["files"], *(shard["path"] for shard in value["shards"])}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

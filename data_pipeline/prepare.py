@@ -12,6 +12,7 @@ from data_pipeline.assembly import Prepared, assemble, fingerprint_of, settings_
 from data_pipeline.checks import check_positions_exist, check_rejected, check_selected, check_split, check_trusted, warn_of_losses
 from data_pipeline.config import PrepareConfig
 from data_pipeline.engine import stop_on_signals
+from data_pipeline.finished import check_may_replace
 from data_pipeline.manifest import Manifest
 from data_pipeline.partitions import cut_into_partitions
 from data_pipeline.publish import INPUTS, REJECTS, TOKENIZER, exclusive, find_finished, json_lines, settle, work_directory
@@ -32,6 +33,7 @@ from data_pipeline.stages.plan import (
     train_on_sample,
     train_quality,
 )
+from data_pipeline.storage_errors import naming
 
 __all__ = ["prepare"]
 
@@ -47,7 +49,7 @@ def prepare(config: PrepareConfig) -> Manifest:
         StoppedBySignal: SIGTERM came; the next run goes on from here.
     """
     output = config.output
-    with stop_on_signals(), exclusive(output):
+    with stop_on_signals(), naming(output), exclusive(output):
         inputs = find_inputs(config, output / INPUTS)
         check_positions_exist(inputs, config)
         check_trusted(inputs, config)
@@ -59,6 +61,7 @@ def prepare(config: PrepareConfig) -> Manifest:
             settle(output, finished)
             logger.info("%s already holds this data, with these settings and inputs: nothing to do", output)
             return finished
+        check_may_replace(output, fingerprint, settings, [file.identity for file in inputs], replace=config.replace)
 
         work = work_directory(output, fingerprint)
         partitions = cut_into_partitions(inputs, config.partition_bytes)

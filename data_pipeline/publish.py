@@ -29,6 +29,7 @@ from data_pipeline.files import (
 )
 from data_pipeline.manifest import MANIFEST, PUBLISHED, Manifest, files_in_manifest, read_manifest
 from data_pipeline.published import CHOSEN, TOKENS
+from data_pipeline.readers import replacing
 
 __all__ = [
     "CARD",
@@ -78,8 +79,6 @@ def exclusive(directory: Path) -> Iterator[None]:
         raise ConfigError(f"{error}, or choose another --output") from None
     except (FileExistsError, NotADirectoryError):
         raise StorageError(f"{directory}: a file stands where the output folder should be; choose another --output") from None
-    except PermissionError as error:
-        raise StorageError(f"{error.filename}: no permission to write; give this user access, or choose another --output") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -272,7 +271,7 @@ def publish(
     stages' results stay where they are, as links to the same bytes, and the note says what in the folder is a preparation's.
 
     Raises:
-        ConfigError: files of somebody else's would be replaced.
+        ConfigError: files of somebody else's would be replaced, or the data there is in use.
     """
     check_nothing_foreign(directory)
     built = work / "final"
@@ -287,10 +286,11 @@ def publish(
             _link(content, target)
     for split in ("train", "val"):
         (built / split).mkdir(exist_ok=True)
-    _note(directory, dict.fromkeys({*_own_files(directory), *shards, *files}))
-    _swap(built, directory)
-    write_atomic(directory / MANIFEST, manifest_bytes)
-    settle(directory, sealed)
+    with replacing(directory):
+        _note(directory, dict.fromkeys({*_own_files(directory), *shards, *files}))
+        _swap(built, directory)
+        write_atomic(directory / MANIFEST, manifest_bytes)
+        settle(directory, sealed)
     return sealed
 
 

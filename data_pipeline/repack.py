@@ -16,17 +16,20 @@ from data_pipeline.assembly import Prepared, assemble, fingerprint_of
 from data_pipeline.config import BUILTIN, PackingSettings, PrepareConfig
 from data_pipeline.engine import available_cores, stop_on_signals
 from data_pipeline.errors import ConfigError
+from data_pipeline.finished import check_may_replace
 from data_pipeline.inspection import check_report
 from data_pipeline.lengths import compare_row_lengths
 from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.publish import TOKENIZER, exclusive, work_directory
 from data_pipeline.published import CHOSEN, TOKENS, check_tables, check_tokens_kept, read_tokenizer, settings_in
+from data_pipeline.readers import reading
 from data_pipeline.report import row_counts
 from data_pipeline.runner import Runner, open_runner
 from data_pipeline.settings import explain
 from data_pipeline.split import SPLITS
 from data_pipeline.stages.plan import DocumentsOf, pack_all
 from data_pipeline.stages.vocabulary import TrainedTokenizer
+from data_pipeline.storage_errors import naming
 from data_pipeline.tasks import Counts, add_counts, commit_result, read_side_by_side
 
 __all__ = ["repack"]
@@ -51,28 +54,35 @@ class CountResult:
     """Number of documents by their length in tokens."""
 
 
-def repack(directory: Path, output: Path, row_length: int, workers: int | None = None) -> Manifest:
+def repack(directory: Path, output: Path, row_length: int, workers: int | None = None, *, replace: bool = False) -> Manifest:
     """Writes the documents of prepared data under `output`, in rows of `row_length` tokens, and returns the manifest.
 
     Raises:
         ConfigError: a number is out of the range that it has in `prepare`, it was prepared without keeping the tokens, or `output`
-            is the same folder.
+            is the same folder, holds other finished data and `replace` is false, or is in use.
         PreparedDataError: something of it is missing or changed.
     """
     check_numbers(row_length, workers)
     if directory.resolve() == output.resolve():
         raise ConfigError(f"{output} is the data that is repacked; choose another --output")
+    with reading(directory, "repack"):
+        return _repack(directory, output, row_length, workers, replace=replace)
+
+
+def _repack(directory: Path, output: Path, row_length: int, workers: int | None, *, replace: bool) -> Manifest:
     before = read_manifest(directory)
     check_tokens_kept(directory, before)
     check_report(directory, before)
     packing = settings_in(before, "packing", PackingSettings)
     settings = before.config | {"row_length": row_length, "packing": packing.model_dump(mode="json")}
-    with stop_on_signals(), exclusive(output):
+    fingerprint = fingerprint_of(settings, before.inputs)
+    with stop_on_signals(), naming(output), exclusive(output):
+        check_may_replace(output, fingerprint, settings, before.inputs, replace=replace)
         # Before a byte of them is read: what is packed gets digests of its own, which would hold whatever was wrong with it.
         tokenizer = _tokenizer(directory, before)
         for number in range(len(before.partitions)):
             check_tables(directory, before, number)
-        work = work_directory(output, fingerprint_of(settings, before.inputs))
+        work = work_directory(output, fingerprint)
         with open_runner(("count", "pack"), max(1, min(workers or available_cores(), len(before.partitions)))) as run:
             counted = count_all(run, directory, before, work)
             documents = [

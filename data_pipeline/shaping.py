@@ -55,7 +55,7 @@ FILES = ("language.fasttext_model", "dedup.benchmarks", "quality.good", "quality
 """Settings that shape bytes by the content of files: a manifest has digests in their place, and a path is never taken from one."""
 
 LOCAL = (
-    *("recipe", "sources", "output", "workers", "engine", "ray_address", "if_empty", "keep_rejects"),
+    *("recipe", "sources", "output", "workers", "engine", "ray_address", "if_empty", "keep_rejects", "replace"),
     *("limits.outside_links", "limits.allowed_hosts", "limits.retries", "limits.retry_wait_s", "source.*.paths"),
 )
 """Settings that say what is read and how the work is done. They are in no manifest, and never taken from one."""

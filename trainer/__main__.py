@@ -15,6 +15,7 @@ from typing import Any
 from data_pipeline.errors import ConfigError, ExitCode, ProjectError, StorageError, end_at_once, importing, run_command
 from trainer.allocator import keep_memory
 from trainer.caches import use_private_caches
+from trainer.first_failure import only_first_failure
 from trainer.watchdog import end_with_parent, leave_reason
 
 
@@ -27,7 +28,8 @@ def main(arguments: Sequence[str]) -> None:
     elif command in _COMMANDS:
         keep_memory()
         use_private_caches()
-        _COMMANDS[command][0](rest)
+        with only_first_failure():
+            _COMMANDS[command][0](rest)
     else:
         raise ConfigError(f"{command!r} is no command; the commands are {', '.join(_COMMANDS)}")
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError
 from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.readers import reading
 from data_pipeline.shards import Rows, ShardError
 from data_pipeline.terminal import printable
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
@@ -296,39 +298,39 @@ def audit_run(run: Path, data: Path | None = None) -> AuditReport:
         CheckpointError: ledger, record or a checkpoint is missing or damaged, or they do not agree.
     """
     record = read_record(run)
-    directory, manifest, rows = _open_data(run, data)
-    checkpoints = _saved(run)
-    ends = {saved.head.lines: saved for saved in checkpoints}
-    build = _builder(run, directory, manifest, rows)
-    targets = _Targets(rows)
-    auditor = Auditor(run / LEDGER, build, targets.count, len(rows), targets.quarantine, targets.num_hidden)
-    drawn = np.zeros(len(manifest.sources), np.int64)
-    padding = dict.fromkeys(manifest.sources, 0)
-    source_of = {shard.path: shard.source for shard in manifest.shards}
-    for entry in read_ledger(run / LEDGER):
-        used = auditor.follow(entry)
-        drawn += np.bincount(rows.source_ids(used), minlength=len(drawn))
-        for shard in source_of.keys() & auditor.report.quarantined:
-            padding[source_of[shard]] += rows.num_rows_in([shard], used)
-        if entry.head.lines in ends:
-            _check_checkpoint(run, ends.pop(entry.head.lines), entry.head, auditor.report)
-    report = auditor.report
-    targets.check_excused()
-    report.uncounted = targets.uncounted
-    for saved in ends.values():
-        raise CheckpointError(
-            f"{run / LEDGER}: it ends at line {report.lines}, but the checkpoint of step {saved.step} names line "
-            f"{saved.head.lines}; restore the file from a copy"
-        )
-    if record["status"] != "training" and record.get("step") != report.steps:
-        raise CheckpointError(
-            f"{run / LEDGER}: it ends at step {report.steps}, but the run was {record['status']} at {record.get('step')}"
-        )
-    report.checkpoints = [saved.step for saved in checkpoints]
-    for name, count, ranges in zip(manifest.sources, drawn.tolist(), rows.source_ranges(), strict=True):
-        report.rows[name], report.padding[name] = int((ranges[:, 1] - ranges[:, 0]).sum()), padding[name]
-        report.drawn[name] = count - padding[name]
-    return report
+    with _opened_data(run, data) as (directory, manifest, rows):
+        checkpoints = _saved(run)
+        ends = {saved.head.lines: saved for saved in checkpoints}
+        build = _builder(run, directory, manifest, rows)
+        targets = _Targets(rows)
+        auditor = Auditor(run / LEDGER, build, targets.count, len(rows), targets.quarantine, targets.num_hidden)
+        drawn = np.zeros(len(manifest.sources), np.int64)
+        padding = dict.fromkeys(manifest.sources, 0)
+        source_of = {shard.path: shard.source for shard in manifest.shards}
+        for entry in read_ledger(run / LEDGER):
+            used = auditor.follow(entry)
+            drawn += np.bincount(rows.source_ids(used), minlength=len(drawn))
+            for shard in source_of.keys() & auditor.report.quarantined:
+                padding[source_of[shard]] += rows.num_rows_in([shard], used)
+            if entry.head.lines in ends:
+                _check_checkpoint(run, ends.pop(entry.head.lines), entry.head, auditor.report)
+        report = auditor.report
+        targets.check_excused()
+        report.uncounted = targets.uncounted
+        for saved in ends.values():
+            raise CheckpointError(
+                f"{run / LEDGER}: it ends at line {report.lines}, but the checkpoint of step {saved.step} names line "
+                f"{saved.head.lines}; restore the file from a copy"
+            )
+        if record["status"] != "training" and record.get("step") != report.steps:
+            raise CheckpointError(
+                f"{run / LEDGER}: it ends at step {report.steps}, but the run was {record['status']} at {record.get('step')}"
+            )
+        report.checkpoints = [saved.step for saved in checkpoints]
+        for name, count, ranges in zip(manifest.sources, drawn.tolist(), rows.source_ranges(), strict=True):
+            report.rows[name], report.padding[name] = int((ranges[:, 1] - ranges[:, 0]).sum()), padding[name]
+            report.drawn[name] = count - padding[name]
+        return report
 
 
 def show_step(run: Path, step: int, *, data: Path | None = None, full: bool = False, as_json: bool = False) -> str:
@@ -338,34 +340,36 @@ def show_step(run: Path, step: int, *, data: Path | None = None, full: bool = Fa
         ConfigError: the ledger has no such step.
         PreparedDataError, CheckpointError: as `audit_run`, for what is read of it.
     """
-    directory, manifest, rows = _open_data(run, data)
-    build = _builder(run, directory, manifest, rows)
-    order, last = None, 0
-    quarantined: set[str] = set()
-    for entry in read_ledger(run / LEDGER):
-        last = entry.head.step
-        if isinstance(entry, LedgerEvent) and entry.kind == "order":
-            order = build(entry.facts)
-        elif isinstance(entry, LedgerEvent) and entry.kind == "quarantine":
-            quarantined |= set(entry.facts["shards"])
-        elif isinstance(entry, LedgerStep) and last == step and order is not None:
-            numbers = order.rows_at(entry.start, entry.count)
-            shown_rows = rows.without(quarantined)
-            if digest := _difference(entry, numbers):
-                raise CheckpointError(
-                    f"{run / LEDGER}: the rows of step {step} have the digest {entry.digest}, the order's {digest}"
-                )
-            tokenizer = load_tokenizer(directory / "tokenizer")
-            shown = [_row(number, shown_rows, manifest, tokenizer, full=full) for number in numbers.tolist()]
-            summary = {"step": step, "start": entry.start, "epoch": entry.epoch, "targets": entry.targets, "rows": shown}
-            return json.dumps(summary, ensure_ascii=False) if as_json else _page(summary, directory)
+    with _opened_data(run, data) as (directory, manifest, rows):
+        build = _builder(run, directory, manifest, rows)
+        order, last = None, 0
+        quarantined: set[str] = set()
+        for entry in read_ledger(run / LEDGER):
+            last = entry.head.step
+            if isinstance(entry, LedgerEvent) and entry.kind == "order":
+                order = build(entry.facts)
+            elif isinstance(entry, LedgerEvent) and entry.kind == "quarantine":
+                quarantined |= set(entry.facts["shards"])
+            elif isinstance(entry, LedgerStep) and last == step and order is not None:
+                numbers = order.rows_at(entry.start, entry.count)
+                shown_rows = rows.without(quarantined)
+                if digest := _difference(entry, numbers):
+                    raise CheckpointError(
+                        f"{run / LEDGER}: the rows of step {step} have the digest {entry.digest}, the order's {digest}"
+                    )
+                tokenizer = load_tokenizer(directory / "tokenizer")
+                shown = [_row(number, shown_rows, manifest, tokenizer, full=full) for number in numbers.tolist()]
+                summary = {"step": step, "start": entry.start, "epoch": entry.epoch, "targets": entry.targets, "rows": shown}
+                return json.dumps(summary, ensure_ascii=False) if as_json else _page(summary, directory)
     raise ConfigError(f"--step {step}: the ledger of {run} has the steps 1 to {last}; name one of them")
 
 
-def _open_data(run: Path, data: Path | None) -> tuple[Path, Manifest, Rows]:
+@contextmanager
+def _opened_data(run: Path, data: Path | None) -> Iterator[tuple[Path, Manifest, Rows]]:
     directory = data_folder(run, data)
-    manifest = read_manifest(directory)
-    return directory, manifest, Rows(directory, manifest, "train", verify=True)
+    with reading(directory, f"audit of run {run.absolute().name}"):
+        manifest = read_manifest(directory)
+        yield directory, manifest, Rows(directory, manifest, "train", verify=True)
 
 
 def _builder(run: Path, directory: Path, manifest: Manifest, rows: Rows) -> Callable[[Mapping[str, Any]], RowOrder]:

@@ -12,6 +12,7 @@ import torch
 from data_pipeline.errors import PreparedDataError, ProjectError, StorageError, exit_code_of
 from data_pipeline.manifest import Manifest
 from data_pipeline.shards import ShardError
+from data_pipeline.storage_errors import explain_os_error
 from trainer.changes import Change
 from trainer.config import BadDataConfig
 from trainer.distributed import Group, RemoteError
@@ -82,6 +83,4 @@ def as_project_error(error: ShardError | OSError) -> ProjectError:
     """A reading error as users see it."""
     if isinstance(error, ShardError):
         return error
-    return StorageError(
-        f"{error.filename}: {error.strerror or error}; look at the disk or the mount, then run the same command again"
-    )
+    return StorageError(explain_os_error(error))

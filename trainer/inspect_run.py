@@ -15,6 +15,7 @@ from torch import nn
 
 from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError
 from data_pipeline.manifest import MANIFEST, Manifest, read_manifest
+from data_pipeline.readers import reading
 from data_pipeline.settings import MAX_SETTINGS_BYTES, explain, parse_toml
 from data_pipeline.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
@@ -174,31 +175,32 @@ def evaluate_run(
     config = settings_here(load_config(run))
     configure_determinism(config)
     directory = data_folder(run, data)
-    manifest, tokenizer = read_manifest(directory), load_tokenizer(run / "tokenizer")
-    rows = Rows(directory, manifest, "val", verify=config.verify_data)
-    _check_fit(run, directory, manifest, tokenizer, len(rows), config.model.context)
-    settings = config.eval if limit is None else config.eval.model_copy(update={"max_rows": limit})
-    micro = min(settings.micro or config.batch.micro_rows, most_rows(config.model, manifest.row_length))
-    settings = settings.model_copy(update={"micro": micro})
-    with joined_group(config.device) as group:
-        model, step = load_model(run, config, which, trust_code=trust_code)
-        model.to(group.device)
-        lost = _quarantined(run, manifest, step)
-        backend = choose_backend(
-            config.attention,
-            group.device,
-            config.precision,
-            config.model.head_size,
-            compiled=False,
-        )
-        result = evaluate(
-            LossModule(model, config.loss),
-            backend,
-            rows.without(lost),
-            config.model_copy(update={"eval": settings}),
-            group,
-            grouping=Grouping.of(manifest, tokenizer),
-        )
+    with reading(directory, f"evaluate of run {run.absolute().name}"):
+        manifest, tokenizer = read_manifest(directory), load_tokenizer(run / "tokenizer")
+        rows = Rows(directory, manifest, "val", verify=config.verify_data)
+        _check_fit(run, directory, manifest, tokenizer, len(rows), config.model.context)
+        settings = config.eval if limit is None else config.eval.model_copy(update={"max_rows": limit})
+        micro = min(settings.micro or config.batch.micro_rows, most_rows(config.model, manifest.row_length))
+        settings = settings.model_copy(update={"micro": micro})
+        with joined_group(config.device) as group:
+            model, step = load_model(run, config, which, trust_code=trust_code)
+            model.to(group.device)
+            lost = _quarantined(run, manifest, step)
+            backend = choose_backend(
+                config.attention,
+                group.device,
+                config.precision,
+                config.model.head_size,
+                compiled=False,
+            )
+            result = evaluate(
+                LossModule(model, config.loss),
+                backend,
+                rows.without(lost),
+                config.model_copy(update={"eval": settings}),
+                group,
+                grouping=Grouping.of(manifest, tokenizer),
+            )
     left_out = rows.num_rows_in(lost, np.arange(len(rows)))
     if not as_json:
         note = f"\n\nleft out, as by the run: {left_out:,} of {len(rows):,} rows, of shards in quarantine" if left_out else ""

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from data_pipeline.errors import ProjectError, StorageError
 from data_pipeline.shards import RowBatch, Rows, ShardError
+from data_pipeline.storage_errors import explain_os_error
 from trainer.changes import Changes
 from trainer.config import BatchConfig
 from trainer.distributed import Group
@@ -330,10 +331,7 @@ def _retried(read: Callable[[], _ValueT], closed: threading.Event) -> _ValueT:
         except OSError as error:
             wait_s = next(waits_s, None)
             if wait_s is None:
-                raise StorageError(
-                    f"{error.filename or 'a shard'}: {error.strerror or error}, in {len(RETRY_WAITS_S) + 1} attempts to read it; "
-                    "look at the disk or the mount, then run the same command again"
-                ) from error
+                raise StorageError(f"{explain_os_error(error)} ({len(RETRY_WAITS_S) + 1} attempts to read it failed)") from error
             _log.warning("%s; reading it again in %s s", error, wait_s)
             if closed.wait(wait_s):
                 raise

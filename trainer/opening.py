@@ -16,8 +16,10 @@ from torch import nn
 
 from data_pipeline.errors import ConfigError, PreparedDataError
 from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.readers import reading
 from data_pipeline.redaction import RedactingFormatter, secrets_of
 from data_pipeline.shards import Rows
+from data_pipeline.storage_errors import naming
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.attention import Backend, choose_backend, describe_backend
 from trainer.changes import Changes
@@ -89,6 +91,7 @@ def opened_session(config: TrainConfig, *, trust_extension: bool = True) -> Iter
         group = stack.enter_context(joined_group(config.device, config.watchdog.slow_s))
         _log_to_stderr(logging.INFO if group.is_main else logging.WARNING, secrets_of(config.log.mlflow_uri or ""))
         _note_extension(extension, group, trusted=trust_extension)
+        stack.enter_context(_held_data(config, group))
         manifest = read_manifest(config.data)
         train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
         val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
@@ -195,6 +198,13 @@ def opened_session(config: TrainConfig, *, trust_extension: bool = True) -> Iter
 def _note_extension(extension: Extension, group: Group, *, trusted: bool) -> None:
     if extension.digest is not None and group.is_main and trusted:
         note_trained_with(extension.digest)
+
+
+@contextmanager
+def _held_data(config: TrainConfig, group: Group) -> Iterator[None]:
+    """Keeps the data from being replaced. Whatever cannot be written meanwhile is a file of the run."""
+    with naming(config.run), reading(config.data, f"run {config.run.absolute().name}" if group.is_main else None):
+        yield
 
 
 def _recorded_micro(run: Path) -> int | None:
@@ -368,7 +378,8 @@ def _processes_here(group: Group) -> list[ProcessId]:
 
 def _write(checkpoints: CheckpointStore, settings: CheckpointConfig, checkpoint: Checkpoint) -> None:
     """Saves, and deletes what need not be kept; in the background."""
-    checkpoints.save(checkpoint)
+    with naming(checkpoints.directory):
+        checkpoints.save(checkpoint)
     best = checkpoint.state["progress"]["best_step"]
     checkpoints.retain(steps_to_keep(checkpoints.steps(), last=settings.keep_last, every=settings.keep_every, best=best))
 

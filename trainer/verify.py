@@ -19,6 +19,7 @@ from typing import Any
 
 from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError
 from data_pipeline.manifest import Manifest, check_digests, read_manifest
+from data_pipeline.readers import reading
 from data_pipeline.settings import to_toml
 from trainer.attention import choose_backend
 from trainer.audit import AuditReport, audit_run
@@ -134,7 +135,9 @@ def check_integrity(run: Path, data: Path | None = None) -> Outcome:
     for step in store.steps():
         store.verify(step)
     lost = {shard for change in Changes.from_json(record.get("changes", ())).made for shard in change.shards}
-    num_files = _check_data(data_folder(run, data), record["data"]["root_digest"], lost)
+    directory = data_folder(run, data)
+    with reading(directory, f"verify of run {run.absolute().name}"):
+        num_files = _check_data(directory, record["data"]["root_digest"], lost)
     report = audit_run(run, data)
     num_events = _check_metrics(run, report)
     for name, digest in record["files"].items():

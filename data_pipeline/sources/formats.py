@@ -8,7 +8,7 @@ from typing import Literal
 
 from data_pipeline.config import Kind
 
-__all__ = ["UNDERSTOOD", "Compression", "Format", "Shape", "is_hidden", "printable", "shape_of"]
+__all__ = ["UNDERSTOOD", "Compression", "Format", "Shape", "extension_of", "is_hidden", "printable", "shape_of"]
 
 Format = Literal["text", "html", "jsonl", "csv", "tsv", "parquet", "topics", "tar", "zip"]
 Compression = Literal["none", "gz", "zst", "xz", "bz2"]
@@ -65,7 +65,7 @@ class Shape:
 
 def shape_of(name: str) -> Shape | None:
     """What the extensions of a file's name say, in any case; None where they say nothing that is understood."""
-    suffixes = [suffix.lower() for suffix in PurePosixPath(name).suffixes[-2:]]
+    suffixes = _suffixes(name)
     suffixes[-1:] = _SHORT_FORMS.get(suffixes[-1], suffixes[-1:]) if suffixes else []
     compression: Compression = _COMPRESSIONS.get(suffixes[-1], "none") if suffixes else "none"
     extension = "".join(suffixes[-2:-1] if compression != "none" else suffixes[-1:])
@@ -73,6 +73,16 @@ def shape_of(name: str) -> Shape | None:
     if file_format is None or (file_format == "zip" and compression != "none"):
         return None
     return Shape(file_format, compression, _KINDS.get(extension))
+
+
+def extension_of(name: str) -> str:
+    """The extension of a file's name in lower case, with the one before it where the last one is that of a compression."""
+    suffixes = _suffixes(name)
+    return "".join(suffixes if suffixes and suffixes[-1] in _COMPRESSIONS else suffixes[-1:])
+
+
+def _suffixes(name: str) -> list[str]:
+    return [suffix.lower() for suffix in PurePosixPath(name).suffixes[-2:]]
 
 
 def is_hidden(path: str) -> bool:

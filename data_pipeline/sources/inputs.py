@@ -16,8 +16,9 @@ from data_pipeline.files import digest_bytes, read_input, sealed, unsealed, writ
 from data_pipeline.publish import is_written_by_prepare
 from data_pipeline.redaction import redacted
 from data_pipeline.sources.builtin import code_files, manual_file, standard_library
-from data_pipeline.sources.formats import UNDERSTOOD, Compression, Format, Shape, is_hidden, shape_of
+from data_pipeline.sources.formats import Compression, Format, Shape, is_hidden, shape_of
 from data_pipeline.sources.storage import Found, Location, digest, found_here, is_url, list_files
+from data_pipeline.sources.unusable import count_extensions, explain_no_text, is_placeholder
 
 __all__ = ["InputFile", "Part", "find_inputs", "remember_digests"]
 
@@ -88,12 +89,10 @@ def find_inputs(config: PrepareConfig, known_digests: Path) -> tuple[InputFile, 
         ConfigError: a source's name cannot be that of a file, or a source is the output folder.
     """
     found = list(_find_all(config))
-    if not found and config.if_empty == "builtin":
+    if not found:  # `if_empty` allows it, or the sources would have been refused
         named = ", ".join(map(_shown, config.sources)) or "no source"
         logger.warning("no text in %s: the built-in corpus (Python's standard library) is used instead", named)
         found = [*_find_builtin(_Source(None, (), None, config.limits.max_bytes_per_source))]
-    elif not found:
-        raise SourceError(f"no text in {', '.join(map(_shown, config.sources))}; what is understood: {UNDERSTOOD}")
     return _with_digests(found, known_digests, config)
 
 
@@ -139,18 +138,23 @@ def _find_named(named: str, source: _Source, config: PrepareConfig) -> tuple[str
     listing = list_files(named, config.limits)
     if listing.is_folder and not is_url(named) and Path(listing.root).resolve() == config.output.resolve():
         raise ConfigError(f"source {named} is the output folder; choose another --output, inside it if need be")
-    if not listing.files and config.if_empty == "error" and not listing.is_folder:
+    if not listing.files and not listing.unfollowed and not listing.is_folder:
         is_pattern = glob.has_magic(_shown(named))
         remedy = "no file matches; check the pattern" if is_pattern else "no such file or folder; check the path"
         raise SourceError(f"source {_shown(named)}: {remedy}, or use the word {BUILTIN} for the built-in corpus")
     files = [file for file in _not_prepared(listing.files, config.output) if not (listing.is_folder and _is_set_aside(file.path))]
     usable = [_input(file, shape, source) for file in files if (shape := shape_of(file.path)) is not None]
-    if not usable and config.if_empty == "error":
-        raise SourceError(f"source {_shown(named)}: no file with text in it{_seen(files)}; what is understood: {UNDERSTOOD}")
+    if not any(file.bytes for file in usable) and not _stands_for_builtin(named, config):
+        raise SourceError(explain_no_text(_shown(named), listing, files))
     if len(usable) < len(files):
         unknown = [file for file in files if shape_of(file.path) is None]
-        logger.warning("source %s: %d of %d files ignored%s", _shown(named), len(unknown), len(files), _seen(unknown))
+        logger.warning("source %s: %d of %d files ignored (%s)", _shown(named), len(unknown), len(files), count_extensions(unknown))
     return listing.root, usable
+
+
+def _stands_for_builtin(named: str, config: PrepareConfig) -> bool:
+    """Whether a source without text means that nobody has put any there yet, so that the built-in corpus may be used."""
+    return config.if_empty == "builtin" and not is_url(named) and is_placeholder(Path(named.removeprefix("file://")))
 
 
 def _find_builtin(source: _Source) -> Iterator[InputFile]:
@@ -231,13 +235,6 @@ def _first_bytes(files: Iterable[InputFile], max_bytes: int | None) -> Iterator[
         if file.bytes:
             yield file
             used += file.bytes
-
-
-def _seen(files: Sequence[Found]) -> str:
-    """The extensions of files, as a clause of a message."""
-    extensions = sorted({"".join(PurePosixPath(file.path).suffixes[-2:]) or PurePosixPath(file.path).name for file in files})
-    shown = ", ".join(extensions[:8]) + (", …" if len(extensions) > 8 else "")
-    return f" ({shown})" if shown else ""
 
 
 def _with_digests(files: Sequence[InputFile], known_digests: Path, config: PrepareConfig) -> tuple[InputFile, ...]:

@@ -21,7 +21,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -34,6 +34,7 @@ from data_pipeline.files import UnusableFileError, open_input
 from data_pipeline.redaction import redacted_url, url_chain
 from data_pipeline.sources.formats import is_hidden, printable
 from data_pipeline.sources.streams import Readable
+from data_pipeline.storage_errors import explain_os_error, naming
 
 __all__ = [
     "Found",
@@ -59,6 +60,7 @@ _LOCAL = ("file", "local", "asynclocal")
 _ARCHIVES = ("zip", "tar", "libarchive")
 _POINTERS = ("reference", "generic")  # their files name the addresses that are read
 _SHOWN = 8  # names in a message
+_NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # what a link without a target gives
 _MAX_LINKED_FOLDERS = 10_000
 
 Result = TypeVar("Result")
@@ -96,6 +98,16 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Unfollowed:
+    """Links inside a source that were not followed for one reason."""
+
+    found: str
+    """How many, why, and some of their names, as a clause of a message."""
+    remedy: str
+    """What to do to have them followed."""
+
+
+@dataclass(frozen=True)
 class Listing:
     """What a name stands for."""
 
@@ -104,6 +116,8 @@ class Listing:
     files: Sequence[Found]
     is_folder: bool
     """Whether they are whatever a folder holds, and not named by themselves or by a pattern."""
+    unfollowed: Sequence[Unfollowed] = ()
+    """Links that were not followed."""
 
 
 def is_url(named: str) -> bool:
@@ -147,7 +161,7 @@ def open_file(location: Location, num_bytes: int, limits: LimitSettings) -> Iter
         SourceError: the store fails for good, while it is opened or read.
     """
     if not location.store:
-        with _open_local(location) as file:
+        with _open_local(location) as file, naming(Path(location.name)):
             yield file
         return
     remote = _StoreFile(location, num_bytes, limits)
@@ -171,13 +185,16 @@ def _open_local(location: Location) -> BinaryIO:
         return open_input(Path(location.name))
     except UnusableFileError as error:
         raise SourceError(f"{printable(str(error))}; it changed while it was being prepared: run the same command again") from None
+    except PermissionError as error:
+        raise _unreadable(Path(location.name), error) from None
 
 
 def _list_local(named: str, outside_links: bool) -> Listing:
     path = Path(named)
     if path.is_dir():
-        files = [found_here(path, file) for file in files_below(path, outside_links=outside_links)]
-        return Listing(named, files, is_folder=True)
+        links = _Links(path, outside_links)
+        files = [found_here(path, file) for file in _files_below(path, links)]
+        return Listing(named, files, is_folder=True, unfollowed=links.unfollowed())
     if path.is_file():
         return Listing(named, [found_here(path.parent, path)], is_folder=False)
     folder = Path(*_before_magic(path.parts))
@@ -185,7 +202,7 @@ def _list_local(named: str, outside_links: bool) -> Listing:
     matches = set(_matches(folder, path.parts[len(folder.parts) :], links)) if glob.has_magic(named) else set()
     files = [found_here(folder, match) for match in sorted(matches, key=str) if match.is_file()]
     links.warn()
-    return Listing(str(folder) if files else named, files, is_folder=False)
+    return Listing(str(folder) if files else named, files, is_folder=False, unfollowed=links.unfollowed())
 
 
 @dataclass
@@ -196,7 +213,7 @@ class _Links:
     outside: bool
     """Whether links may lead out of the root."""
     left_out: dict[str, None] = field(default_factory=dict)
-    broken: list[str] = field(default_factory=list)
+    broken: dict[str, None] = field(default_factory=dict)
     num_folders: int = 0
     """Reached through two links or more."""
 
@@ -207,12 +224,18 @@ class _Links:
         """Whether this is a link that must not be followed; if so, it is noted."""
         if self.outside or not path.is_symlink() or Path(os.path.realpath(path)).is_relative_to(self._real_root):
             return False
+        try:
+            path.stat()
+        except OSError as error:
+            if error.errno in _NOWHERE:  # following it would not help
+                self.leads_nowhere(path)
+                return True
         self.left_out[self._shown(path)] = None
         return True
 
     def leads_nowhere(self, path: Path) -> None:
         """Notes a link without a target."""
-        self.broken.append(self._shown(path))
+        self.broken[self._shown(path)] = None
 
     def count_folder(self) -> None:
         """Counts a folder that was reached through links in links: a dozen folders with links to each other have 10^9 paths.
@@ -229,17 +252,27 @@ class _Links:
 
     def warn(self) -> None:
         """Names what was left out in one warning for each reason."""
-        source = printable(str(self.root))
+        for links in self.unfollowed():
+            logger.warning("source %s: %s; to have them followed, %s", printable(str(self.root)), links.found, links.remedy)
+
+    def unfollowed(self) -> list[Unfollowed]:
+        """The links that were not followed, by the reason."""
+        found = []
         if self.broken:
-            logger.warning("source %s: %d links lead nowhere: %s", source, len(self.broken), _some(self.broken))
+            remedy = "copy what the links lead to (in a container: mount it at the path that they name)"
+            found.append(Unfollowed(f"{_counted(self.broken)} nowhere: {_some(list(self.broken))}", remedy))
         if self.left_out:
-            logger.warning(
-                "source %s: %d links lead out of it and are left out: %s; set limits.outside_links to true to follow such links",
-                *(source, len(self.left_out), _some(sorted(self.left_out))),
-            )
+            names = sorted(self.left_out)
+            remedy = "set limits.outside_links to true (PREP_LIMITS__OUTSIDE_LINKS=true)"
+            found.append(Unfollowed(f"{_counted(names)} out of it: {_some(names)}", remedy))
+        return found
 
     def _shown(self, path: Path) -> str:
         return printable(path.relative_to(self.root).as_posix())
+
+
+def _counted(links: Collection[str]) -> str:
+    return f"{len(links)} link{'s lead' if len(links) > 1 else ' leads'}"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -324,7 +357,10 @@ def files_below(folder: Path, *, outside_links: bool = True) -> Iterator[Path]:
         SourceError: a folder, or what a link leads to, may not be read, so that nobody knows what is missing; or links lead to so
             many folders that they must be arranged to have no end.
     """
-    links = _Links(folder, outside_links)
+    return _files_below(folder, _Links(folder, outside_links))
+
+
+def _files_below(folder: Path, links: _Links) -> Iterator[Path]:
     waiting = [_Visit(folder)]
     while waiting:
         visit = waiting.pop()
@@ -337,7 +373,7 @@ def files_below(folder: Path, *, outside_links: bool = True) -> Iterator[Path]:
             try:
                 mode = path.stat().st_mode
             except OSError as error:
-                if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                if error.errno not in _NOWHERE:
                     raise _unreadable(path, error) from None
                 links.leads_nowhere(path)
                 continue
@@ -350,7 +386,8 @@ def files_below(folder: Path, *, outside_links: bool = True) -> Iterator[Path]:
 
 
 def _unreadable(path: Path, error: OSError) -> SourceError:
-    return SourceError(f"{printable(str(path))}: cannot be read ({error.strerror}); give access to it, or name other sources")
+    error.filename = error.filename or str(path)
+    return SourceError(printable(explain_os_error(error)))
 
 
 def found_here(folder: Path, file: Path) -> Found:

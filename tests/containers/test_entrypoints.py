@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.__main__ import USAGE
-from data_pipeline.errors import ExitCode
+from data_pipeline.errors import ConfigError, ExitCode
+from data_pipeline.readers import replacing
 from tests.support.two_ranks import seconds_until
 from trainer.__main__ import _COMMANDS
 from trainer.watchdog import Beat, Heartbeat, Patience, ProcessId
@@ -374,6 +375,29 @@ def test_a_signal_in_the_pause_before_a_restart_ends_it_at_once(stand_in: Path, 
     assert (tmp_path / "starts").read_text() == "start\n"
     pauses = subprocess.run(["pgrep", "-f", "^sleep 301$"], capture_output=True, text=True, check=False).stdout
     assert pauses == "", "a pause goes on"
+
+
+@pytest.mark.parametrize("how", ["environment", "arguments"])
+def test_the_data_is_not_replaced_in_the_pause_before_a_restart(stand_in: Path, tmp_path: Path, how: str) -> None:
+    data = tmp_path / "prepared data"
+    data.mkdir()
+    arguments = ("--data", str(data)) if how == "arguments" else ()
+    variables = environment(
+        stand_in, STAND_IN_DOES="exit 1", TRAIN_RESTART_DELAY_S="302", **({} if arguments else {"TRAIN_DATA": str(data)})
+    )
+    with subprocess.Popen([TRAIN, *arguments], env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stderr is not None
+            assert b"starting again from the newest checkpoint in 302 s" in process.stderr.readline()
+            with pytest.raises(ConfigError, match="in use by another process"), replacing(data):
+                pass
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            opened = [file.resolve() for child in children for file in Path(f"/proc/{child}/fd").iterdir()]
+            assert data.resolve() not in opened, "a pause that outlives its killed parent would hold the data"
+        finally:
+            process.terminate()
+    with replacing(data):
+        pass
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])

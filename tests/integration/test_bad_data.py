@@ -289,5 +289,6 @@ def test_a_rank_that_fails_alone_takes_the_others_with_it_or_along(data: Path, t
 
 def test_a_disk_that_fails_on_one_rank_stops_all_with_its_own_exit_code(data: Path, tmp_path: Path) -> None:
     results = run_ranks(on_each, 2, 0, "disk", tiny_config(data, tmp_path / "stop"), timeout_s=300)
-    assert results[0][0].startswith(f"StorageError {int(StorageError.exit_code)}: {data / LOST}: Input/output error, in 4 attempts")
+    assert results[0][0].startswith(f"StorageError {int(StorageError.exit_code)}: {data / LOST}: input/output error, as ")
+    assert results[0][0].endswith("(4 attempts to read it failed)")
     assert results[1][0] == f"RemoteError {int(StorageError.exit_code)}: "

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ import zstandard
 
 from data_pipeline import prepare as prepare_module
 from data_pipeline.config import PrepareConfig
-from data_pipeline.errors import StorageError
+from data_pipeline.errors import ConfigError, StorageError
 from data_pipeline.files import digest_file
 from data_pipeline.inspection import verify
 from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.prepare import prepare
 from data_pipeline.publish import exclusive
+from data_pipeline.readers import reading
 from data_pipeline.shards import Rows
 from data_pipeline.stages import plan
 from data_pipeline.stages.packing_rows import PackResult, PackTask
@@ -185,29 +187,73 @@ def forbidden(*_: object) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda corpus, output: (corpus / "web" / "a.jsonl").write_bytes(json_lines(sentences(9, 300))),
         lambda corpus, output: (output / "manifest.json").unlink(),
         lambda corpus, output: next((output / "train").iterdir()).unlink(),
         lambda corpus, output: (output / "report.json").unlink(),
         lambda corpus, output: flip_a_byte(next((output / "train").iterdir())),
         lambda corpus, output: os.truncate(output / "tokens" / "000000.arrow", 0),
     ],
-    ids=["input", "manifest", "shard", "report", "byte", "table"],
+    ids=["manifest", "shard", "report", "byte", "table"],
 )
 def test_what_is_missing_or_changed_is_prepared_again(corpus: Path, tmp_path: Path, change: Callable[[Path, Path], object]) -> None:
     shutil.copytree(corpus, tmp_path / "corpus")
     first = prepare(config_of(tmp_path / "corpus", tmp_path / "out"))
     change(tmp_path / "corpus", tmp_path / "out")
     second = prepare(config_of(tmp_path / "corpus", tmp_path / "out"))
-    assert verify(tmp_path / "out") == second
-    assert (first == second) == (first.inputs == second.inputs)
+    assert verify(tmp_path / "out") == first == second
+
+
+def test_other_data_is_refused_at_once_and_what_is_there_stays(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(corpus, tmp_path / "corpus")
+    output = tmp_path / "out"
+    prepare(config_of(tmp_path / "corpus", output))
+    before = content_of(output)
+    monkeypatch.setattr(prepare_module, "open_runner_of", forbidden)
+    with pytest.raises(ConfigError, match=r"prepared otherwise: row_length was 64 and is 32\. Choose another --output"):
+        prepare(config_of(tmp_path / "corpus", output, row_length=32))
+    (tmp_path / "corpus" / "web" / "a.jsonl").write_bytes(json_lines(sentences(9, 300)))
+    with pytest.raises(ConfigError, match=r"1 input file is changed \(web/a\.jsonl\)"):
+        prepare(config_of(tmp_path / "corpus", output))
+    assert content_of(output) == before
+
+
+def test_data_that_is_read_is_not_replaced_even_if_that_was_asked_for(corpus: Path, tmp_path: Path) -> None:
+    prepare(config_of(corpus, tmp_path))
+    before = content_of(tmp_path)
+    with reading(tmp_path, "run a"), pytest.raises(ConfigError, match="in use by run a, process"):
+        prepare(config_of(corpus, tmp_path, replace=True, row_length=32))
+    assert content_of(tmp_path) == before
+
+
+def test_a_reader_that_comes_during_the_work_keeps_its_data_and_the_work_is_not_lost(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(config_of(corpus, tmp_path))
+    before = content_of(tmp_path)
+    other = config_of(corpus, tmp_path, replace=True, row_length=32)
+    with ExitStack() as stack, monkeypatch.context() as patch:
+        pack_all = prepare_module.pack_all
+
+        def pack_and_read(*arguments: Any) -> Any:
+            stack.enter_context(reading(tmp_path, "run late"))
+            return pack_all(*arguments)
+
+        patch.setattr(prepare_module, "pack_all", pack_and_read)
+        with pytest.raises(ConfigError, match="in use by run late, process"):
+            prepare(other)
+        assert content_of(tmp_path) == before
+    for stage in ("read_partition", "tokenize_partition", "pack_group"):
+        monkeypatch.setattr(plan, stage, forbidden)
+    assert prepare(other).row_length == 32
 
 
 def test_new_settings_replace_the_old_data_and_leave_nothing_of_it(corpus: Path, tmp_path: Path) -> None:
     old = prepare(config_of(corpus, tmp_path, keep_rejects=True))
     rows = Rows(tmp_path, old, "train")
     reading = rows.read(np.arange(3)).tokens_BL
-    new = prepare(config_of(corpus, tmp_path, row_length=32, tokenizer={"kind": "byte"}))
+    new = prepare(config_of(corpus, tmp_path, replace=True, row_length=32, tokenizer={"kind": "byte"}))
     assert verify(tmp_path) == new
     listed = {shard.path for shard in new.shards} | set(new.files) | NOT_DIGESTED | {"manifest.json"}
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == listed
@@ -242,12 +288,12 @@ def test_a_crash_while_publishing_leaves_old_data_or_none_and_the_next_run_compl
     with monkeypatch.context() as patch:
         patch.setattr(f"data_pipeline.publish.{name}", forbidden)
         with pytest.raises(AssertionError):
-            prepare(config_of(corpus, tmp_path))
+            prepare(config_of(corpus, tmp_path, replace=True))
     if (tmp_path / "manifest.json").exists():
         assert verify(tmp_path) in (old, read_manifest(prepared))
     for stage in ("read_partition", "tokenize_partition", "pack_group"):
         monkeypatch.setattr(plan, stage, forbidden)
-    prepare(config_of(corpus, tmp_path))
+    prepare(config_of(corpus, tmp_path, replace=True))
     assert content_of(tmp_path) == content_of(prepared)
     assert not (tmp_path / ".work").exists()
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from data_pipeline.errors import StorageError
+from data_pipeline.storage_errors import explain_os_error
 from trainer.checkpoint.store import Checkpoint
 
 __all__ = ["AsyncSaver"]
@@ -112,9 +113,10 @@ def _failure(job: _Job, acknowledged: list[int]) -> BaseException:
     if isinstance(job.error, Exception) and not isinstance(job.error, OSError):
         return job.error
     if isinstance(job.error, OSError):
-        reason = f"{where}: {job.error}"
+        reason = f"{where}: {explain_os_error(job.error)}"
     else:
-        reason = f"{where}: the saving thread ended by {job.error!r}" if job.error else f"{where}: the saving thread died"
-    failure = StorageError(f"{reason}; {last}; make room or give access, and run the same command again")
+        ended = f"ended by {job.error!r}" if job.error else "died"
+        reason = f"{where}: the saving thread {ended}; run the same command again"
+    failure = StorageError(f"{reason}; {last}")
     failure.__cause__ = job.error
     return failure

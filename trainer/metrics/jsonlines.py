@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from data_pipeline.errors import StorageError
 from data_pipeline.files import sync_directory, write_atomic
+from data_pipeline.storage_errors import explain_os_error, naming
 from trainer.alerts import Alert
 from trainer.evaluate import Evaluation
 from trainer.hardware import HardwareReading
@@ -146,11 +147,10 @@ class JsonLinesSink(Sink):
     @contextmanager
     def _stored(self) -> Iterator[None]:
         try:
-            yield
+            with naming(self._path):
+                yield
         except OSError as error:
-            raise StorageError(
-                f"{self._path}: {error.strerror}; make room or give access, and run the same command again"
-            ) from error
+            raise StorageError(explain_os_error(error)) from error
 
 
 class NodeHardwareSink(JsonLinesSink):

@@ -1,5 +1,9 @@
+"""Which files are read, and what is said about sources without text."""
+
 import logging
 import os
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,8 @@ from data_pipeline.sources import inputs as inputs_module
 from data_pipeline.sources.builtin import parse_topics
 from data_pipeline.sources.inputs import InputFile, find_inputs, remember_digests
 from data_pipeline.sources.storage import Listing, Location, list_files
+
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def write(folder: Path, *names: str, text: str = "some text") -> Path:
@@ -70,14 +76,14 @@ def test_unknown_files_are_counted_in_one_line_and_hidden_ones_are_not_text(
     with caplog.at_level(logging.WARNING):
         assert [file.path for file in find(tmp_path)] == ["a.txt"]
     [line] = caplog.messages
-    assert line.endswith("2 of 3 files ignored (.bin, .cpio.xz)")
+    assert line.endswith("2 of 3 files ignored (1 .bin, 1 .cpio.xz)")
 
 
 @pytest.mark.parametrize("names", [(), ("README.md",), (".hidden.txt",), ("a.bin",)])
 def test_a_folder_without_text_is_refused_with_what_would_be_text(tmp_path: Path, names: tuple[str, ...]) -> None:
     write(tmp_path, *names)
     with pytest.raises(
-        SourceError, match=r"no file with text in it.*what is understood: \.txt, .*\.jsonl.*\.gz, \.zst, \.xz or \.bz2"
+        SourceError, match=r"no file with text in it.*What is understood: \.txt, .*\.jsonl.*\.gz, \.zst, \.xz or \.bz2"
     ):
         find(tmp_path)
 
@@ -88,12 +94,87 @@ def test_a_missing_source_is_refused(tmp_path: Path, name: str) -> None:
         find(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["missing", "empty", "empty/*.txt"])
-def test_the_built_in_corpus_can_stand_in_for_missing_text(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    write(tmp_path / "empty", "README.md")
-    found = find(tmp_path / name, if_empty="builtin")
+@pytest.mark.parametrize("names", [(), ("README.md",), ("README.md", ".gitignore")])
+def test_the_built_in_corpus_stands_in_for_a_folder_in_which_nobody_has_put_anything(
+    tmp_path: Path, names: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in names:
+        shutil.copy(ROOT / "text" / name, tmp_path)
+    found = find(tmp_path, if_empty="builtin")
     assert {file.source for file in found} == {"stdlib-code", "stdlib-manual"}
     assert "the built-in corpus (Python's standard library) is used instead" in caplog.text
+    assert [file.source for file in find(write(tmp_path / "books", "a.txt"), tmp_path / "books", if_empty="builtin")] == [
+        "books",
+        "books-2",
+    ]
+
+
+def several_documents(folder: Path) -> str:
+    write(folder, "a.pdf", "b.PDF", "c/d.docx", "README.md", ".gitignore")
+    return r"2 \.pdf, 1 \.docx cannot be read\. What is understood: \.txt, .* To do: convert these files to text, or name another"
+
+
+def links_to_nowhere(folder: Path) -> str:
+    for number in range(105):
+        (folder / f"{number:03d}.txt").symlink_to("/mnt/books/a.txt")
+    return r"105 links lead nowhere: 000\.txt, .*, …\. .* To do: copy what the links lead to \(in a container: mount it"
+
+
+def links_out(folder: Path) -> str:
+    write(folder.parent / "books", "a.txt")
+    (folder / "books").symlink_to(folder.parent / "books")
+    return r"1 link leads out of it: books\. .* To do: set limits\.outside_links to true \(PREP_LIMITS__OUTSIDE_LINKS=true\), or"
+
+
+def nothing_inside(folder: Path) -> str:
+    write(folder, "a.txt", "b.txt", text="")
+    return "2 files are empty"
+
+
+def a_readme_of_somebody_else(folder: Path) -> str:
+    write(folder, "README.md")
+    return r"names that begin with a dot, and a README\.md at its top, do not count"
+
+
+def hidden_text(folder: Path) -> str:
+    write(folder, ".books/a.txt")
+    return r"names that begin with a dot, and a README\.md at its top, do not count"
+
+
+def an_empty_mount(folder: Path) -> str:
+    (folder / "books").mkdir()
+    return "no file with text in it"
+
+
+@pytest.mark.parametrize("if_empty", ["builtin", "error"])
+@pytest.mark.parametrize(
+    "fill",
+    [several_documents, links_to_nowhere, links_out, nothing_inside, a_readme_of_somebody_else, hidden_text, an_empty_mount],
+)
+def test_unusable_text_is_refused_and_not_replaced_by_the_built_in_corpus(
+    tmp_path: Path, if_empty: str, fill: Callable[[Path], str]
+) -> None:
+    (tmp_path / "text").mkdir()
+    expected = fill(tmp_path / "text")
+    with pytest.raises(SourceError, match=expected) as refused:
+        find(tmp_path / "text", if_empty=if_empty)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_message_names_the_setting_behind_a_mounted_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "deep/a.pdf")
+    monkeypatch.setattr("data_pipeline.mounts._SETTINGS", {str(tmp_path): "TEXT_DIR"})
+    monkeypatch.setattr("os.path.ismount", lambda path: str(path) == str(tmp_path))
+    with pytest.raises(SourceError, match=r"name another folder with TEXT_DIR$"):
+        find(tmp_path / "deep", if_empty="builtin")
+
+
+@pytest.mark.parametrize("name", ["missing", "empty/*.txt", "a.pdf"])
+def test_the_built_in_corpus_stands_in_for_no_mistyped_name(tmp_path: Path, name: str) -> None:
+    write(tmp_path, "a.pdf")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match=r"no such file or folder|no file matches|no file with text in it"):
+        find(tmp_path / name, if_empty="builtin")
 
 
 def test_the_built_in_corpus_stands_in_for_nothing_where_there_is_text(tmp_path: Path) -> None:
@@ -237,9 +318,12 @@ def test_what_a_preparation_leaves_inside_a_source_is_not_read(tmp_path: Path, n
     alias = tmp_path.parent / f"{tmp_path.name}-alias"
     alias.symlink_to(tmp_path / "out")
     for output in (tmp_path / "out", alias, tmp_path / "in" / ".." / "out"):
-        found = find(str(tmp_path / name), "builtin", output=output, if_empty="builtin", limits={"max_bytes_per_source": 1000})
-        paths = [file.path for file in found if not file.source.startswith("stdlib")]
-        assert paths == ([] if "report" in name else ["in/a.txt", "other/report.html", "out/mine.txt"])
+        if "report" in name:
+            with pytest.raises(SourceError, match="no file with text in it"):
+                find(str(tmp_path / name), output=output)
+        else:
+            paths = [file.path for file in find(str(tmp_path / name), output=output)]
+            assert paths == ["in/a.txt", "other/report.html", "out/mine.txt"]
 
 
 def test_a_source_inside_the_output_folder_is_read(tmp_path: Path) -> None:

@@ -62,10 +62,10 @@ def test_a_large_file_of_a_store_is_read_in_ranges(store: MemoryFileSystem) -> N
 
 
 @pytest.mark.parametrize("url", ["memory://data/none", "memory://data/*.txt"])
-def test_what_is_not_there_is_refused_or_replaced_by_the_built_in_corpus(url: str) -> None:
-    with pytest.raises(SourceError, match=r"no such file or folder|no file matches"):
-        find(url)
-    assert {file.source for file in find(url, if_empty="builtin")} == {"stdlib-code", "stdlib-manual"}
+def test_what_is_not_there_is_refused(url: str) -> None:
+    for if_empty in ("error", "builtin"):
+        with pytest.raises(SourceError, match=r"no such file or folder|no file matches"):
+            find(url, if_empty=if_empty)
 
 
 def test_a_file_of_a_store_that_changes_or_goes_is_refused(store: MemoryFileSystem) -> None:
@@ -341,13 +341,13 @@ def test_links_out_of_a_source_are_left_out_counted_and_named(tmp_path: Path, ca
     for named in ("text", "text/**", "text/**/*.txt", "text/*/*.txt", "text/*/*/*.txt", "text/*.txt"):
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            found = find(str(tmp_path / named), if_empty="builtin")
-        assert [file.path for file in found if not file.source.startswith("stdlib")] in (["own/a.txt"], [])
+            found = list_files(str(tmp_path / named), LIMITS).files
+        assert [Path(file.location.name).name for file in found] in (["a.txt"], [])
         if named in ("text", "text/**", "text/**/*.txt"):
             [message] = caplog.messages
             assert message == (
-                f"source {tmp_path}/text: 4 links lead out of it and are left out: deep, key.txt, own/up, step; "
-                "set limits.outside_links to true to follow such links"
+                f"source {tmp_path}/text: 4 links lead out of it: deep, key.txt, own/up, step; to have them followed, "
+                "set limits.outside_links to true (PREP_LIMITS__OUTSIDE_LINKS=true)"
             )
 
 
@@ -419,7 +419,10 @@ def test_links_that_lead_nowhere_are_named(tmp_path: Path, caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING):
         assert [file.path for file in find(str(tmp_path))] == ["a.txt"]
     [message] = caplog.messages
-    assert message == f"source {tmp_path}: 3 links lead nowhere: itself, lost.txt, deep/gone"
+    assert message == (
+        f"source {tmp_path}: 3 links lead nowhere: itself, lost.txt, deep/gone; to have them followed, "
+        "copy what the links lead to (in a container: mount it at the path that they name)"
+    )
 
 
 def test_a_folder_that_cannot_be_read_is_refused_and_a_hidden_one_is_no_text(
@@ -437,5 +440,5 @@ def test_a_folder_that_cannot_be_read_is_refused_and_a_hidden_one_is_no_text(
     monkeypatch.setattr(os, "listdir", listdir)
     assert [file.path for file in find(str(tmp_path))] == ["a.txt"]
     (tmp_path / "closed").mkdir()
-    with pytest.raises(SourceError, match=r"/closed: cannot be read \(Permission denied\); give access to it"):
+    with pytest.raises(SourceError, match=r"/closed: permission denied for user .*; give this user access to"):
         find(str(tmp_path))

@@ -1,0 +1,90 @@
+"""Finished data is replaced by other data only if that was asked for, and never while somebody reads it."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.errors import ConfigError, PreparedDataError
+from data_pipeline.manifest import OtherFormatError, read_manifest
+from data_pipeline.readers import replacing
+
+__all__ = ["check_may_replace", "list_differences"]
+
+_SHOWN = 3  # settings, and files, in a message
+
+
+def check_may_replace(
+    output: Path, fingerprint: str, settings: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]], *, replace: bool
+) -> None:
+    """Refuses to replace finished data, before hours are spent on preparing what takes its place.
+
+    Data that is damaged may be prepared again from the same settings and text without `replace`.
+
+    Args:
+        output: folder that may hold finished data.
+        fingerprint: of the data that will be prepared.
+        settings: those that will shape it.
+        inputs: what identifies each of its input files, as the manifest lists them.
+        replace: finished data may be replaced by other data.
+
+    Raises:
+        ConfigError: there is other data and `replace` is false, or somebody reads what is there.
+    """
+    try:
+        finished = read_manifest(output)
+        is_other = finished.fingerprint != fingerprint
+        differences = list_differences(finished.config, settings, finished.inputs, inputs)
+    except OtherFormatError:
+        is_other, differences = True, []
+    except PreparedDataError:  # there is none, or nobody can train on it
+        return
+    if is_other and not replace:
+        found = "; ".join(differences) or "it was made by another version of this program"
+        raise ConfigError(
+            f"{output} holds finished data that was prepared otherwise: {found}. Choose another --output (in containers: "
+            "another DATA_NAME), or replace that data with --replace true (PREP_REPLACE=true)"
+        )
+    with replacing(output):
+        pass
+
+
+def list_differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], old_inputs: Sequence[Mapping[str, Any]], new_inputs: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """How the settings and the input files of two preparations differ, in a few clauses of a message."""
+    before, now = dict(_flat(old)), dict(_flat(new))
+    changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    clauses = [f"{name} was {_short(before.get(name))} and is {_short(now.get(name))}" for name in changed[:_SHOWN]]
+    if len(changed) > _SHOWN:
+        clauses.append(f"{len(changed) - _SHOWN} more settings differ")
+    files_before, files_now = _by_name(old_inputs), _by_name(new_inputs)
+    for verb, names in (
+        ("added", files_now.keys() - files_before.keys()),
+        ("missing", files_before.keys() - files_now.keys()),
+        ("changed", {name for name in files_before.keys() & files_now.keys() if files_before[name] != files_now[name]}),
+    ):
+        if names:
+            shown = ", ".join(sorted(names)[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+            clauses.append(f"{len(names)} input file{'s are' if len(names) > 1 else ' is'} {verb} ({shown})")
+    if files_before == files_now and list(old_inputs) != list(new_inputs):
+        clauses.append("the sources are in another order")
+    return clauses
+
+
+def _by_name(inputs: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    return {f"{identity['source']}/{identity['path']}": identity for identity in inputs}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _short(value: Any) -> str:
+    return "not set" if value is None else reprlib.repr(value)

@@ -1,0 +1,101 @@
+"""Of the errors of one failure only the first is shown: not the lost connections of other ranks, and no error a second time."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from data_pipeline.errors import ExitCode, ProjectError
+from trainer.watchdog import EXIT_FILE_VARIABLE
+
+__all__ = ["only_first_failure"]
+
+_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+_LIBRARIES = ("gloo", "NCCL", "Gloo")
+_POLL_S = 0.02
+_LONGEST_UNWINDING_S = 10.0
+"""A rank that fails closes its connections, and writes its reason a moment later."""
+
+
+class ExplainedElsewhereError(ProjectError):
+    """Another rank of this node has said why the run ends; this one ends with the same exit code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__("")
+        self.exit_code = ExitCode(code)
+
+
+@contextmanager
+def only_first_failure() -> Iterator[None]:
+    """Shows no traceback of an error that only says that another rank has ended, or that a thread hands to the one that uses it.
+
+    Raises:
+        ExplainedElsewhereError: in its place, if that rank has left its reason.
+        SystemExit: in its place, if it has left none, after one line on stderr.
+    """
+    before, threading.excepthook = threading.excepthook, _print_unless_kept
+    try:
+        yield
+    except RuntimeError as error:
+        if "RANK" not in os.environ or not (lost := _lost_connection(error)):
+            raise
+        if (code := _reason_of_others(os.environ)) is not None:
+            raise ExplainedElsewhereError(code) from None
+        rank = os.environ["RANK"]
+        sys.stderr.write(
+            f"error: rank {rank} lost its connection to another rank ({lost}), which has ended; the message of that rank, or that "
+            "of torchrun, says why\n"
+        )
+        raise SystemExit(int(ExitCode.CRASHED)) from None
+    finally:
+        threading.excepthook = before
+
+
+def _print_unless_kept(arguments: threading.ExceptHookArgs) -> None:
+    """TensorBoard's writing thread keeps its error, which the next call of the writer raises."""
+    if getattr(arguments.thread, "exception", None) is not arguments.exc_value:
+        threading.__excepthook__(arguments)
+
+
+def _lost_connection(error: BaseException | None) -> str | None:
+    """The words of a communication library about a lost connection; None for an error about anything else."""
+    while error is not None:
+        text = str(error)
+        if any(name in text for name in _LIBRARIES) and (lost := next((words for words in _LOST if words in text), None)):
+            return lost
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _reason_of_others(variables: Mapping[str, str]) -> int | None:
+    """The exit code that another rank of this node has left, which may be on its way; None if a rank has ended without one."""
+    path = variables.get(EXIT_FILE_VARIABLE)
+    if not path:
+        return None
+    deadline = time.monotonic() + _LONGEST_UNWINDING_S
+    while True:
+        some_ended = _num_ranks_here() < int(variables.get("LOCAL_WORLD_SIZE", "1"))  # before the look: a reason precedes the end
+        with suppress(OSError, ValueError, IndexError):
+            return int(Path(path).read_text().split()[0])
+        if some_ended or time.monotonic() > deadline:
+            return None
+        time.sleep(_POLL_S)
+
+
+def _num_ranks_here() -> int:
+    """The processes that the parent of this one has started and that run still."""
+    parent = os.getppid()
+    children = [pid for path in Path(f"/proc/{parent}/task").glob("*/children") for pid in path.read_text().split()]
+    return sum(_is_running(pid) for pid in children)
+
+
+def _is_running(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
