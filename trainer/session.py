@@ -24,6 +24,7 @@ from trainer.config import TrainConfig
 from trainer.convergence import LossMean, judge_convergence
 from trainer.distributed import LET_GO_S, Group
 from trainer.ema import WeightAverage
+from trainer.ending import Ending
 from trainer.evaluate import Evaluation, EvaluationStopped, Grouping, evaluate
 from trainer.extension import Extension, RunView
 from trainer.fitting import smaller_batches, wrapped
@@ -39,7 +40,7 @@ from trainer.optim import optimizer_tensors, restore_optimizer
 from trainer.order import RowOrder
 from trainer.parallel import distribute_like, full_tensors, gathered, load_full
 from trainer.plan import Plan
-from trainer.record import complete_record, leave_note, note_change
+from trainer.record import leave_note, note_change
 from trainer.replicas import ReplicaCheck
 from trainer.samples import prompts_of, sample_and_score
 from trainer.scores import Scores
@@ -122,6 +123,8 @@ class Session:
     grouping: Grouping
     """The groups of the validation text."""
     train_losses: LossMean
+    ending: Ending
+    """What is told of the run's end."""
     submitted: dict[int, Progress] = field(default_factory=dict)
     """The counters of checkpoints that are being written."""
 
@@ -310,6 +313,7 @@ class Session:
 
         def note() -> None:
             assert self.ledger is not None
+            self.ending.step = step
             self.ledger.rewind(LedgerHead(**checkpoint.state["ledger"]))
             left_out = {"start": request.first, "count": request.end - request.first}
             self.ledger.event("skip", step=step, **left_out, reason=request.alert.message)
@@ -323,7 +327,9 @@ class Session:
         """The newest checkpoint that verifies. It is older than the step, as every step is judged before the next save."""
         newest = self.checkpoints.newest_verified()
         if newest is None:
-            raise GuardError(f"{request.alert.message} There is no checkpoint from before this step to go back to")
+            message = f"{request.alert.message}. There is no checkpoint from before this step to go back to, so training stops"
+            self.monitor.alert(replace(request.alert, message=message, action="stop"))
+            raise GuardError(message)
         return newest
 
     def follow_saves(self, result: StepResult) -> None:
@@ -377,6 +383,7 @@ class Session:
         if self.ledger is not None:
             start = facts.progress.rows - len(facts.rows)
             self.ledger.commit(step=result.step, start=start, rows=facts.rows, targets=facts.num_targets, applied=result.applied)
+        self.ending.step = result.step
         self.monitor.slow_rank(result.step, self.stragglers.observe(result.own_times, seconds))
         return metrics
 
@@ -395,20 +402,22 @@ class Session:
 
     def complete(self, progress: Progress, weights_digest: str, *, stopped: bool) -> None:
         """Writes into the record how the run ended, and tells the sinks."""
-        status, ended_by = ("stopped", None) if stopped else ("finished", self.plan.ended_by(progress))
-        self.group.on_main(
-            lambda: complete_record(
-                self.config.run,
-                status=status,
-                ended_by=ended_by,
-                step=progress.step,
-                weights_digest=weights_digest,
-                alerts=self.monitor.alert_counts,
-            )
-        )
+        status, ended_by = ("stopped", self._stopped_by()) if stopped else ("finished", self.plan.ended_by(progress))
+        self.ending.step, self.ending.alerts = progress.step, self.monitor.alert_counts
+
+        def note() -> None:
+            self.monitor.end(progress.step, status, ended_by)
+            self.ending.record(status, ended_by, weights_digest)
+
+        self.group.on_main(note)
         self.monitor.finish(status)
-        if ended_by is not None and not ended_by.startswith("limits."):
+        if status == "finished" and ended_by is not None and not ended_by.startswith("limits."):
             _log.info("%s", ended_by)
+
+    def _stopped_by(self) -> str:
+        """What asked the run to stop, as far as this rank knows."""
+        alert = self.monitor.stop_alert
+        return alert.message if alert is not None else self.stop.signal_name or "a signal to another rank, or an alert there"
 
     def raise_alert(self) -> None:
         """Raises GuardError on every rank where an alert whose action is to stop has ended the run, on whichever rank it was."""

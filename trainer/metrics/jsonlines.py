@@ -115,6 +115,10 @@ class JsonLinesSink(Sink):
         """Appends a line of event `alert`."""
         self._write({"event": "alert", **asdict(alert)})
 
+    def end(self, step: int, status: str, ended_by: str | None) -> None:
+        """Appends a line of event `end`."""
+        self._write({"event": "end", "step": step, "status": status, "ended_by": ended_by})
+
     def rewind(self, step: int) -> None:
         """Cuts off the lines after a step."""
         with self._stored():
@@ -166,6 +170,9 @@ class NodeHardwareSink(JsonLinesSink):
         """Nothing."""
 
     def saving(self, step: int, stall_s: float) -> None:
+        """Nothing."""
+
+    def end(self, step: int, status: str, ended_by: str | None) -> None:
         """Nothing."""
 
 

@@ -48,11 +48,17 @@ class Monitor:
         self._history = history
         self._spent_s = 0.0
         self._stop: Alert | None = None
+        self._has_told_stop = False
 
     @property
     def stop_alert(self) -> Alert | None:
         """The alert for which the run is to save and end, once there is one. It is known on this rank alone."""
         return self._stop
+
+    @property
+    def has_told_stop(self) -> bool:
+        """Whether an alert has said that the run stops."""
+        return self._has_told_stop
 
     @property
     def alert_counts(self) -> dict[str, int]:
@@ -130,6 +136,7 @@ class Monitor:
     def alert(self, alert: Alert) -> None:
         """Passes on an alert, from the guard or from the rules here."""
         count = self._running.after_alert(alert.rule)
+        self._has_told_stop |= alert.action == "stop"
         for sink in self._sinks:
             sink.alert(alert, count)
 
@@ -147,6 +154,11 @@ class Monitor:
         """
         for sink in self._sinks:
             sink.sync()
+
+    def end(self, step: int, status: str, ended_by: str | None) -> None:
+        """Tells every sink how and why the run ended; nothing is added to the metrics after it."""
+        for sink in self._sinks:
+            sink.end(step, status, ended_by)
 
     def finish(self, status: str) -> None:
         """Tells every sink how the run ended, where it did not fail."""

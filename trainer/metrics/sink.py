@@ -49,6 +49,9 @@ class Sink:
     def sync(self) -> None:
         """Forces what it has been given to the device; called before a checkpoint that counts on it."""
 
+    def end(self, step: int, status: str, ended_by: str | None) -> None:
+        """Takes how and why the run ended, also where it failed: see `trainer.ending`."""
+
     def finish(self, status: str) -> None:
         """Takes how the run ended: `finished` or `stopped`; not called where it failed."""
 
