@@ -56,7 +56,7 @@ from trainer.record import (
 from trainer.replicas import ReplicaCheck
 from trainer.report import report_at_end
 from trainer.run_files import check_places
-from trainer.session import Session, restore
+from trainer.session import Session, known_to, restore
 from trainer.signals import stop_request
 from trainer.sizing import with_micro
 from trainer.state import Progress, load_whole
@@ -139,8 +139,7 @@ def opened_session(config: TrainConfig, *, trust_extension: bool = True) -> Iter
         saver = AsyncSaver(partial(_write, checkpoints, config.checkpoint))
         stack.callback(_let_finish, saver, heartbeat)  # before the record names the checkpoints, and the run's lock goes
         ledger = stack.enter_context(_opened_ledger(config, manifest, len(train_rows), head, resumed.step, group))
-        evaluated = resumed.evaluated_step == resumed.step
-        monitor = stack.enter_context(_opened_monitor(config, group, plan, newest, ending, evaluated=evaluated))
+        monitor = stack.enter_context(_opened_monitor(config, group, plan, checkpoint, ending))
         stack.callback(heartbeat.at, "save")  # first of all, as closing the sinks and writing the report may take long
         tokenizer = _tokenizer(config.data, manifest)
         session = Session(
@@ -346,10 +345,11 @@ def _opened_ledger(
 
 @contextmanager
 def _opened_monitor(
-    config: TrainConfig, group: Group, plan: Plan, newest: int | None, ending: Ending, *, evaluated: bool
+    config: TrainConfig, group: Group, plan: Plan, checkpoint: Checkpoint | None, ending: Ending
 ) -> Iterator[Monitor]:
     """The monitor, which is told of an error that ends the run before it closes."""
-    with opened_monitor(config, group, last_step=plan.last_step, resume_step=newest, evaluated=evaluated) as monitor:
+    known = None if checkpoint is None else known_to(checkpoint)
+    with opened_monitor(config, group, last_step=plan.last_step, known=known) as monitor:
         try:
             yield monitor
         except BaseException as error:

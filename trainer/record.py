@@ -45,7 +45,7 @@ from trainer.config import TrainConfig
 from trainer.determinism import device_name, flags, threads_per_rank
 from trainer.distributed import Group
 from trainer.environment import Difference, environment_facts, find_differences, flattened
-from trainer.history import METRICS, events_until
+from trainer.history import METRICS, Known, events_until
 from trainer.ledger import LEDGER
 from trainer.run_files import open_own
 from trainer.run_inputs import (
@@ -189,7 +189,7 @@ def check_nothing_saved(run: Path) -> None:
     """
     if not (run / "record.json").exists():
         return
-    saved = {event["step"] for event in events_until(run / METRICS, sys.maxsize) if event["event"] == "save"}
+    saved = {event["step"] for event in events_until(run / METRICS, Known(sys.maxsize)) if event["event"] == "save"}
     if len(saved) > 1 or (saved and read_record(run)["status"] in ("finished", "stopped")):
         raise CheckpointError(
             f"{run}: steps up to {max(saved)} were saved, and no checkpoint is there any more; put `checkpoints` back, "

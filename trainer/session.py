@@ -30,6 +30,7 @@ from trainer.extension import Extension, RunView
 from trainer.fitting import smaller_batches, wrapped
 from trainer.generate import Continuation, Sampling, TextModel
 from trainer.guard import Guard
+from trainer.history import Known
 from trainer.layer_stats import LayerObserver
 from trainer.ledger import Ledger, LedgerHead
 from trainer.loader import RETRY_WAITS_S, GlobalBatch, prefetched_batches
@@ -52,7 +53,7 @@ from trainer.throughput import mfu
 from trainer.watchdog import Heartbeat
 from trainer.weights import check_finite, weights_digest
 
-__all__ = ["GoBack", "RollBack", "Session", "StepAgain", "restore"]
+__all__ = ["GoBack", "RollBack", "Session", "StepAgain", "known_to", "restore"]
 
 _log = logging.getLogger(__name__)
 
@@ -308,7 +309,7 @@ class Session:
         self.guard.after_rollback(checkpoint.state["guard"])
         self.observer.forget()
         self.replicas.forget(step)
-        self.monitor.rewind(step)
+        self.monitor.rewind(replace(known_to(checkpoint), rollbacks=None))
         self.monitor.alert(replace(request.alert, step=step))
 
         def note() -> None:
@@ -379,7 +380,7 @@ class Session:
         metrics = self.monitor.train(metrics)
         self.monitor.layers(self.observer.reading(result.step))
         for change in self.changes.beginning_at(result.step):
-            self._announce(change, result.step - 1)
+            self._announce(change, result.step, after=result.step - 1)
         if self.ledger is not None:
             start = facts.progress.rows - len(facts.rows)
             self.ledger.commit(step=result.step, start=start, rows=facts.rows, targets=facts.num_targets, applied=result.applied)
@@ -387,12 +388,12 @@ class Session:
         self.monitor.slow_rank(result.step, self.stragglers.observe(result.own_times, seconds))
         return metrics
 
-    def _announce(self, change: Change, step: int) -> None:
-        """Shows a change to the user, and puts it into the ledger, after a step."""
+    def _announce(self, change: Change, step: int, *, after: int) -> None:
+        """Shows a change to the user, at the step for which it was made, and puts it into the ledger after the last step."""
         rule: Rule = "quarantine" if change.kind == "quarantine" else "out_of_memory"
         self.monitor.alert(Alert(rule, step, "critical", change.describe(), "log"))
         if self.ledger is not None:
-            self.ledger.event(change.kind, step=step, **change.facts())
+            self.ledger.event(change.kind, step=after, **change.facts())
 
     def before_exchange(self) -> OwnTime:
         """To be called before a step's first exchange; the time that this rank has worked by itself."""
@@ -446,7 +447,7 @@ class Session:
             if found.keys() <= tried:
                 change = self._quarantine(found, faults, step)
                 self._change(change)
-                self._announce(change, step)
+                self._announce(change, step, after=step)
             tried |= found.keys()
             time.sleep(RETRY_WAITS_S[0])
 
@@ -496,6 +497,12 @@ class Session:
         self.ledger.sync()  # before a checkpoint names its head
         self.monitor.sync()
         self.saver.submit(replace(checkpoint, state={**checkpoint.state, "ledger": self.ledger.head.to_json()}))
+
+
+def known_to(checkpoint: Checkpoint) -> Known:
+    """What the state of a checkpoint knows of what the run has told."""
+    progress, guard = checkpoint.state["progress"], checkpoint.state["guard"]
+    return Known(progress["step"], evaluated=progress["evaluated_step"] == progress["step"], rollbacks=guard["rollbacks"])
 
 
 def restore(checkpoint: Checkpoint, model: nn.Module, training: TrainingModule, average: WeightAverage | None) -> Progress:

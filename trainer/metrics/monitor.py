@@ -13,6 +13,7 @@ from trainer.config import AlertsConfig
 from trainer.convergence import Signal
 from trainer.evaluate import Evaluation
 from trainer.hardware import HardwareReading
+from trainer.history import Known
 from trainer.layer_stats import LayerReading
 from trainer.metrics.running import RunningNumbers
 from trainer.metrics.sink import Sink
@@ -30,7 +31,7 @@ class Monitor:
         running: what is kept over the steps, restored to where the run goes on.
         alerts: settings of the alert rules.
         readings: gives the readings of the machine since it was last called.
-        history: gives the events of the run up to a step, as they are kept.
+        history: gives the events of the run that are known, as they are kept.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Monitor:
         running: RunningNumbers | None = None,
         alerts: AlertsConfig | None = None,
         readings: Callable[[], Sequence[HardwareReading]] = lambda: (),
-        history: Callable[[int], Iterable[Mapping[str, Any]]] = lambda _step: (),
+        history: Callable[[Known], Iterable[Mapping[str, Any]]] = lambda _known: (),
     ) -> None:
         self._sinks = tuple(sinks)
         self._running = running or RunningNumbers(100)
@@ -129,7 +130,9 @@ class Monitor:
             sink.samples(step, samples, scores)
 
     def saving(self, step: int, stall_s: float) -> None:
-        """Passes on how long training waited for a checkpoint."""
+        """Passes on how long training waited for the checkpoint of a step; a second one of that step is not told."""
+        if not self._running.after_save(step):
+            return
         for sink in self._sinks:
             sink.saving(step, stall_s)
 
@@ -140,11 +143,11 @@ class Monitor:
         for sink in self._sinks:
             sink.alert(alert, count)
 
-    def rewind(self, step: int) -> None:
-        """Has every sink, and what is kept over the steps, forget what came after a step."""
+    def rewind(self, known: Known) -> None:
+        """Has every sink, and what is kept over the steps, forget all that is not known where the run goes back to."""
         for sink in self._sinks:
-            sink.rewind(step)
-        self._running.restore(self._history(step))
+            sink.rewind(known)
+        self._running.restore(self._history(known))
 
     def sync(self) -> None:
         """Has every sink force what it keeps to the device, so that no checkpoint is ahead of the numbers before it.

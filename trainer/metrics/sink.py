@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from trainer.alerts import Alert
 from trainer.evaluate import Evaluation
 from trainer.hardware import HardwareReading
+from trainer.history import Known
 from trainer.layer_stats import LayerReading
 from trainer.metrics.values import RunFacts, SampleText, ScoreTable, StepMetrics
 
@@ -43,8 +44,8 @@ class Sink:
     def alert(self, alert: Alert, count: int) -> None:
         """Takes an alert, and how many of its rule there have been with it."""
 
-    def rewind(self, step: int) -> None:
-        """Forgets what came after a step, because the run goes back to it."""
+    def rewind(self, known: Known) -> None:
+        """Forgets all that is not known where the run goes back to."""
 
     def sync(self) -> None:
         """Forces what it has been given to the device; called before a checkpoint that counts on it."""
