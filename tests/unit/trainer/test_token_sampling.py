@@ -136,14 +136,23 @@ def test_a_token_that_was_removed_is_not_drawn_by_the_highest_noise_either() -> 
     assert Extremes(0, [0]).next(4).isfinite().all()
 
 
+def by_cumulative_sums(logits_BV: Tensor, uniform_B: Tensor) -> Tensor:
+    """The usual way to draw, whose edges move with the errors of all tokens before them."""
+    cumulative_BV = logits_BV.double().softmax(dim=1).cumsum(dim=1)
+    return torch.searchsorted(cumulative_BV, uniform_B[:, None])[:, 0]
+
+
 def test_rounding_of_the_logits_hardly_ever_changes_a_token() -> None:
-    """In 600 draws from 50,304 tokens, by cumulative sums 3 would be others."""
     generator = torch.Generator().manual_seed(1)
-    noise, rounded, sampling = GumbelNoise(3, range(50)), GumbelNoise(3, range(50)), Sampling()
-    for _ in range(12):
-        logits_BV = torch.randn(50, 50_304, generator=generator)
-        error_BV = 1e-5 * torch.randn(50, 50_304, generator=generator)
-        assert choose_tokens(logits_BV, None, noise, sampling).equal(choose_tokens(logits_BV + error_BV, None, rounded, sampling))
+    noise, same_noise, num_other = GumbelNoise(3, range(50)), GumbelNoise(3, range(50)), 0
+    for _ in range(6):
+        exact_BV = torch.randn(50, 50_304, generator=generator)
+        rounded_BV = exact_BV + 1e-4 * torch.randn(50, 50_304, generator=generator)
+        tokens_B = choose_tokens(exact_BV, None, noise, Sampling())
+        assert tokens_B.equal(choose_tokens(rounded_BV, None, same_noise, Sampling()))
+        uniform_B = torch.rand(50, generator=generator, dtype=torch.float64)
+        num_other += int((by_cumulative_sums(exact_BV, uniform_B) != by_cumulative_sums(rounded_BV, uniform_B)).sum())
+    assert num_other > 0, "the usual way does change tokens here"
 
 
 @pytest.mark.parametrize("logits", [[float("nan"), 0.0], [float("inf"), 0.0], [float("-inf")] * 2])
