@@ -501,8 +501,9 @@ class Session:
 
 def known_to(checkpoint: Checkpoint) -> Known:
     """What the state of a checkpoint knows of what the run has told."""
-    progress, guard = checkpoint.state["progress"], checkpoint.state["guard"]
-    return Known(progress["step"], evaluated=progress["evaluated_step"] == progress["step"], rollbacks=guard["rollbacks"])
+    progress = Progress.from_json(checkpoint.state["progress"])
+    evaluated = progress.evaluated_step == progress.step
+    return Known(progress.step, evaluated=evaluated, rollbacks=checkpoint.state["guard"]["rollbacks"])
 
 
 def restore(checkpoint: Checkpoint, model: nn.Module, training: TrainingModule, average: WeightAverage | None) -> Progress:

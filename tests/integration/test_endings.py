@@ -203,3 +203,18 @@ def test_however_a_run_ends_everything_says_how_and_why(name: str, tmp_path: Pat
     assert f"It {end.status} at step {found['step']}: " in page
     if name != "bad data":
         assert check_integrity(run).facts["status"] == end.status
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_a_run_that_failed_goes_on_and_nothing_says_that_it_failed(
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(write_prepared(tmp_path / "data"), tmp_path / "run")
+    with monkeypatch.context() as patch, pytest.raises(error):
+        at_step(raising(error), 6)(patch, config.run)  # step 5 is saved
+        train(config)
+    assert [event["rule"] for event in metrics(config.run, "alert")] == ["failed"]
+    train(config)
+    found = record.read_record(config.run)
+    assert (found["status"], found["ended_by"], found["alerts"]) == ("finished", "limits.steps", {})
+    assert [event["event"] for event in metrics(config.run, "alert", "end")] == ["end"]

@@ -131,9 +131,11 @@ class TensorBoardSink(Sink):
 
     def close(self) -> None:
         """Adds the points of the last step, by which runs are compared, and writes what is still in memory."""
-        if self._unwritten is not None:
-            self._add(train_points(self._unwritten), self._unwritten.step)
-        self._writer.close()
+        try:
+            if self._unwritten is not None:
+                self._add(train_points(self._unwritten), self._unwritten.step)
+        finally:
+            self._writer.close()
 
     def _begin(self) -> None:
         self._writer.add_custom_scalars(LAYOUT)
