@@ -42,7 +42,7 @@ class Selection:
         """Whether an event of the known step itself was unknown."""
 
     def keeps(self, step: int, kind: str, rule: str = "", action: str = "") -> bool:
-        """Whether to keep an event: its step, its name, and of an alert the rule and the action. How the run ended is never kept."""
+        """Whether to keep an event: its step, its name, and of an alert the rule and the action. The run's end is never kept."""
         if step > self._known.step:
             return False
         kept = kind != "end" and rule != "failed" and not self._repeated(step, kind, rule, action)
