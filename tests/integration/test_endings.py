@@ -110,7 +110,7 @@ ENDS = {
     "early stop": End(
         "finished",
         "2 evaluations in a row did not improve",
-        settings={"optim": {"lr": 1e-9}, "eval": {"patience": 2, "min_delta": 1.0, "every_steps": 2, "sample_tokens": 0}},
+        settings={"optim": {"lr": 1e-9}, "eval": {"patience": 2, "min_delta": 1.0, "every_steps": 2}},
     ),
     "signal": End("stopped", "SIGTERM", at_step(lambda _: os.kill(os.getpid(), signal.SIGTERM), 3, 3), StoppedBySignal),
     "alert": End(
@@ -183,7 +183,8 @@ ENDS = {
 @pytest.mark.parametrize("name", ENDS)
 def test_however_a_run_ends_everything_says_how_and_why(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     end, run = ENDS[name], tmp_path / "run"
-    config = tiny_config(write_prepared(tmp_path / "data"), run, **end.settings)
+    settings = end.settings | {"eval": {"sample_tokens": 0} | end.settings.get("eval", {})}
+    config = tiny_config(write_prepared(tmp_path / "data"), run, **settings)
     with monkeypatch.context() as patch, pytest.raises(end.error) if end.error else nullcontext():
         end.patch(patch, run)
         train(config)
