@@ -1,7 +1,7 @@
 # Every target is one short line of an executable that also works by itself. `make` alone prints this list.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help demo up down image base smoke test faults gpu lint compose-env lock
+.PHONY: help demo up down image base smoke test test-optional faults gpu lint compose-env lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ smoke: .venv/dev ## test the image and all three services on a real engine; fail
 
 test: .venv/dev ## all tests that need no engine, a file of tests on each core at a time (ARGS=tests/unit: some)
 	@.venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-optional: .venv/dev ## install the optional locks (lm-eval, Ray) into .venv-optional, and run the tests that need them
+	@env/test-optional
 
 faults: .venv/dev ## the fault campaigns with their full counts (hours), and their tables in docs/faults.md (ARGS=tests/faults/test_runs.py: some)
 	@.venv/bin/python -m tests.faults $(ARGS)

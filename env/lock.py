@@ -49,7 +49,7 @@ INPUTS = {
     "base/requirements.lock": ("base/requirements.in",),
 }
 
-__all__ = ["INPUTS", "header", "is_of_cuda", "main", "parse_blocks"]
+__all__ = ["INPUTS", "beyond", "header", "is_of_cuda", "main", "parse_blocks"]
 
 
 def header(lock: str) -> str:
@@ -76,6 +76,20 @@ def parse_blocks(text: str) -> dict[str, str]:
             name = match.group(1).lower()
         blocks[name] = blocks.get(name, "") + line
     return blocks
+
+
+def beyond(wanted: dict[str, str], given: dict[str, str]) -> dict[str, str]:
+    """The blocks that a lock adds to others: of packages that these do not have, or have for some machines only.
+
+    A requirement with a marker (`colorama==0.4.6 ; sys_platform == 'win32'`) installs nothing where the marker does not hold.
+    """
+    return {name: block for name, block in wanted.items() if name not in given or _markers(given[name]) - _markers(block) - {""}}
+
+
+def _markers(block: str) -> set[str]:
+    """Of all versions of a package; the empty one stands for every machine."""
+    pins = re.findall(r"^[A-Za-z0-9._-]+==[^\n]*", block, re.MULTILINE)
+    return {pin.removesuffix("\\").partition(";")[2].strip() for pin in pins}
 
 
 def compile_lock(source: str, constraints: Path | None = None) -> dict[str, str]:
@@ -116,9 +130,9 @@ def main() -> None:
     write("requirements-cpu.lock", cpu)
     write("requirements-cuda.lock", cuda)
     write("requirements-image.lock", image)
-    write("requirements-ray.lock", {name: block for name, block in ray.items() if name not in image})
-    write("requirements-eval.lock", {name: block for name, block in harness.items() if name not in native | cuda})
-    write("requirements-dev.lock", {k: v for k, v in everything.items() if k not in native and k not in cuda})
+    write("requirements-ray.lock", beyond(ray, image))
+    write("requirements-eval.lock", beyond(harness, native | cuda))
+    write("requirements-dev.lock", beyond(everything, native | cuda))
     write("requirements-tools.lock", compile_lock("requirements-tools.in"))
     write("base/requirements.lock", base)
 

@@ -2,16 +2,20 @@
 
     python -m trainer train --extension examples/callbacks.py ...
 
-The diary is `diary.jsonl` in the run directory, one object a line.
+The diary is `diary.jsonl` in the run directory, one object a line. With COPY_CHECKPOINTS_TO=FOLDER in the environment, each
+checkpoint is copied there, in the same layout.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import GuardError
+from trainer.checkpoint import checkpoint_files
 from trainer.evaluate import Evaluation
 from trainer.extension import RunView
 from trainer.metrics import StepMetrics
@@ -39,14 +43,31 @@ def on_evaluate(run: RunView, evaluation: Evaluation) -> None:
 
 
 def on_save(run: RunView, step: int, path: Path) -> None:
-    """Notes the checkpoint and its size. This is also the place to copy it elsewhere."""
+    """Notes the checkpoint and its size, and copies it. `path` holds the manifest; the tensors are in a folder beside it.
+
+    Training waits for the copy. With `checkpoint.keep_last` of 2 or more, the checkpoint is not deleted before it is copied.
+    """
     if run.is_main:
-        _note(run, "checkpoint", of_step=step, bytes=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
+        files = checkpoint_files(path)
+        _note(run, "checkpoint", of_step=step, bytes=sum(file.stat().st_size for file in files))
+        if folder := os.environ.get("COPY_CHECKPOINTS_TO"):
+            _copy(files, path.parent, Path(folder))
 
 
 def on_train_end(run: RunView) -> None:
     """Notes the end."""
     _note(run, "end")
+
+
+def _copy(files: list[Path], source: Path, target: Path) -> None:
+    """The tensors first and the manifest last, each under another name until it is whole; tensors that are there already stay."""
+    for file in files:
+        copy = target / file.relative_to(source)
+        if not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = copy.with_name(f"{copy.name}.part")
+            shutil.copyfile(file, unfinished)
+            unfinished.replace(copy)
 
 
 def _note(run: RunView, event: str, **facts: Any) -> None:

@@ -54,8 +54,10 @@ Rule = Literal[
     "overfitting",
     "out_of_memory",
     "quarantine",
+    "failed",
 ]
-"""The first five come from the guard, `plateau` and `overfitting` from the evaluations, the last two from the changes of a run."""
+"""The first five come from the guard, `plateau` and `overfitting` from the evaluations, `out_of_memory` and `quarantine` from the
+changes of a run, and `failed` from an error that ends it."""
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 _SETTING: dict[str, str] = {"ecc": "gpu_errors", "xid": "gpu_errors", "gpu_lost": "gpu_errors"}

@@ -22,7 +22,7 @@ from data_pipeline.tokenizer import Tokenizer
 from trainer.attention import Layout, make_layout
 from trainer.cache import KeyValueCache
 from trainer.model import Attention, Decoder, DecoderLayer
-from trainer.sampling import RandomStreams, Sampling, choose_tokens
+from trainer.sampling import GumbelNoise, Sampling, choose_tokens
 
 __all__ = [
     "Continuation",
@@ -82,8 +82,8 @@ class TextModel:
         Args:
             prompts: continued together, in one batch.
             sampling: the settings.
-            first_row: number of the first prompt. The random numbers of a row depend on the seed and its number only, so a long
-                list may be cut into batches.
+            first_row: number of the first prompt. The noise of a row depends on the seed and its number only, so a long list may
+                be cut into batches.
         """
         if not prompts:
             return []
@@ -130,7 +130,7 @@ class TokenRows:
         sampling: the settings; ends of texts are the caller's matter.
         context: tokens that the model sees at most.
         use_cache: where the model has one.
-        first_row: number of the first row, for its random numbers.
+        first_row: number of the first row, for its noise.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class TokenRows:
         self.active = list(range(len(prompts)))
         """The numbers of the rows that are not finished."""
         self._sampling = sampling
-        self._streams = RandomStreams(sampling.seed, range(first_row, first_row + len(prompts)))
+        self._noise = GumbelNoise(sampling.seed, range(first_row, first_row + len(prompts)))
         self._seen_BV = _seen(self.rows, vocab_size) if sampling.repetition_penalty != 1 else None
         self._vocab_size = vocab_size
         longest = max(len(row) for row in self.rows) + sampling.max_tokens
@@ -161,7 +161,7 @@ class TokenRows:
     def step(self) -> list[tuple[int, int]]:
         """Draws the next token of each active row; returns the row's number with it."""
         logits_BV = self._logits.next([self.rows[row] for row in self.active])[:, : self._vocab_size].float().cpu()
-        chosen_B = choose_tokens(logits_BV, self._seen_BV, self._streams.next(), self._sampling)
+        chosen_B = choose_tokens(logits_BV, self._seen_BV, self._noise, self._sampling)
         if self._seen_BV is not None:
             self._seen_BV[torch.arange(len(chosen_B)), chosen_B] = True
         drawn = list(zip(self.active, chosen_B.tolist(), strict=True))
@@ -176,7 +176,7 @@ class TokenRows:
         if len(places) == len(self.active):
             return
         self.active = [self.active[place] for place in places]
-        self._streams.keep(places)
+        self._noise.keep(places)
         self._logits.keep(places)
         if self._seen_BV is not None:
             self._seen_BV = self._seen_BV[places]

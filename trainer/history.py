@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,13 +11,50 @@ from data_pipeline.errors import CheckpointError
 from data_pipeline.files import parse_json
 from trainer.run_inputs import MAX_COUNT, is_number, read_lines
 
-__all__ = ["METRICS", "events_until", "lines_until", "read_events"]
+__all__ = ["METRICS", "Known", "Selection", "events_until", "lines_until", "read_events"]
 
 METRICS = "metrics.jsonl"
 """Where a run's numbers are in its directory."""
 _OF_EVALUATIONS = ("eval", "sample", "scores")
+_RULES_OF_EVALUATIONS = ("plateau", "overfitting")
 _NUMBERS = {"train": ("loss", "grad_norm"), "eval": ("val_loss",)}
 _EXACT = {"loss": "loss_hex", "val_loss": "val_loss_hex"}
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the state that a run goes on from knows. All that was told beyond it will be told again, so it has to go."""
+
+    step: int
+    evaluated: bool = True
+    """Whether that step has been evaluated."""
+    rollbacks: int | None = None
+    """How often the run had been rolled back; None: as often as was told."""
+
+
+class Selection:
+    """Tells for one event after the other, in their order, whether the state that a run goes on from knows of it."""
+
+    def __init__(self, known: Known) -> None:
+        self._known = known
+        self._rollbacks = 0
+        self.dropped_here = False
+        """Whether an event of the known step itself was unknown."""
+
+    def keeps(self, step: int, kind: str, rule: str = "", action: str = "") -> bool:
+        """Whether to keep an event: its step, its name, and of an alert the rule and the action. The run's end is never kept."""
+        if step > self._known.step:
+            return False
+        kept = kind != "end" and rule != "failed" and not self._repeated(step, kind, rule, action)
+        self.dropped_here |= step == self._known.step and kind != "end" and not kept
+        return kept
+
+    def _repeated(self, step: int, kind: str, rule: str, action: str) -> bool:
+        if kind == "alert" and action == "rollback":
+            self._rollbacks += 1
+            return self._known.rollbacks is not None and self._rollbacks > self._known.rollbacks
+        of_evaluation = kind in _OF_EVALUATIONS or (kind == "alert" and rule in _RULES_OF_EVALUATIONS)
+        return of_evaluation and step == self._known.step and not self._known.evaluated
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
@@ -43,15 +81,13 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
         raise CheckpointError(f"{path}: missing; restore it from a copy") from None
 
 
-def lines_until(path: Path, step: int, *, evaluated: bool = True) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The lines of a metrics file up to a step, without their ends, each with its event; what a kill cut off is passed over.
-
-    Without `evaluated`, what an evaluation of that very step has found is left out: the checkpoint does not know of it, so the run
-    evaluates again.
+def lines_until(path: Path, known: Known) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The lines of a metrics file that are known, without their ends, each with its event; what a kill cut off is passed over.
 
     Raises:
         CheckpointError: a line cannot be what a run has written; the message names it.
     """
+    selection = Selection(known)
     try:
         for number, ended in enumerate(read_lines(path, path.parent), 1):
             line = ended.rstrip(b"\r\n")
@@ -59,16 +95,15 @@ def lines_until(path: Path, step: int, *, evaluated: bool = True) -> Iterator[tu
                 event = _event(path, number, line)
             except _TornLineError:  # it was being written when the run was killed
                 continue
-            unknown = not evaluated and event["step"] == step and event["event"] in _OF_EVALUATIONS
-            if event["step"] <= step and not unknown:
+            if selection.keeps(event["step"], event["event"], event.get("rule", ""), str(event.get("action", ""))):
                 yield line, event
     except FileNotFoundError:
         return
 
 
-def events_until(path: Path, step: int) -> Iterator[dict[str, Any]]:
+def events_until(path: Path, known: Known) -> Iterator[dict[str, Any]]:
     """The events of `lines_until`."""
-    return (event for _, event in lines_until(path, step))
+    return (event for _, event in lines_until(path, known))
 
 
 class _TornLineError(CheckpointError):

@@ -29,6 +29,7 @@ from trainer.convergence import LossMean
 from trainer.determinism import configure_determinism, device_name
 from trainer.distributed import Group, joined_group
 from trainer.ema import WeightAverage
+from trainer.ending import Ending, opened_ending
 from trainer.evaluate import Grouping
 from trainer.extension import Extension, load_extension, seeded_model
 from trainer.fitting import wrapped
@@ -38,13 +39,13 @@ from trainer.layer_stats import LayerObserver
 from trainer.ledger import LEDGER, Ledger, LedgerHead
 from trainer.limits import check_model_size
 from trainer.memory import PeakMeter, estimate
-from trainer.metrics import opened_monitor
+from trainer.metrics import Monitor, opened_monitor
 from trainer.metrics.model_graph import model_graph
 from trainer.mixture import build_order
 from trainer.model import Decoder, parameters_by_name
 from trainer.optim import build_optimizers, check_optimizer
 from trainer.parallel import check_parallel, load_full
-from trainer.plan import plan_run
+from trainer.plan import Plan, plan_run
 from trainer.record import (
     check_identity,
     check_nothing_saved,
@@ -57,7 +58,7 @@ from trainer.record import (
 from trainer.replicas import ReplicaCheck
 from trainer.report import report_at_end
 from trainer.run_files import check_places
-from trainer.session import Session, restore
+from trainer.session import Session, known_to, restore
 from trainer.signals import stop_request
 from trainer.sizing import with_micro
 from trainer.state import Progress, load_whole
@@ -123,8 +124,6 @@ def opened_session(config: TrainConfig, *, trust_extension: bool = True) -> Iter
 
         newest, recorded = group.on_main(prepare_run)
         heartbeat = stack.enter_context(_watched(config, group))
-        saver = AsyncSaver(partial(_write, checkpoints, config.checkpoint))
-        stack.callback(_let_finish, saver, heartbeat)  # before the run's lock goes
         checkpoint = None if newest is None else load_whole(checkpoints, newest)
         model = _model(config, manifest, group, extension, checkpoint)
         training, changes = _training_module(
@@ -137,13 +136,13 @@ def opened_session(config: TrainConfig, *, trust_extension: bool = True) -> Iter
             lambda: open_record(config.run, config, manifest, identity, extension.source, group.world_size, changes, newest)
         )
         head = None if checkpoint is None else LedgerHead(**checkpoint.state["ledger"])
-        ledger = stack.enter_context(_opened_ledger(config, manifest, len(train_rows), head, resumed.step, group))
         if group.is_main and config.log.report:
-            stack.callback(report_at_end, config.run)  # once the monitor is closed, however the run ends
-        evaluated = resumed.evaluated_step == resumed.step
-        monitor = stack.enter_context(
-            opened_monitor(config, group, last_step=plan.last_step, resume_step=newest, evaluated=evaluated)
-        )
+            stack.callback(report_at_end, config.run)  # once all else is closed, however the run ends
+        ending = stack.enter_context(opened_ending(config, group, resumed.step))
+        saver = AsyncSaver(partial(_write, checkpoints, config.checkpoint))
+        stack.callback(_let_finish, saver, heartbeat)  # before the record names the checkpoints, and the run's lock goes
+        ledger = stack.enter_context(_opened_ledger(config, manifest, len(train_rows), head, resumed.step, group))
+        monitor = stack.enter_context(_opened_monitor(config, group, plan, checkpoint, ending))
         stack.callback(heartbeat.at, "save")  # first of all, as closing the sinks and writing the report may take long
         tokenizer = _tokenizer(config.data, manifest)
         session = Session(
@@ -189,6 +188,7 @@ def opened_session(config: TrainConfig, *, trust_extension: bool = True) -> Iter
             saved_step=newest,
             grouping=Grouping.of(manifest, tokenizer),
             train_losses=LossMean() if checkpoint is None else LossMean(**checkpoint.state["train_losses"]),
+            ending=ending,
         )
         _introduce(session, manifest, continued=newest is not None)
         del training, checkpoint  # this frame lives as long as the run, and would keep them
@@ -351,6 +351,20 @@ def _opened_ledger(
         opened: list[Ledger] = []
         group.on_main(open_on_main)
         yield opened[0] if opened else None
+
+
+@contextmanager
+def _opened_monitor(
+    config: TrainConfig, group: Group, plan: Plan, checkpoint: Checkpoint | None, ending: Ending
+) -> Iterator[Monitor]:
+    """The monitor, which is told of an error that ends the run before it closes."""
+    known = None if checkpoint is None else known_to(checkpoint)
+    with opened_monitor(config, group, last_step=plan.last_step, known=known) as monitor:
+        try:
+            yield monitor
+        except BaseException as error:
+            ending.tell(error, monitor)
+            raise
 
 
 def _watched(config: TrainConfig, group: Group) -> AbstractContextManager[Heartbeat]:

@@ -47,7 +47,7 @@ from trainer.config import TrainConfig
 from trainer.determinism import device_name, flags, threads_per_rank
 from trainer.distributed import Group
 from trainer.environment import Difference, environment_facts, find_differences, flattened
-from trainer.history import METRICS, events_until
+from trainer.history import METRICS, Known, events_until
 from trainer.ledger import LEDGER
 from trainer.run_files import open_own
 from trainer.run_inputs import (
@@ -192,8 +192,8 @@ def check_nothing_saved(run: Path) -> None:
     """
     if not (run / "record.json").exists():
         return
-    saved = {event["step"] for event in events_until(run / METRICS, sys.maxsize) if event["event"] == "save"}
-    if len(saved) > 1 or (saved and read_record(run).get("step")):
+    saved = {event["step"] for event in events_until(run / METRICS, Known(sys.maxsize)) if event["event"] == "save"}
+    if len(saved) > 1 or (saved and read_record(run)["status"] in ("finished", "stopped")):
         raise CheckpointError(
             f"{run}: steps up to {max(saved)} were saved, and no checkpoint is there any more; put `checkpoints` back, "
             "or, to begin anew, use another --run or remove this folder"
@@ -354,17 +354,19 @@ def _contents(folder: Path, error: type[ProjectError] = CheckpointError) -> dict
 
 
 def complete_record(
-    run: Path, *, status: str, ended_by: str | None, step: int, weights_digest: str, alerts: Mapping[str, int]
+    run: Path, *, status: str, ended_by: str | None, step: int, weights_digest: str | None, alerts: Mapping[str, int]
 ) -> None:
     """Notes how the run ended, how many alerts there were of each rule, and the digests of what it has written.
 
-    Called once nothing more will be written. `ended_by` is the limit that was reached, or why evaluations ended the run.
+    Called once nothing more will be written. `ended_by` is the limit that was reached, why evaluations ended the run, what asked
+    for a stop, or the error; where it is an error, there is no digest of the weights.
     """
     record = read_record(run)
     checkpoints = CheckpointStore(run / "checkpoints")
     manifests = [checkpoints.manifest_path(saved).relative_to(run).as_posix() for saved in checkpoints.steps()]
-    record["files"] |= _digests(run, [METRICS, LEDGER.as_posix(), *manifests])
-    for name in (METRICS, LEDGER):  # some of their lines are younger than the last checkpoint
+    written = [name for name in (METRICS, LEDGER.as_posix(), *manifests) if (run / name).exists()]
+    record["files"] |= _digests(run, written)
+    for name in written:  # some of the lines of metrics and ledger are younger than the last checkpoint
         with open_input(run / name, below=run) as file:
             os.fsync(file.fileno())
     ended = {"status": status, "ended_by": ended_by, "step": step, "weights": weights_digest, "alerts": dict(alerts)}

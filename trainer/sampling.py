@@ -10,24 +10,31 @@ Logits pass through these filters, in this order; each that is at its neutral va
     4. top_p                of what is left, the fewest likeliest tokens stay that together have this share of the probability
     5. min_p                of what is left, tokens stay whose probability is at least this share of the likeliest one's
 
-One uniform number for each row then picks the token by the cumulative distribution in the order of the ids. It comes from the
-row's own generator, so that a row neither sees nor moves the numbers of another.
+Each logit that is left then gets Gumbel noise, and the token with the highest sum is chosen. This draws exactly from the softmax of
+the logits (Gumbel, 1954; Maddison, Tarlow and Minka, 2014: A* Sampling, section 2). The noise is a function of the seed, the row's
+number, the number of the draw and the token's id. So a row neither sees nor moves the noise of another, and a rounding error in
+the logits changes a token only if the two highest sums are closer than the error. A uniform number and the cumulative distribution
+would draw as well, but there the errors of all ids before a token add up at its edges.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from data_pipeline.errors import CheckpointError, ConfigError
 
-__all__ = ["RandomStreams", "Sampling", "choose_tokens", "filtered_logits"]
+__all__ = ["GumbelNoise", "Sampling", "choose_tokens", "filtered_logits"]
 
 _LARGEST_SEED = (1 << 63) - 1
+_LEAST_EXPONENTIAL = 1e-300
+"""Instead of 0, whose noise would be infinite and could not be added to the logit of a token that was removed."""
 
 
 @dataclass(frozen=True)
@@ -71,28 +78,41 @@ class Sampling:
                 raise ConfigError(f"{name} = {getattr(self, name)!r} cannot be sampled with: --{name} is {needed}")
 
 
-class RandomStreams:
-    """A generator of uniform numbers for each row, seeded by the seed and the row's number: the same in any batch."""
+class GumbelNoise:
+    """Noise for each row and token: a function of seed, row, draw and id, so it is the same in any batch.
+
+    Args:
+        seed: of all rows.
+        rows: their numbers.
+    """
 
     def __init__(self, seed: int, rows: Sequence[int]) -> None:
-        self._generators = [np.random.default_rng((seed, row)) for row in rows]
+        self._keys = [np.random.SeedSequence((seed, row)).generate_state(2, np.uint64) for row in rows]
+        self._draw = 0
 
-    def next(self) -> Tensor:
-        """The next number of each row, (B,), fp64 in [0, 1)."""
-        return torch.tensor([generator.random() for generator in self._generators], dtype=torch.float64)
+    def next(self, vocab_size: int) -> Tensor:
+        """The noise of the next draw of all rows, (B, V), fp64 and finite."""
+        exponential_BV = np.stack([self._exponential(key, vocab_size) for key in self._keys])
+        self._draw += 1
+        return -torch.from_numpy(exponential_BV).clamp_(min=_LEAST_EXPONENTIAL).log_()
 
     def keep(self, rows: Sequence[int]) -> None:
         """Goes on with these places of the batch alone."""
-        self._generators = [self._generators[row] for row in rows]
+        self._keys = [self._keys[row] for row in rows]
+
+    def _exponential(self, key: NDArray[np.unsignedinteger[Any]], vocab_size: int) -> NDArray[np.float64]:
+        """Numbers of one draw; their negative logarithms have the Gumbel distribution."""
+        counter = np.array([0, self._draw, 0, 0], np.uint64)  # a draw uses up less than the 2^64 values of the first word
+        return np.random.Generator(np.random.Philox(key=key, counter=counter)).standard_exponential(vocab_size)
 
 
-def choose_tokens(logits_BV: Tensor, seen_BV: Tensor | None, uniform_B: Tensor, sampling: Sampling) -> Tensor:
+def choose_tokens(logits_BV: Tensor, seen_BV: Tensor | None, noise: GumbelNoise, sampling: Sampling) -> Tensor:
     """The next token of each row, (B,), int64.
 
     Args:
         logits_BV: of the next token, on the CPU.
         seen_BV: true where a token stands in the row already; needed for a repetition penalty only.
-        uniform_B: a number in [0, 1) for each row; see `RandomStreams`.
+        noise: of the same rows; a temperature of 0 uses none.
         sampling: the settings.
 
     Raises:
@@ -105,11 +125,7 @@ def choose_tokens(logits_BV: Tensor, seen_BV: Tensor | None, uniform_B: Tensor, 
     filtered_BV = filtered_logits(logits_BV, seen_BV, sampling)
     if sampling.temperature == 0:
         return filtered_BV.argmax(dim=1)
-    cumulative_BV = filtered_BV.softmax(dim=1).cumsum(dim=1)
-    total_B = cumulative_BV[:, -1]
-    below_B = total_B.nextafter(torch.zeros_like(total_B))  # a product may round up to the total, which no token's sum exceeds
-    target_B = torch.minimum(uniform_B * total_B, below_B)
-    return torch.searchsorted(cumulative_BV, target_B[:, None], right=True)[:, 0]
+    return (filtered_BV + noise.next(filtered_BV.shape[1])).argmax(dim=1)
 
 
 def filtered_logits(logits_BV: Tensor, seen_BV: Tensor | None, sampling: Sampling) -> Tensor:

@@ -24,11 +24,13 @@ from trainer.config import TrainConfig
 from trainer.convergence import LossMean, judge_convergence
 from trainer.distributed import LET_GO_S, Group
 from trainer.ema import WeightAverage
+from trainer.ending import Ending
 from trainer.evaluate import Evaluation, EvaluationStopped, Grouping, evaluate
 from trainer.extension import Extension, RunView
 from trainer.fitting import smaller_batches, wrapped
 from trainer.generate import Continuation, Sampling, TextModel
 from trainer.guard import Guard
+from trainer.history import Known
 from trainer.layer_stats import LayerObserver
 from trainer.ledger import Ledger, LedgerHead
 from trainer.loader import RETRY_WAITS_S, GlobalBatch, prefetched_batches
@@ -39,7 +41,7 @@ from trainer.optim import optimizer_tensors, restore_optimizer
 from trainer.order import RowOrder
 from trainer.parallel import distribute_like, full_tensors, gathered, load_full
 from trainer.plan import Plan
-from trainer.record import complete_record, leave_note, note_change
+from trainer.record import leave_note, note_change
 from trainer.replicas import ReplicaCheck
 from trainer.samples import prompts_of, sample_and_score
 from trainer.scores import Scores
@@ -51,7 +53,7 @@ from trainer.throughput import mfu
 from trainer.watchdog import Heartbeat
 from trainer.weights import check_finite, weights_digest
 
-__all__ = ["GoBack", "RollBack", "Session", "StepAgain", "restore"]
+__all__ = ["GoBack", "RollBack", "Session", "StepAgain", "known_to", "restore"]
 
 _log = logging.getLogger(__name__)
 
@@ -122,6 +124,8 @@ class Session:
     grouping: Grouping
     """The groups of the validation text."""
     train_losses: LossMean
+    ending: Ending
+    """What is told of the run's end."""
     submitted: dict[int, Progress] = field(default_factory=dict)
     """The counters of checkpoints that are being written."""
 
@@ -305,11 +309,12 @@ class Session:
         self.guard.after_rollback(checkpoint.state["guard"])
         self.observer.forget()
         self.replicas.forget(step)
-        self.monitor.rewind(step)
+        self.monitor.rewind(replace(known_to(checkpoint), rollbacks=None))
         self.monitor.alert(replace(request.alert, step=step))
 
         def note() -> None:
             assert self.ledger is not None
+            self.ending.step = step
             self.ledger.rewind(LedgerHead(**checkpoint.state["ledger"]))
             left_out = {"start": request.first, "count": request.end - request.first}
             self.ledger.event("skip", step=step, **left_out, reason=request.alert.message)
@@ -323,7 +328,9 @@ class Session:
         """The newest checkpoint that verifies. It is older than the step, as every step is judged before the next save."""
         newest = self.checkpoints.newest_verified()
         if newest is None:
-            raise GuardError(f"{request.alert.message} There is no checkpoint from before this step to go back to")
+            message = f"{request.alert.message}. There is no checkpoint from before this step to go back to, so training stops"
+            self.monitor.alert(replace(request.alert, message=message, action="stop"))
+            raise GuardError(message)
         return newest
 
     def follow_saves(self, result: StepResult) -> None:
@@ -373,19 +380,20 @@ class Session:
         metrics = self.monitor.train(metrics)
         self.monitor.layers(self.observer.reading(result.step))
         for change in self.changes.beginning_at(result.step):
-            self._announce(change, result.step - 1)
+            self._announce(change, result.step, after=result.step - 1)
         if self.ledger is not None:
             start = facts.progress.rows - len(facts.rows)
             self.ledger.commit(step=result.step, start=start, rows=facts.rows, targets=facts.num_targets, applied=result.applied)
+        self.ending.step = result.step
         self.monitor.slow_rank(result.step, self.stragglers.observe(result.own_times, seconds))
         return metrics
 
-    def _announce(self, change: Change, step: int) -> None:
-        """Shows a change to the user, and puts it into the ledger, after a step."""
+    def _announce(self, change: Change, step: int, *, after: int) -> None:
+        """Shows a change to the user, at the step for which it was made, and puts it into the ledger after the last step."""
         rule: Rule = "quarantine" if change.kind == "quarantine" else "out_of_memory"
         self.monitor.alert(Alert(rule, step, "critical", change.describe(), "log"))
         if self.ledger is not None:
-            self.ledger.event(change.kind, step=step, **change.facts())
+            self.ledger.event(change.kind, step=after, **change.facts())
 
     def before_exchange(self) -> OwnTime:
         """To be called before a step's first exchange; the time that this rank has worked by itself."""
@@ -395,20 +403,22 @@ class Session:
 
     def complete(self, progress: Progress, weights_digest: str, *, stopped: bool) -> None:
         """Writes into the record how the run ended, and tells the sinks."""
-        status, ended_by = ("stopped", None) if stopped else ("finished", self.plan.ended_by(progress))
-        self.group.on_main(
-            lambda: complete_record(
-                self.config.run,
-                status=status,
-                ended_by=ended_by,
-                step=progress.step,
-                weights_digest=weights_digest,
-                alerts=self.monitor.alert_counts,
-            )
-        )
+        status, ended_by = ("stopped", self._stopped_by()) if stopped else ("finished", self.plan.ended_by(progress))
+        self.ending.step, self.ending.alerts = progress.step, self.monitor.alert_counts
+
+        def note() -> None:
+            self.monitor.end(progress.step, status, ended_by)
+            self.ending.record(status, ended_by, weights_digest)
+
+        self.group.on_main(note)
         self.monitor.finish(status)
-        if ended_by is not None and not ended_by.startswith("limits."):
+        if status == "finished" and ended_by is not None and not ended_by.startswith("limits."):
             _log.info("%s", ended_by)
+
+    def _stopped_by(self) -> str:
+        """What asked the run to stop, as far as this rank knows."""
+        alert = self.monitor.stop_alert
+        return alert.message if alert is not None else self.stop.signal_name or "a signal to another rank, or an alert there"
 
     def raise_alert(self) -> None:
         """Raises GuardError on every rank where an alert whose action is to stop has ended the run, on whichever rank it was."""
@@ -437,7 +447,7 @@ class Session:
             if found.keys() <= tried:
                 change = self._quarantine(found, faults, step)
                 self._change(change)
-                self._announce(change, step)
+                self._announce(change, step, after=step)
             tried |= found.keys()
             time.sleep(RETRY_WAITS_S[0])
 
@@ -487,6 +497,13 @@ class Session:
         self.ledger.sync()  # before a checkpoint names its head
         self.monitor.sync()
         self.saver.submit(replace(checkpoint, state={**checkpoint.state, "ledger": self.ledger.head.to_json()}))
+
+
+def known_to(checkpoint: Checkpoint) -> Known:
+    """What the state of a checkpoint knows of what the run has told."""
+    progress = Progress.from_json(checkpoint.state["progress"])
+    evaluated = progress.evaluated_step == progress.step
+    return Known(progress.step, evaluated=evaluated, rollbacks=checkpoint.state["guard"]["rollbacks"])
 
 
 def restore(checkpoint: Checkpoint, model: nn.Module, training: TrainingModule, average: WeightAverage | None) -> Progress:

@@ -15,6 +15,7 @@ from tests.support.prepared import write_prepared
 from tests.support.runs import losses, tiny_config
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
+from trainer.history import Known
 from trainer.loop import train
 from trainer.metrics.jsonlines import NodeHardwareSink
 from trainer.metrics.wandb_sink import remembered_id
@@ -149,9 +150,9 @@ def test_no_file_of_a_run_is_written_anywhere_else(
 @pytest.mark.parametrize("kind", ["link to a file", "link to nothing", "second name", "pipe", "directory"])
 def test_readings_of_another_machine_are_not_written_anywhere_else(tmp_path: Path, victim: Path, kind: str) -> None:
     path = in_the_way(tmp_path / "run", "hardware-rank-8.jsonl", victim, kind)
-    for resume_step in (None, 3):
+    for known in (None, Known(3)):
         try:
-            NodeHardwareSink(path, resume_step).close()
+            NodeHardwareSink(path, known).close()
         except (CheckpointError, StorageError) as error:
             assert str(path) in str(error)  # noqa: PT017
 

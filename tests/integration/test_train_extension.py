@@ -8,6 +8,7 @@ import pytest
 from data_pipeline.errors import ConfigError
 from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT, losses, metrics, run_command, start_ranks, tiny_config
+from trainer.checkpoint import CheckpointStore
 from trainer.loop import train
 
 EXAMPLES = ROOT / "examples"
@@ -115,9 +116,23 @@ def test_the_example_callbacks_keep_a_diary(data: Path, tmp_path: Path) -> None:
     assert [event["loss"] for event in events if event["event"] == "evaluation"] == [
         event["val_loss"] for event in metrics(run, "eval")
     ]
-    assert all(event["bytes"] > 0 for event in events if event["event"] == "checkpoint")
+    weights = 4 * CheckpointStore(run / "checkpoints").num_weights(12)
+    assert all(event["bytes"] > 3 * weights for event in events if event["event"] == "checkpoint"), "weights and two moments"
     assert {event["of_step"] for event in events if event["event"] == "checkpoint"} >= {5, 10, 12}
     assert events[-1] == {"event": "end", "step": 12}
+
+
+def test_the_example_callbacks_copy_every_checkpoint_whole(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, copies = tmp_path / "run", CheckpointStore(tmp_path / "copies" / "checkpoints")
+    monkeypatch.setenv("COPY_CHECKPOINTS_TO", str(copies.directory))
+    train(tiny_config(data, run, extension=EXAMPLES / "callbacks.py", checkpoint={"keep_last": 2}))
+    assert set(copies.steps()) >= {5, 10, 12}
+    for step in copies.steps():
+        copies.verify(step)
+    original, copy = (store.load(12) for store in (CheckpointStore(run / "checkpoints"), copies))
+    assert original.model.keys() == copy.model.keys()
+    assert all(tensor.equal(copy.model[name]) for name, tensor in original.model.items())
+    assert original.state == copy.state
 
 
 def test_the_example_loss_is_minimised_and_validation_stays_cross_entropy(

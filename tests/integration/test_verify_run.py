@@ -278,7 +278,7 @@ def test_a_run_is_audited_while_it_stands_still_and_after_it_went_on(
                 train(config)
         report = audit_run(run)
         assert (report.steps, report.positions) == (done, done * 8)
-        assert check_integrity(run).facts["status"] == "training"
+        assert check_integrity(run).facts["status"] == "failed"
     train(config)
     assert (run / LEDGER).read_bytes() == (finished / LEDGER).read_bytes()
     report = audit_run(run)

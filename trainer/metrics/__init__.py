@@ -6,7 +6,7 @@ running      what is kept over the steps: moving average, counts
 monitor      hands every event to every sink, and to the alert rules
 jsonlines    `metrics.jsonl`
 terminal     a progress bar, or lines
-tensorboard  curves, histograms, texts and pictures, with `layout`, `figures` and `model_graph`
+tensorboard  curves, histograms, texts and pictures, with `layout`, `figures`, `event_files` and `model_graph`
 wandb_sink, mlflow_sink   the same numbers in Weights & Biases and MLflow, if they are installed, with `service`
 opening      makes the monitor of a run from its settings
 """

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from trainer.evaluate import Score
 from trainer.metrics.values import encodable
 
-__all__ = ["length_histogram", "perplexity_bars"]
+__all__ = ["Picture", "length_histogram", "perplexity_bars"]
 
 Picture = NDArray[np.uint8]
 _BLUE, _ORANGE = "#3465a4", "#ce5c00"

@@ -16,7 +16,7 @@ from data_pipeline.storage_errors import explain_os_error, naming
 from trainer.alerts import Alert
 from trainer.evaluate import Evaluation
 from trainer.hardware import HardwareReading
-from trainer.history import lines_until
+from trainer.history import Known, lines_until
 from trainer.layer_stats import LayerReading
 from trainer.metrics.sink import Sink
 from trainer.metrics.values import SampleText, ScoreTable, StepMetrics
@@ -30,20 +30,19 @@ class JsonLinesSink(Sink):
     """One object a line, each step once; losses also as exact hexadecimal floats.
 
     Args:
-        path: the file; it is cut to the step that the run goes on from.
-        resume_step: that step; None where the run begins.
-        evaluated: whether the state that it goes on from knows of an evaluation of that step.
+        path: the file; it is cut to where the run goes on from.
+        known: what it knows there; None where the run begins.
 
     Raises:
         StorageError: from here and every method, where the file cannot be written.
         CheckpointError: it is no regular file, or a link leads to it.
     """
 
-    def __init__(self, path: Path, resume_step: int | None, *, evaluated: bool = True) -> None:
+    def __init__(self, path: Path, known: Known | None) -> None:
         self._path = path
         with self._stored():
             if path.exists():
-                write_atomic(path, b"" if resume_step is None else _lines_until(path, resume_step, evaluated=evaluated))
+                write_atomic(path, b"" if known is None else _known_lines(path, known))
             self._file = self._opened()
             sync_directory(path.parent)
 
@@ -116,11 +115,15 @@ class JsonLinesSink(Sink):
         """Appends a line of event `alert`."""
         self._write({"event": "alert", **asdict(alert)})
 
-    def rewind(self, step: int) -> None:
-        """Cuts off the lines after a step."""
+    def end(self, step: int, status: str, ended_by: str | None) -> None:
+        """Appends a line of event `end`."""
+        self._write({"event": "end", "step": step, "status": status, "ended_by": ended_by})
+
+    def rewind(self, known: Known) -> None:
+        """Cuts off the lines that are not known."""
         with self._stored():
             self._file.close()
-            write_atomic(self._path, _lines_until(self._path, step))
+            write_atomic(self._path, _known_lines(self._path, known))
             self._file = self._opened()
 
     def sync(self) -> None:
@@ -168,12 +171,15 @@ class NodeHardwareSink(JsonLinesSink):
     def saving(self, step: int, stall_s: float) -> None:
         """Nothing."""
 
+    def end(self, step: int, status: str, ended_by: str | None) -> None:
+        """Nothing."""
+
 
 def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def _lines_until(path: Path, step: int, *, evaluated: bool = True) -> bytes:
-    """The whole lines of a metrics file up to a step; what a killed run wrote beyond its last checkpoint will be written again."""
-    lines = (line for line, _ in lines_until(path, step, evaluated=evaluated))
+def _known_lines(path: Path, known: Known) -> bytes:
+    """The whole lines of a metrics file; what a killed run wrote beyond its last checkpoint will be written again."""
+    lines = (line for line, _ in lines_until(path, known))
     return b"".join(line + b"\n" for line in lines)  # a kill can leave a whole line without its end

@@ -13,6 +13,7 @@ from trainer.config import AlertsConfig
 from trainer.convergence import Signal
 from trainer.evaluate import Evaluation
 from trainer.hardware import HardwareReading
+from trainer.history import Known
 from trainer.layer_stats import LayerReading
 from trainer.metrics.running import RunningNumbers
 from trainer.metrics.sink import Sink
@@ -30,7 +31,7 @@ class Monitor:
         running: what is kept over the steps, restored to where the run goes on.
         alerts: settings of the alert rules.
         readings: gives the readings of the machine since it was last called.
-        history: gives the events of the run up to a step, as they are kept.
+        history: gives the events of the run that are known, as they are kept.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Monitor:
         running: RunningNumbers | None = None,
         alerts: AlertsConfig | None = None,
         readings: Callable[[], Sequence[HardwareReading]] = lambda: (),
-        history: Callable[[int], Iterable[Mapping[str, Any]]] = lambda _step: (),
+        history: Callable[[Known], Iterable[Mapping[str, Any]]] = lambda _known: (),
     ) -> None:
         self._sinks = tuple(sinks)
         self._running = running or RunningNumbers(100)
@@ -48,11 +49,17 @@ class Monitor:
         self._history = history
         self._spent_s = 0.0
         self._stop: Alert | None = None
+        self._has_told_stop = False
 
     @property
     def stop_alert(self) -> Alert | None:
         """The alert for which the run is to save and end, once there is one. It is known on this rank alone."""
         return self._stop
+
+    @property
+    def has_told_stop(self) -> bool:
+        """Whether an alert has said that the run stops."""
+        return self._has_told_stop
 
     @property
     def alert_counts(self) -> dict[str, int]:
@@ -123,21 +130,24 @@ class Monitor:
             sink.samples(step, samples, scores)
 
     def saving(self, step: int, stall_s: float) -> None:
-        """Passes on how long training waited for a checkpoint."""
+        """Passes on how long training waited for the checkpoint of a step; a second one of that step is not told."""
+        if not self._running.after_save(step):
+            return
         for sink in self._sinks:
             sink.saving(step, stall_s)
 
     def alert(self, alert: Alert) -> None:
         """Passes on an alert, from the guard or from the rules here."""
         count = self._running.after_alert(alert.rule)
+        self._has_told_stop |= alert.action == "stop"
         for sink in self._sinks:
             sink.alert(alert, count)
 
-    def rewind(self, step: int) -> None:
-        """Has every sink, and what is kept over the steps, forget what came after a step."""
+    def rewind(self, known: Known) -> None:
+        """Has every sink, and what is kept over the steps, forget all that is not known where the run goes back to."""
         for sink in self._sinks:
-            sink.rewind(step)
-        self._running.restore(self._history(step))
+            sink.rewind(known)
+        self._running.restore(self._history(known))
 
     def sync(self) -> None:
         """Has every sink force what it keeps to the device, so that no checkpoint is ahead of the numbers before it.
@@ -147,6 +157,11 @@ class Monitor:
         """
         for sink in self._sinks:
             sink.sync()
+
+    def end(self, step: int, status: str, ended_by: str | None) -> None:
+        """Tells every sink how and why the run ended; nothing is added to the metrics after it."""
+        for sink in self._sinks:
+            sink.end(step, status, ended_by)
 
     def finish(self, status: str) -> None:
         """Tells every sink how the run ended, where it did not fail."""

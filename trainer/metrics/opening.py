@@ -16,7 +16,7 @@ from data_pipeline.redaction import redacted_settings
 from trainer.config import TrainConfig
 from trainer.distributed import Group
 from trainer.hardware import HardwareReading, HardwareSampler, Host, KernelLog, opened_gpus
-from trainer.history import METRICS, events_until
+from trainer.history import METRICS, Known, events_until
 from trainer.metrics.jsonlines import JsonLinesSink, NodeHardwareSink
 from trainer.metrics.mlflow_sink import MlflowSink
 from trainer.metrics.monitor import Monitor
@@ -34,17 +34,14 @@ _MAX_REPORT_BYTES = 64 << 20
 
 
 @contextmanager
-def opened_monitor(
-    config: TrainConfig, group: Group, *, last_step: int | None, resume_step: int | None, evaluated: bool = True
-) -> Iterator[Monitor]:
+def opened_monitor(config: TrainConfig, group: Group, *, last_step: int | None, known: Known | None) -> Iterator[Monitor]:
     """The monitor of this rank: of the run on rank 0, of a machine on the first rank of each other one, else one without sinks.
 
     Args:
         config: the run's settings.
         group: the ranks.
         last_step: the step at which the limits will end the run, if that is known.
-        resume_step: the step that the run goes on from; None where it begins.
-        evaluated: whether the state that it goes on from knows of an evaluation of that step.
+        known: what the state knows that the run goes on from; None where it begins.
 
     Raises:
         ConfigError: Weights & Biases or MLflow is wanted and cannot be had.
@@ -53,12 +50,12 @@ def opened_monitor(
         running, sinks = RunningNumbers(config.log.average_steps), list[Sink]()
 
         def open_on_main() -> None:
-            for sink in _sinks(config, last_step, resume_step, evaluated=evaluated):
+            for sink in _sinks(config, last_step, known):
                 stack.callback(sink.close)
                 sink.begin(facts)
                 sinks.append(sink)
-            if resume_step is not None:
-                running.restore(events_until(config.run / METRICS, resume_step))
+            if known is not None:
+                running.restore(events_until(config.run / METRICS, known))
 
         facts = RunFacts(config.run.name, redacted_settings(config.model_dump(mode="json")), _report(config.data))
         group.on_main(open_on_main)  # an error there is raised on every rank
@@ -66,17 +63,17 @@ def opened_monitor(
             yield Monitor()
             return
         if not group.is_main:
-            sinks.append(NodeHardwareSink(config.run / f"hardware-rank-{group.rank}.jsonl", resume_step))
+            sinks.append(NodeHardwareSink(config.run / f"hardware-rank-{group.rank}.jsonl", known))
             stack.callback(sinks[0].close)
         readings = stack.enter_context(_readings(config, group))
         yield Monitor(sinks, running, config.alerts, readings, history=partial(events_until, config.run / METRICS))
 
 
-def _sinks(config: TrainConfig, last_step: int | None, resume_step: int | None, *, evaluated: bool) -> Iterator[Sink]:
+def _sinks(config: TrainConfig, last_step: int | None, known: Known | None) -> Iterator[Sink]:
     run, settings = config.run, config.log
-    yield JsonLinesSink(run / METRICS, resume_step, evaluated=evaluated)
-    yield TensorBoardSink(run / "tensorboard", resume_step, settings.every_steps)
-    yield TerminalSink(resume_step or 0, last_step, settings.every_steps)
+    yield JsonLinesSink(run / METRICS, known)
+    yield TensorBoardSink(run / "tensorboard", known, settings.every_steps)
+    yield TerminalSink(0 if known is None else known.step, last_step, settings.every_steps)
     if settings.wandb_project is not None:
         yield WandbSink(run, settings.wandb_project, settings.every_steps)
     if settings.mlflow_uri is not None:

@@ -21,6 +21,7 @@ class RunningNumbers:
         self._losses: deque[float] = deque(maxlen=average_steps)
         self._non_finite = 0
         self._alerts: Counter[str] = Counter()
+        self._saved_step: int | None = None
 
     @property
     def loss_average(self) -> float | None:
@@ -48,13 +49,21 @@ class RunningNumbers:
         self._alerts[rule] += 1
         return self._alerts[rule]
 
+    def after_save(self, step: int) -> bool:
+        """Takes in a save; whether it is the first one of its step."""
+        is_first, self._saved_step = step != self._saved_step, step
+        return is_first
+
     def restore(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Begins anew with the events that the run has written."""
         self._losses.clear()
         self._alerts.clear()
         self._non_finite = 0
+        self._saved_step = None
         for event in events:
             if event["event"] == "train":
                 self.after_step(float(event["loss"]), float(event["grad_norm"]))
             elif event["event"] == "alert" and "rule" in event:
                 self.after_alert(event["rule"])
+            elif event["event"] == "save":
+                self.after_save(event["step"])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from trainer.alerts import Alert
 from trainer.evaluate import Evaluation
 from trainer.hardware import HardwareReading
+from trainer.history import Known
 from trainer.layer_stats import LayerReading
 from trainer.metrics.values import RunFacts, SampleText, ScoreTable, StepMetrics
 
@@ -43,11 +44,14 @@ class Sink:
     def alert(self, alert: Alert, count: int) -> None:
         """Takes an alert, and how many of its rule there have been with it."""
 
-    def rewind(self, step: int) -> None:
-        """Forgets what came after a step, because the run goes back to it."""
+    def rewind(self, known: Known) -> None:
+        """Forgets all that is not known where the run goes back to."""
 
     def sync(self) -> None:
         """Forces what it has been given to the device; called before a checkpoint that counts on it."""
+
+    def end(self, step: int, status: str, ended_by: str | None) -> None:
+        """Takes how and why the run ended, also where it failed: see `trainer.ending`."""
 
     def finish(self, status: str) -> None:
         """Takes how the run ended: `finished` or `stopped`; not called where it failed."""

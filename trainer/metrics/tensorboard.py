@@ -12,11 +12,14 @@ from tensorboard.compat.proto.event_pb2 import Event
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
+from data_pipeline.errors import StorageError
 from trainer.alerts import Alert
 from trainer.evaluate import Evaluation
 from trainer.hardware import HardwareReading
+from trainer.history import Known
 from trainer.layer_stats import BIN_LIMITS, Histogram, LayerReading
-from trainer.metrics.figures import length_histogram, perplexity_bars
+from trainer.metrics.event_files import cut_event_files
+from trainer.metrics.figures import Picture, length_histogram, perplexity_bars
 from trainer.metrics.layout import LAYOUT, hyper_parameters
 from trainer.metrics.points import FINAL_METRICS, evaluation_points, hardware_points, layer_points, saving_points, train_points
 from trainer.metrics.sink import Sink
@@ -32,30 +35,31 @@ _EDGES = (-(2.0**40), *BIN_LIMITS, 2.0**40)
 class TensorBoardSink(Sink):
     """Curves every few steps, and everything else when it comes; a thread of TensorBoard's writes it.
 
-    Points beyond the resumed step, left by a killed run, are hidden by TensorBoard, so that no step appears twice.
+    What a killed run wrote beyond the state that it goes on from is removed, so that no step appears twice.
 
     Args:
         directory: of the run's events.
-        resume_step: the step that the run goes on from; None where it begins.
+        known: what that state knows; None where the run begins.
         every_steps: steps between the points of a curve.
+
+    Raises:
+        StorageError: the files of an earlier start cannot be read or written.
+        CheckpointError: one of them is no regular file of the run.
     """
 
-    def __init__(self, directory: Path, resume_step: int | None, every_steps: int) -> None:
+    def __init__(self, directory: Path, known: Known | None, every_steps: int) -> None:
         self._directory = make_folder(directory)
-        self._writer = self._opened(0 if resume_step is None else resume_step + 1)
+        self._writer = self._cut(known)
         self._every_steps = every_steps
         self._parameters: dict[str, str | float] = {}
+        self._lengths: Picture | None = None
         self._unwritten: StepMetrics | None = None
 
     def begin(self, facts: RunFacts) -> None:
         """Adds the layout, the settings that runs are compared by, and a picture of the data."""
-        self._writer.add_custom_scalars(LAYOUT)
         self._parameters = hyper_parameters(facts.settings)
-        experiment, start, _ = _comparison(self._parameters)
-        self._add_summaries(experiment, start)
-        picture = length_histogram(facts.report)
-        if picture is not None:
-            self._writer.add_image("data/document_lengths", picture, 0, dataformats="HWC")
+        self._lengths = length_histogram(facts.report)
+        self._begin()
 
     def model(self, graph: bytes) -> None:
         """Adds the graph."""
@@ -108,27 +112,53 @@ class TensorBoardSink(Sink):
         self._writer.add_text("alert", encodable(text), alert.step)
         self._writer.add_scalar(f"health/alerts_{alert.rule}", count, alert.step)
 
-    def rewind(self, step: int) -> None:
-        """Begins another file, which hides the points after a step."""
+    def rewind(self, known: Known) -> None:
+        """Removes what is not known, and begins another file."""
         self._writer.close()
-        self._writer = self._opened(step + 1)
+        self._writer = self._cut(known)
+        self._begin()
         self._unwritten = None
 
+    def sync(self) -> None:
+        """Hands all points to the system, because a run that goes on from a checkpoint does not write those before it again."""
+        self._writer.flush()
+
     def finish(self, status: str) -> None:
-        """Adds the last points, which runs are compared by, and that the run has ended."""
-        if self._unwritten is not None:
-            self._add(train_points(self._unwritten), self._unwritten.step)
+        """Adds that the run has ended."""
         if status == "finished":
             *_, end = _comparison(self._parameters)
             self._add_summaries(end)
 
     def close(self) -> None:
-        """Writes what is still in memory."""
-        self._writer.close()
+        """Adds the points of the last step, by which runs are compared, and writes what is still in memory."""
+        try:
+            if self._unwritten is not None:
+                self._add(train_points(self._unwritten), self._unwritten.step)
+        finally:
+            self._writer.close()
 
-    def _opened(self, purge_step: int) -> SummaryWriter:
+    def _begin(self) -> None:
+        self._writer.add_custom_scalars(LAYOUT)
+        experiment, start, _ = _comparison(self._parameters)
+        self._add_summaries(experiment, start)
+        if self._lengths is not None:
+            self._writer.add_image("data/document_lengths", self._lengths, 0, dataformats="HWC")
+
+    def _cut(self, known: Known | None) -> SummaryWriter:
+        """A writer of a new file, behind files that hold what is known and no more."""
+        try:
+            again = cut_event_files(self._directory, known)
+        except OSError as error:
+            raise StorageError(
+                f"{self._directory}: {error.strerror}; make room or give access, and run the same command again"
+            ) from error
+        void_from = 0 if known is None else known.step + (not again)
         # TensorBoard's names are made of time, host and process, and one could be there already, as a link. This one cannot.
-        return SummaryWriter(str(self._directory), purge_step=purge_step, filename_suffix=f".{secrets.token_hex(8)}")
+        writer = SummaryWriter(str(self._directory), purge_step=void_from, filename_suffix=f".{secrets.token_hex(8)}")
+        files: Any = writer.file_writer
+        for event in again:
+            files.event_writer.add_event(event)
+        return writer
 
     def _add(self, points: Mapping[str, float], step: int) -> None:
         for tag, value in points.items():

@@ -11,6 +11,7 @@ from tqdm import tqdm
 from data_pipeline.terminal import printable
 from trainer.alerts import Alert
 from trainer.evaluate import Evaluation
+from trainer.history import Known
 from trainer.metrics.sink import Sink
 from trainer.metrics.values import SampleText, ScoreTable, StepMetrics, numbers_in
 
@@ -59,10 +60,10 @@ class TerminalSink(Sink):
         """Writes a line."""
         self._line(printable(f"{alert.severity}: {alert.message}"))
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, known: Known) -> None:
         """Puts the bar back."""
         if self._bar is not None:
-            self._bar.n = step
+            self._bar.n = known.step
             self._bar.refresh()
 
     def close(self) -> None:

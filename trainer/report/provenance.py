@@ -58,7 +58,7 @@ def record(run: RecordedRun) -> Html:
     pairs = {
         "data": code(data.get("root_digest", UNKNOWN)),
         "tokenizer": code(data.get("tokenizer_digest", UNKNOWN)),
-        "weights": code(run.record["weights"]) if run.record.get("weights") else "not yet on record: the run has not ended",
+        "weights": code(run.record["weights"]) if run.record.get("weights") else "not on record: the run has not ended, or failed",
         "extension": code(identity["extension"]) if identity.get("extension") else "none",
         "code": code(environment.get("code") or "not known"),
         "image": code(environment.get("image") or "none: not run from an image that names its revision"),

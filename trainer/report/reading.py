@@ -59,7 +59,7 @@ class RecordedRun:
 
     @property
     def status(self) -> str:
-        """`training`, `stopped` or `finished`; a run that was killed is still said to be training."""
+        """`training`, `stopped`, `failed` or `finished`; a run that was killed is still said to be training."""
         return str(self.record.get("status", "training"))
 
     @property

@@ -30,7 +30,7 @@ __all__ = ["STATUS", "alerts", "curves", "evaluation", "hardware", "introduction
 
 T = TypeVar("T")
 
-STATUS = {"finished": "finished", "stopped": "stopped", "training": "no end recorded"}
+STATUS = {"finished": "finished", "stopped": "stopped", "failed": "failed", "training": "no end recorded"}
 """How a run's status is said in two words."""
 
 _MAX_ALERTS = 200
@@ -52,8 +52,14 @@ def introduction(run: RecordedRun) -> str:
     own_code = ", with code of its own (extension.py)" if identity.get("extension") else ""
     return (
         f"A decoder of {model.get('layers')} layers, width {model.get('width')} ({weights}), trained with {optimizer.get('kind')} "
-        f"in {run.config.get('precision')} by {ranks} rank{'s' * (ranks != 1)} on {device}{own_code}."
+        f"in {run.config.get('precision')} by {ranks} rank{'s' * (ranks != 1)} on {device}{own_code}.{_ending(run)}"
     )
+
+
+def _ending(run: RecordedRun) -> str:
+    """How and why the run ended, where the record says so."""
+    reason = run.record.get("ended_by")
+    return f" It {STATUS.get(run.status, run.status)} at step {run.record.get('step')}: {reason}" if reason else ""
 
 
 def tiles(run: RecordedRun) -> Html:

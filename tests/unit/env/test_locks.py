@@ -72,6 +72,20 @@ def test_no_package_has_two_versions_across_the_locks() -> None:
     assert {name: found for name, found in versions.items() if len(found) > 1} == {}
 
 
+def test_a_lock_has_what_others_install_on_some_machines_only() -> None:
+    given = {
+        "colorama": "colorama==0.4.6 ; sys_platform == 'win32' \\\n    --hash=sha256:0\n",
+        "numpy": "numpy==2.0 \\\n    --hash=sha256:1\n",
+    }
+    wanted = {"colorama": "colorama==0.4.6 \\\n    --hash=sha256:0\n", "numpy": given["numpy"], "rouge": "rouge==1.0\n"}
+    assert LOCK.beyond(wanted, given) == {"colorama": wanted["colorama"], "rouge": wanted["rouge"]}
+    assert LOCK.beyond({"colorama": given["colorama"]}, given) == {}
+
+
+def test_the_lock_for_lm_eval_has_colorama_for_every_machine() -> None:
+    assert re.search(r"^colorama==[^;\n]+$", blocks("requirements-eval.lock")["colorama"], re.MULTILINE)
+
+
 def test_every_image_is_pinned_by_a_whole_digest() -> None:
     dockerfile = (ROOT / "Dockerfile").read_text()
     digests = re.findall(r"pytorch/pytorch:\S+?@(\S+)", dockerfile)

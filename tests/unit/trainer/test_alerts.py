@@ -270,7 +270,7 @@ def test_a_stop_of_the_guard_is_critical() -> None:
 
 
 def test_every_rule_beside_the_guard_s_can_be_switched_off_and_has_a_name() -> None:
-    own = set(RULES) - {"non_finite", "exploding", "vanishing", "spike", "drop", "out_of_memory", "quarantine"}
+    own = set(RULES) - {"non_finite", "exploding", "vanishing", "spike", "drop", "out_of_memory", "quarantine", "failed"}
     actions = {name for name, value in AlertsConfig().model_dump().items() if value == "log"}
     assert {"gpu_errors" if rule in ("ecc", "xid", "gpu_lost") else rule for rule in own} == actions
 

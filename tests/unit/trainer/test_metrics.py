@@ -20,7 +20,7 @@ from trainer.config import AlertsConfig, LogConfig
 from trainer.distributed import Group
 from trainer.evaluate import Evaluation, Score
 from trainer.hardware import GpuReading, HardwareReading, HostReading
-from trainer.history import events_until, read_events
+from trainer.history import Known, events_until, read_events
 from trainer.layer_stats import LayerNorms, LayerReading
 from trainer.metrics import JsonLinesSink, Monitor, RunFacts, Sample, Sink, StepMetrics, TerminalSink, jsonlines, opened_monitor
 from trainer.metrics.running import RunningNumbers
@@ -92,7 +92,7 @@ def test_after_a_resume_every_step_appears_once(tmp_path: Path) -> None:
     sink.close()
     with path.open("a") as file:
         file.write('{"event": "train", "step": 8, "lo')  # killed while writing
-    resumed = JsonLinesSink(path, 5)
+    resumed = JsonLinesSink(path, Known(5))
     for number in range(6, 9):
         resumed.train(step(number))
     resumed.close()
@@ -118,7 +118,7 @@ def test_a_rollback_cuts_the_file_at_its_step(tmp_path: Path) -> None:
     sink = JsonLinesSink(path, None)
     for number in range(1, 6):
         sink.train(step(number))
-    sink.rewind(3)
+    sink.rewind(Known(3))
     sink.train(step(4, 1.5))
     sink.close()
     assert [(event["step"], event["loss"]) for event in events(path)] == [(1, 2.5), (2, 2.5), (3, 2.5), (4, 1.5)]
@@ -130,7 +130,7 @@ def test_a_last_line_that_lost_only_its_end_is_kept_as_a_line(tmp_path: Path) ->
     first.train(step(1))
     first.close()
     path.write_bytes(path.read_bytes().rstrip(b"\n"))
-    resumed = JsonLinesSink(path, 1)
+    resumed = JsonLinesSink(path, Known(1))
     resumed.train(step(2))
     resumed.close()
     assert [event["step"] for event in read_events(path)] == [1, 2]
@@ -140,7 +140,7 @@ def test_a_text_that_is_no_unicode_is_kept_as_valid_json(tmp_path: Path) -> None
     path = tmp_path / "metrics.jsonl"
     sink = JsonLinesSink(path, None)
     sink.samples(1, (Sample("a\udcff", "é"),), None)
-    sink.rewind(1)
+    sink.rewind(Known(1))
     sink.samples(1, (Sample("b\ud800", "c"),), None)
     sink.close()
     assert [event["text"] for event in events(path)] == ["a\udcffé", "b\ud800c"]
@@ -310,9 +310,9 @@ def test_a_resumed_run_knows_average_and_counts_exactly(tmp_path: Path) -> None:
     whole = Monitor([first], RunningNumbers(10))
     expected = ran(whole, 1, 40)
     running = RunningNumbers(10)
-    running.restore(events_until(path, 36))
+    running.restore(events_until(path, Known(36)))
     assert (running.non_finite_steps, running.alerts) == (1, {"spike": 1})
-    second = JsonLinesSink(path, 36)
+    second = JsonLinesSink(path, Known(36))
     resumed = Monitor([second], running)
     assert ran(resumed, 37, 40) == expected[36:]
     assert resumed.alert_counts == whole.alert_counts == {"spike": 2}
@@ -323,11 +323,11 @@ def test_a_resumed_run_knows_average_and_counts_exactly(tmp_path: Path) -> None:
 def test_a_rollback_takes_average_and_counts_back(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     sink = JsonLinesSink(path, None)
-    monitor = Monitor([sink], RunningNumbers(10), history=lambda at: events_until(path, at))
+    monitor = Monitor([sink], RunningNumbers(10), history=lambda known: events_until(path, known))
     for number in range(1, 9):
         monitor.train(step(number, float(number) if number < 7 else math.nan))
     monitor.alert(ALERT)
-    monitor.rewind(4)
+    monitor.rewind(Known(4))
     full = monitor.train(step(5, 5.0))
     assert (full.loss_average, full.non_finite_steps) == (3.0, 0)
     assert monitor.alert_counts == {}
@@ -341,9 +341,9 @@ def test_a_metrics_file_of_an_older_run_can_be_gone_on_with(tmp_path: Path) -> N
         '{"event": "alert", "step": 1, "message": "old"}\n'
     )
     running = RunningNumbers(10)
-    running.restore(events_until(path, 1))
+    running.restore(events_until(path, Known(1)))
     assert (running.loss_average, running.alerts) == (2.5, {})
-    assert list(events_until(tmp_path / "missing", 1)) == []
+    assert list(events_until(tmp_path / "missing", Known(1))) == []
 
 
 def test_readings_of_the_machine_come_with_the_step_that_was_reported_last() -> None:
@@ -402,7 +402,7 @@ def test_a_sink_that_cares_for_nothing_takes_everything() -> None:
     sink.hardware(1, READING, None)
     sink.saving(1, 0.1)
     sink.alert(ALERT, 1)
-    sink.rewind(0)
+    sink.rewind(Known(0))
     sink.sync()
     sink.finish("finished")
     sink.close()
@@ -411,12 +411,12 @@ def test_a_sink_that_cares_for_nothing_takes_everything() -> None:
 def test_a_run_s_monitor_writes_the_stream_and_goes_on_with_it(tmp_path: Path) -> None:
     config = tiny_config(tmp_path / "data", tmp_path, log={"hardware_every_s": 0.01})
     group = Group(0, 1, 0, torch.device("cpu"))
-    with opened_monitor(config, group, last_step=4, resume_step=None) as monitor:
+    with opened_monitor(config, group, last_step=4, known=None) as monitor:
         for number in range(1, 4):
             monitor.train(step(number, float(number)))
         while not events(tmp_path / "metrics.jsonl", "hardware"):
             monitor.train(step(len(events(tmp_path / "metrics.jsonl", "train")) + 1, 9.0))
-    with opened_monitor(config, group, last_step=4, resume_step=2) as monitor:
+    with opened_monitor(config, group, last_step=4, known=Known(2)) as monitor:
         assert monitor.train(step(3, 3.0)).loss_average == 2.0
     assert [event["step"] for event in events(tmp_path / "metrics.jsonl", "train")] == [1, 2, 3]
     assert list((tmp_path / "tensorboard").iterdir())
@@ -431,11 +431,11 @@ class Elsewhere(Group):
 
 def test_the_first_rank_of_another_machine_keeps_what_that_machine_does(tmp_path: Path) -> None:
     config = tiny_config(tmp_path / "data", tmp_path, log={"hardware_every_s": 0})
-    with opened_monitor(config, Elsewhere(8, 16, 0, torch.device("cpu")), last_step=4, resume_step=None) as monitor:
+    with opened_monitor(config, Elsewhere(8, 16, 0, torch.device("cpu")), last_step=4, known=None) as monitor:
         monitor.train(step(1))
         monitor.hardware(1, replace(READING, xids=(79,)))
     assert [event["event"] for event in events(tmp_path / "hardware-rank-8.jsonl")] == ["hardware", "alert"]
-    with opened_monitor(config, Elsewhere(9, 16, 1, torch.device("cpu")), last_step=4, resume_step=None) as monitor:
+    with opened_monitor(config, Elsewhere(9, 16, 1, torch.device("cpu")), last_step=4, known=None) as monitor:
         monitor.train(step(1))
     assert [path.name for path in tmp_path.iterdir()] == ["hardware-rank-8.jsonl"]
 
@@ -455,6 +455,6 @@ def test_a_service_that_is_not_installed_is_named_with_the_command_that_installs
         group = Group(0, 1, 0, torch.device("cpu"))
         with (
             pytest.raises(ConfigError, match=f"pip install {package}"),
-            opened_monitor(config, group, last_step=None, resume_step=None),
+            opened_monitor(config, group, last_step=None, known=None),
         ):
             pytest.fail("the run was begun")

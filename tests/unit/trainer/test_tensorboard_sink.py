@@ -26,6 +26,7 @@ from trainer.alerts import Alert
 from trainer.distributed import Group
 from trainer.evaluate import Evaluation, Score
 from trainer.hardware import GpuReading, HardwareReading, HostReading
+from trainer.history import Known
 from trainer.layer_stats import BIN_LIMITS, Histogram, LayerNorms, LayerObserver, LayerReading
 from trainer.metrics import RunFacts, Sample, StepMetrics, TensorBoardSink
 from trainer.metrics.figures import length_histogram, perplexity_bars
@@ -111,10 +112,10 @@ def test_no_point_appears_twice_after_a_resume_or_a_rollback(how: str, tmp_path:
     everything(sink, 1, 6)
     if how == "killed":
         sink.close()
-        sink = TensorBoardSink(tmp_path, 3, 1)
+        sink = TensorBoardSink(tmp_path, Known(3), 1)
         sink.begin(RunFacts("a", SETTINGS))
     else:
-        sink.rewind(3)
+        sink.rewind(Known(3))
     everything(sink, 4, 5)
     sink.close()
     events = read(tmp_path)

@@ -1,0 +1,144 @@
+"""TensorBoard's event files, cut to what the state knows that a run goes on from.
+
+TensorBoard itself hides the points after the step of a `SessionLog` that says START. It does so in one of its three readers only,
+and never for a point of that very step. So the points are removed from the files, as the lines are from `metrics.jsonl`.
+
+A file is a sequence of records: length (8 bytes, little-endian), checksum (4), a serialised `Event`, checksum (4).
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from google.protobuf.message import DecodeError
+from tensorboard.compat.proto.event_pb2 import Event
+
+from data_pipeline.errors import CheckpointError
+from data_pipeline.files import UnusableFileError, open_input, write_atomic
+from trainer.history import Known, Selection
+
+__all__ = ["cut_event_files"]
+
+_HEAD_BYTES, _TAIL_BYTES = 12, 4
+_OF_EACH_START = ("custom_scalars__config__", "_hparams_/", "data/document_lengths")
+"""Tags of what is written again at each start."""
+_KINDS = {"validation": "eval", "sample": "sample", "scores": "scores", "alert/": "alert"}
+"""Beginnings of tags, with the name of the event that they show."""
+_ALERT = re.compile(r"\*\*(\w+)\*\* \(\w+, (\w+)\)")
+"""Rule and action in the text of an alert."""
+
+
+def cut_event_files(directory: Path, known: Known | None) -> list[Event]:
+    """Removes from a run's event files what the state does not know; all of it if the run begins anew.
+
+    A running TensorBoard has read the files already. It forgets points when a new file says from which step on they are void, and
+    never a part of a step. So where something of the known step itself is unknown, all points of that step are removed.
+
+    Returns:
+        Those of them that are known, to be written again, in their order; usually none.
+
+    Raises:
+        CheckpointError: a file is no regular file of the run.
+        OSError: a file cannot be read or written.
+    """
+    paths = sorted(directory.glob("events.out.tfevents.*"))
+    if known is None:
+        for path in paths:
+            path.unlink()
+        return []
+    selection, points = Selection(known), list[Event]()
+    kept = {path: _Kept() for path in paths}
+    for path, part in kept.items():
+        for start, record, event in _known_records(path, selection):
+            end = start + len(record)
+            _extend(part.all, start, end)
+            if event.HasField("summary") and event.step == known.step:
+                points.append(event)
+            else:
+                _extend(part.without_points, start, end)
+    for path, part in kept.items():
+        _keep_parts(path, part.without_points if selection.dropped_here else part.all)
+    return points if selection.dropped_here else []
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What to keep of a file, as parts from one byte to before another."""
+
+    all: list[tuple[int, int]] = field(default_factory=list)
+    without_points: list[tuple[int, int]] = field(default_factory=list)
+    """Without the points of the known step."""
+
+
+def _extend(parts: list[tuple[int, int]], start: int, end: int) -> None:
+    if parts and parts[-1][1] == start:
+        start = parts.pop()[0]
+    parts.append((start, end))
+
+
+def _keep_parts(path: Path, parts: list[tuple[int, int]]) -> None:
+    size = path.stat().st_size
+    if parts == [(0, size)]:
+        return
+    with _opened(path) as file:
+        content = bytearray()
+        for start, end in parts:
+            file.seek(start)
+            content += file.read(end - start)
+    write_atomic(path, bytes(content))
+
+
+def _known_records(path: Path, selection: Selection) -> Iterator[tuple[int, bytes, Event]]:
+    """Where each known record of a file begins, the record, and its event."""
+    is_count_of_dropped = False
+    for start, record in _records(path):
+        try:
+            event = Event.FromString(record[_HEAD_BYTES:-_TAIL_BYTES])
+        except DecodeError:
+            return  # no reader reads on behind a damaged record
+        tag = _tag(event)
+        if is_count_of_dropped and tag.startswith("health/alerts_"):  # the count of a rule follows its alert
+            is_count_of_dropped = False
+            continue
+        rule, action = _alert(event) if tag.startswith("alert/") else ("", "")
+        kind = next((kind for beginning, kind in _KINDS.items() if tag.startswith(beginning)), "")
+        is_known = event.HasField("file_version") or selection.keeps(event.step, kind, rule, action)
+        is_count_of_dropped = kind == "alert" and not is_known
+        if is_known and not tag.startswith(_OF_EACH_START):
+            yield start, record, event
+
+
+def _tag(event: Event) -> str:
+    """Of what is shown; this program writes one value in each event."""
+    return str(event.summary.value[0].tag) if event.HasField("summary") and event.summary.value else ""
+
+
+def _alert(event: Event) -> tuple[str, str]:
+    texts = event.summary.value[0].tensor.string_val
+    found = _ALERT.match(texts[0].decode(errors="replace")) if texts else None
+    return (found[1], found[2]) if found else ("", "")
+
+
+def _records(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The whole records of a file, and where each begins; what a kill cut off is passed over."""
+    with _opened(path) as file:
+        start, size = 0, path.stat().st_size
+        while len(head := file.read(_HEAD_BYTES)) == _HEAD_BYTES:
+            (length,) = struct.unpack_from("<Q", head)
+            end = start + _HEAD_BYTES + length + _TAIL_BYTES
+            if end > size:
+                return
+            yield start, head + file.read(length + _TAIL_BYTES)
+            start = end
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return open_input(path, below=path.parent)
+    except UnusableFileError as error:
+        raise CheckpointError(str(error)) from None
