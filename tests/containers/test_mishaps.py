@@ -81,7 +81,7 @@ def removed_afterwards() -> Iterator[list[Services]]:
     projects: list[Services] = []
     yield projects
     for each in projects:
-        each.compose("down", "--volumes", "--timeout", "5", check=False)
+        each.compose("down", "--volumes", "--remove-orphans", "--timeout", "5", check=False)
 
 
 def test_a_killed_container_goes_on_to_the_same_losses(disturbed: Services, expected: list[tuple[int, str]]) -> None:
@@ -121,7 +121,8 @@ def test_a_full_volume_ends_the_run_in_one_line_and_it_goes_on_when_there_is_spa
     files = ":".join(("docker-compose.yml", str(tmp_path / "full.yml")))
     run = project(disturbed, "full", RUN_NAME="full", COMPOSE_FILE=files)
     removed_afterwards.append(run)
-    run.compose("up", "--detach", "--no-deps", "tensorboard")  # a volume in memory lives as long as a container uses it
+    # A volume in memory lives as long as a container uses it.
+    run.compose("run", "--detach", "--rm", "--no-deps", "--entrypoint", "sleep", "data-prep", "infinity")
     started(run, "full")
     fill = ("run", "--rm", "-T", "--no-deps", "--entrypoint", "bash", "data-prep", "-c")
     run.compose(*fill, "cat /dev/zero >/workspace/fill 2>/dev/null || true")
