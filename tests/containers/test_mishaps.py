@@ -127,7 +127,7 @@ def test_a_full_volume_ends_the_run_in_one_line_and_it_goes_on_when_there_is_spa
     fill = ("run", "--rm", "-T", "--no-deps", "--entrypoint", "bash", "data-prep", "-c")
     run.compose(*fill, "cat /dev/zero >/workspace/fill 2>/dev/null || true")
     assert run.wait("train") == 74, said(run)
-    assert "No space left on device" in said(run)
+    assert "no space left on the device" in said(run)
     assert "Traceback" not in said(run)
     run.compose(*fill, "rm /workspace/fill")
     assert finished(run, "full") == expected
