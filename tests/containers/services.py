@@ -43,7 +43,7 @@ class Services:
         result = subprocess.run(
             command,
             cwd=self.checkout,
-            env=self.variables,
+            env={**self.variables, "PWD": str(self.checkout)},  # as a shell has it; Compose names the project by it
             input=stdin,
             capture_output=True,
             text=True,
