@@ -23,7 +23,7 @@ _LONGEST_UNWINDING_S = 10.0
 
 
 class ExplainedElsewhereError(ProjectError):
-    """Another rank of this node has said why the run ends; this one ends with the same exit code."""
+    """There is nothing more to print: another rank has said why the run ends, or a line was written."""
 
     def __init__(self, code: int) -> None:
         super().__init__("")
@@ -35,8 +35,7 @@ def only_first_failure() -> Iterator[None]:
     """Shows no traceback of an error that only says that another rank has ended, or that a thread hands to the one that uses it.
 
     Raises:
-        ExplainedElsewhereError: in its place, if that rank has left its reason.
-        SystemExit: in its place, if it has left none, after one line on stderr.
+        ExplainedElsewhereError: in its place. If that rank has left no reason, one line on stderr says what was seen here.
     """
     before, threading.excepthook = threading.excepthook, _print_unless_kept
     try:
@@ -51,7 +50,7 @@ def only_first_failure() -> Iterator[None]:
             f"error: rank {rank} lost its connection to another rank ({lost}), which has ended; the message of that rank, or that "
             "of torchrun, says why\n"
         )
-        raise SystemExit(int(ExitCode.CRASHED)) from None
+        raise ExplainedElsewhereError(ExitCode.CRASHED) from None
     finally:
         threading.excepthook = before
 

@@ -33,10 +33,7 @@ def end_of(error: BaseException) -> int:
         with only_first_failure():
             raise error
 
-    try:
-        return run_command(main, [])
-    except SystemExit as exit_:
-        return int(str(exit_.code))
+    return run_command(main, [], lambda line, code: pytest.fail(f"{code} was left as the reason, with {line}"))
 
 
 @pytest.mark.parametrize("words", [GLOO, NCCL])
