@@ -25,9 +25,9 @@ _LONGEST_UNWINDING_S = 10.0
 class ExplainedElsewhereError(ProjectError):
     """There is nothing more to print: another rank has said why the run ends, or a line was written."""
 
-    def __init__(self, code: int) -> None:
+    def __init__(self, code: ExitCode) -> None:
         super().__init__("")
-        self.exit_code = ExitCode(code)
+        self.exit_code = code
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def _lost_connection(error: BaseException | None) -> str | None:
     return None
 
 
-def _reason_of_others(variables: Mapping[str, str]) -> int | None:
+def _reason_of_others(variables: Mapping[str, str]) -> ExitCode | None:
     """The exit code that another rank of this node has left, which may be on its way; None if a rank has ended without one."""
     path = variables.get(EXIT_FILE_VARIABLE)
     if not path:
@@ -80,7 +80,7 @@ def _reason_of_others(variables: Mapping[str, str]) -> int | None:
     while True:
         some_ended = _num_ranks_here() < int(variables.get("LOCAL_WORLD_SIZE", "1"))  # before the look: a reason precedes the end
         with suppress(OSError, ValueError, IndexError):
-            return int(Path(path).read_text().split()[0])
+            return ExitCode(int(Path(path).read_text().split()[0]))
         if some_ended or time.monotonic() > deadline:
             return None
         time.sleep(_POLL_S)
