@@ -29,8 +29,9 @@ from io import TextIOWrapper
 from types import TracebackType
 from typing import NoReturn
 
+from data_pipeline.files import UnusableFileError
 from data_pipeline.redaction import RedactingFormatter, redacted
-from data_pipeline.storage_errors import explain_os_error
+from data_pipeline.storage_errors import explain_file_error
 from data_pipeline.terminal import printable, printable_stdout
 
 __all__ = [
@@ -127,7 +128,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
     """The exit status with which a command ends on `error`."""
     if isinstance(error, ProjectError):
         return error.exit_code
-    if isinstance(error, OSError):
+    if isinstance(error, OSError | UnusableFileError):
         return ExitCode.STORAGE
     return ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else ExitCode.CRASHED
 
@@ -175,9 +176,9 @@ def run_command(
     except (ImportError, SyntaxError) as error:
         (announce or _print)(printable(f"error: {redacted(_not_loaded(error))}"), ExitCode.CONFIG)
         return ExitCode.CONFIG
-    except (ProjectError, OSError, KeyboardInterrupt) as error:
+    except (ProjectError, OSError, UnusableFileError, KeyboardInterrupt) as error:
         code = exit_code_of(error)
-        told = explain_os_error(error) if isinstance(error, OSError) else str(error)
+        told = explain_file_error(error) if isinstance(error, OSError | UnusableFileError) else str(error)
         message = redacted(told) or ("" if isinstance(error, ProjectError) else type(error).__name__)
         if message:
             (announce or _print)(printable(f"{'stopped' if code == ExitCode.STOPPED else 'error'}: {message}"), code)

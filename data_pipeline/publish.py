@@ -73,8 +73,8 @@ def exclusive(directory: Path) -> Iterator[None]:
     try:
         check_nothing_foreign(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        file = _open_lock(directory / _LOCK)
         own_folder(directory / _WORK)
+        file = _open_lock(directory / _LOCK)  # last, as nobody closes it if another of these fails
     except UnusableFileError as error:
         raise ConfigError(f"{error}, or choose another --output") from None
     except (FileExistsError, NotADirectoryError):

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from data_pipeline.files import UnusableFileError
 from data_pipeline.mounts import TEXT, named_mount
 from data_pipeline.wording import size
 
-__all__ = ["explain_os_error", "naming"]
+__all__ = ["explain_file_error", "explain_os_error", "naming"]
 
 _OF_OPEN_FILES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
 """Errors of reads, writes and syncs of open files; sockets give none of them."""
@@ -66,6 +67,14 @@ def explain_os_error(error: OSError) -> str:
         return str(error)
     reason, remedy = _reason_and_remedy(error, path)
     return f"{path if path is not None else 'a file'}: {reason}; {remedy}"
+
+
+def explain_file_error(error: OSError | UnusableFileError) -> str:
+    """The same for either kind of error; see `explain_os_error`."""
+    if isinstance(error, OSError):
+        return explain_os_error(error)
+    told = str(error)
+    return told if "; " in told else f"{told}; remove or replace it, {_RUN_AGAIN}"
 
 
 def _reason_and_remedy(error: OSError, path: Path | None) -> tuple[str, str]:

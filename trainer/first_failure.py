@@ -23,11 +23,11 @@ _LONGEST_UNWINDING_S = 10.0
 
 
 class ExplainedElsewhereError(ProjectError):
-    """Another rank of this node has said why the run ends; this one ends with the same exit code."""
+    """There is nothing more to print: another rank has said why the run ends, or a line was written."""
 
-    def __init__(self, code: int) -> None:
+    def __init__(self, code: ExitCode) -> None:
         super().__init__("")
-        self.exit_code = ExitCode(code)
+        self.exit_code = code
 
 
 @contextmanager
@@ -35,8 +35,7 @@ def only_first_failure() -> Iterator[None]:
     """Shows no traceback of an error that only says that another rank has ended, or that a thread hands to the one that uses it.
 
     Raises:
-        ExplainedElsewhereError: in its place, if that rank has left its reason.
-        SystemExit: in its place, if it has left none, after one line on stderr.
+        ExplainedElsewhereError: in its place. If that rank has left no reason, one line on stderr says what was seen here.
     """
     before, threading.excepthook = threading.excepthook, _print_unless_kept
     try:
@@ -51,7 +50,7 @@ def only_first_failure() -> Iterator[None]:
             f"error: rank {rank} lost its connection to another rank ({lost}), which has ended; the message of that rank, or that "
             "of torchrun, says why\n"
         )
-        raise SystemExit(int(ExitCode.CRASHED)) from None
+        raise ExplainedElsewhereError(ExitCode.CRASHED) from None
     finally:
         threading.excepthook = before
 
@@ -72,7 +71,7 @@ def _lost_connection(error: BaseException | None) -> str | None:
     return None
 
 
-def _reason_of_others(variables: Mapping[str, str]) -> int | None:
+def _reason_of_others(variables: Mapping[str, str]) -> ExitCode | None:
     """The exit code that another rank of this node has left, which may be on its way; None if a rank has ended without one."""
     path = variables.get(EXIT_FILE_VARIABLE)
     if not path:
@@ -81,7 +80,7 @@ def _reason_of_others(variables: Mapping[str, str]) -> int | None:
     while True:
         some_ended = _num_ranks_here() < int(variables.get("LOCAL_WORLD_SIZE", "1"))  # before the look: a reason precedes the end
         with suppress(OSError, ValueError, IndexError):
-            return int(Path(path).read_text().split()[0])
+            return ExitCode(int(Path(path).read_text().split()[0]))
         if some_ended or time.monotonic() > deadline:
             return None
         time.sleep(_POLL_S)

@@ -12,6 +12,7 @@ from urllib.error import HTTPError
 import pytest
 
 from data_pipeline.errors import ExitCode, run_command
+from data_pipeline.files import open_input
 from data_pipeline.storage_errors import explain_os_error, naming
 
 SIMULATED = {
@@ -129,3 +130,11 @@ def test_a_name_is_given_to_errors_of_open_files_alone(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=r"\w") as raised, naming(tmp_path):
             raise OSError(code, *(own or ("words",)))
         assert raised.value.filename == name
+
+
+def test_a_file_of_another_kind_is_one_line_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("elsewhere")
+    assert line_of(capsys, lambda: open_input(tmp_path / "pipe")).endswith("pipe is a pipe; a regular file is needed there")
+    line = line_of(capsys, lambda: open_input(tmp_path / "link", below=tmp_path))
+    assert line.endswith("not opened inside a data or run folder; remove or replace it, and run the same command again")

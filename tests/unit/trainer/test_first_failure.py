@@ -33,10 +33,7 @@ def end_of(error: BaseException) -> int:
         with only_first_failure():
             raise error
 
-    try:
-        return run_command(main, [])
-    except SystemExit as exit_:
-        return int(str(exit_.code))
+    return run_command(main, [], lambda line, code: pytest.fail(f"{code} was left as the reason, with {line}"))
 
 
 @pytest.mark.parametrize("words", [GLOO, NCCL])
@@ -62,13 +59,15 @@ def test_it_waits_for_a_rank_that_is_about_to_say_why(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("how", ["a rank has ended", "no launcher"])
+@pytest.mark.parametrize("how", ["a rank has ended", "no launcher", "a code of none of the errors"])
 def test_it_does_not_wait_for_words_that_cannot_come_and_says_in_one_line_what_it_saw(
-    how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    how: str, rank: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda _: pytest.fail("it waits"))
     if how == "no launcher":
         monkeypatch.delenv("TRAINER_EXIT_FILE")
+    if how == "a code of none of the errors":
+        rank.write_text("143\n")
     monkeypatch.setattr(first_failure, "_num_ranks_here", lambda: 1)
     assert end_of(RuntimeError(GLOO)) == ExitCode.CRASHED
     [line] = capsys.readouterr().err.splitlines()
