@@ -1,7 +1,7 @@
 """TensorBoard's event files, cut to what the state knows that a run goes on from.
 
-TensorBoard itself hides the points after the step of a `SessionLog` that says START. It does so in one of its three readers only,
-and never for a point of that very step. So the points are removed from the files, as the lines are from `metrics.jsonl`.
+TensorBoard's server hides all points from the step of a `SessionLog` START on. Its `EventAccumulator` does not hide texts, and no
+reader can hide a part of a step. So the points are removed from the files, as the lines are from `metrics.jsonl`.
 
 A file is a sequence of records: length (8 bytes, little-endian), checksum (4), a serialised `Event`, checksum (4).
 """
