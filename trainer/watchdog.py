@@ -398,6 +398,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--parent", type=int, required=True, help="process without which there is nothing to watch")
     options = parser.parse_args(arguments)
     end_with_parent(options.parent)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # it ends this process without a traceback
     processes = dict(enumerate(options.processes, options.first_rank))
     detector = StallDetector()
     while True:

@@ -523,3 +523,18 @@ def test_a_watched_run_that_ends_leaves_no_process_and_no_empty_file(tmp_path: P
     assert list((tmp_path / "stacks").iterdir()) == []
     assert not faulthandler.unregister(signal.SIGUSR1), "still answered"  # type: ignore[func-returns-value]
     assert read(tmp_path / "heartbeat/rank-0").phase == "done"
+
+
+ASKED_TO_STOP = """
+import os, signal, sys
+from trainer import watchdog
+watchdog._look = lambda *_: os.kill(os.getpid(), signal.SIGINT)
+watchdog.main(sys.argv[1:])
+"""
+
+
+@LINUX
+def test_the_watchdog_ends_at_a_sigint_without_a_traceback(tmp_path: Path) -> None:
+    words = [str(tmp_path), "--first_rank", "0", "--parent", str(os.getpid()), "--processes", str(ProcessId.own())]
+    done = subprocess.run([sys.executable, "-c", ASKED_TO_STOP, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
