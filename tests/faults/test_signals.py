@@ -165,9 +165,9 @@ def on_train_start(run):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 """
 TELLS_NO_CODE = """
-import __main__, os
-__main__.leave_reason = lambda text: True
-__main__.end_at_once = lambda code: os._exit(1)
+import os
+def on_train_end(run):
+    os._exit(1)
 """
 BROKEN = {"ranks that a stop kills": (1, KILLED_BY_A_STOP), "ranks that do not tell their exit code": (2, TELLS_NO_CODE)}
 """The number of nodes, and what is added to the extension."""
