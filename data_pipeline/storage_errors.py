@@ -17,6 +17,8 @@ __all__ = ["explain_file_error", "explain_os_error", "naming"]
 
 _OF_OPEN_FILES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
 """Errors of reads, writes and syncs of open files; sockets give none of them."""
+_OF_TARGETS = (errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY)
+"""Errors of a rename or link that are about the name that the file was to have."""
 _RUN_AGAIN = "and run the same command again"
 _EXPLAINED = {
     errno.EDQUOT: ("the disk quota of this user is used up", f"remove files or ask for a larger quota, {_RUN_AGAIN}"),
@@ -62,7 +64,8 @@ def naming(path: Path) -> Iterator[None]:
 
 def explain_os_error(error: OSError) -> str:
     """One line: the file, the reason and what to do; what the error says itself if it is not about a file."""
-    path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else None
+    name = error.filename2 if error.errno in _OF_TARGETS and error.filename2 is not None else error.filename
+    path = Path(os.fsdecode(name)) if isinstance(name, str | bytes | os.PathLike) else None
     if error.errno is None or (path is None and error.errno not in _OF_OPEN_FILES):
         return str(error)
     reason, remedy = _reason_and_remedy(error, path)

@@ -60,7 +60,7 @@ def explain_no_text(shown: str, listing: Listing, files: Sequence[Found]) -> str
     *first, last = remedies
     advice = f"{', '.join(first)}, or {last}" if first else last
     found[:0] = ["no file with text in it"]
-    return f"source {shown}: {'; '.join(found)}. What is understood: {UNDERSTOOD}. To do: {advice}"
+    return f"source {shown}: {'; '.join(found)}. Formats that are read: {UNDERSTOOD}. To do: {advice}"
 
 
 def count_extensions(files: Sequence[Found]) -> str:

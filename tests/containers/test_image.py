@@ -72,8 +72,9 @@ def test_the_image_lists_its_packages_and_holds_no_program_that_changes_its_user
 
 @pytest.mark.usefixtures("services")
 def test_a_gpu_that_the_driver_does_not_serve_is_refused() -> None:
-    command = ("docker", "run", "--rm", "--network", "none", "--device", "/dev/null:/dev/nvidia9", IMAGE, "--recipe", "smoke")
-    refused = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    command = ("docker", "run", "--rm", "--network", "none", "--device", "/dev/null:/dev/nvidia9", IMAGE)
+    settings = ("--recipe", "smoke", "--data", "/workspace/data", "--run", "/workspace/run")
+    refused = subprocess.run([*command, *settings], check=False, capture_output=True, text=True, timeout=120)
     assert refused.returncode == 2, refused.stderr
     assert "but torch sees none: Found no NVIDIA driver on your system." in refused.stderr
 

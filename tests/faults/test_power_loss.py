@@ -34,7 +34,7 @@ from tests.support.storage import Crash
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.store import Checkpoint
 from trainer.config import TrainConfig
-from trainer.history import METRICS, lines_until
+from trainer.history import METRICS, Known, lines_until
 from trainer.ledger import LEDGER, Ledger, LedgerHead
 from trainer.loop import train
 from trainer.record import check_nothing_saved
@@ -133,6 +133,7 @@ def data_config(folder: Path, output: Path, version: int) -> PrepareConfig:
         tokenizer={"kind": "byte"},
         packing={"window_tokens": 2048, "shard_bytes": 4096},
         keep_rejects=version == 0,
+        replace=True,
     )
 
 
@@ -326,7 +327,7 @@ def what_is_lost(run: Path, acknowledged: int | None, right: dict[int, str]) -> 
     Ledger(run / LEDGER, LedgerHead(**store.load(newest).state["ledger"])).close()
     if (run / LEDGER).stat().st_size == 0:
         return "the ledger is empty"
-    kept = {event["step"]: event["loss_hex"] for _, event in lines_until(run / METRICS, newest) if event["event"] == "train"}
+    kept = {event["step"]: event["loss_hex"] for _, event in lines_until(run / METRICS, Known(newest)) if event["event"] == "train"}
     return (
         None if kept == {step: loss for step, loss in right.items() if step <= newest} else f"metrics of the steps {sorted(kept)}"
     )

@@ -163,9 +163,9 @@ ENDS = {
     ),
     "bad data": End("failed", "b-00000.arrow", shard_lost, PreparedDataError, "failed", {"verify_data": "off"}),
     "save fails": End(
-        "failed", "No space left", replaced(CheckpointStore, "save", raising(OSError, 28, "No space left")), StorageError, "failed"
+        "failed", "no space left", replaced(CheckpointStore, "save", raising(OSError, 28, "No space left")), StorageError, "failed"
     ),
-    "metrics cannot be written": End("failed", "No space left", without_space, StorageError, in_metrics=False),
+    "metrics cannot be written": End("failed", "no space left", without_space, StorageError, in_metrics=False),
     "crash": End(
         "failed", "ZeroDivisionError: what", at_step(raising(ZeroDivisionError, "what\nnow"), 4), ZeroDivisionError, "failed"
     ),

@@ -131,7 +131,7 @@ def test_a_step_that_runs_out_of_memory_is_made_again_with_half_the_rows(
     assert events_of(tmp_path / "failed") == [(0, "order"), (5, "micro")]
     assert "step 6 is made again: 4 rows ran out of memory" in caplog.text
     [alert] = [event for event in metrics(tmp_path / "failed", "alert") if "micro-batches" in event["message"]]
-    assert alert["step"] == 5
+    assert alert["step"] == 6
     audit_run(tmp_path / "failed")
 
 

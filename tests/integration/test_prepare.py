@@ -485,8 +485,8 @@ def folder_with(tmp_path: Path, **files: bytes) -> Path:
 GOOD_LINES = json_lines(sentences(1, 60))
 
 BAD_INPUT: dict[str, tuple[dict[str, bytes], tuple[str, ...], int, str]] = {
-    "empty folder": ({}, (), 3, "no file with text in it; what is understood: .txt"),
-    "only unknown files": ({"a__bin": b"x"}, (), 3, "no file with text in it (.bin); what is understood: .txt"),
+    "empty folder": ({}, (), 3, "no file with text in it; it is empty. Formats that are read: .txt"),
+    "only unknown files": ({"a__bin": b"x"}, (), 3, "no file with text in it; 1 .bin cannot be read. Formats that are read: .txt"),
     "broken lines over budget": (
         {"a__jsonl": GOOD_LINES + b'{"text": "cut\n' * 10},
         (),

@@ -26,6 +26,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from data_pipeline.readers import READERS
+
 __all__ = ["Confined", "Job", "Outcome", "confined"]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -247,7 +249,8 @@ def _be_child(job: Job, kept: Path) -> None:
 
 
 def _hook(job: Job, kept: Path, report: int) -> Callable[[str, tuple[Any, ...]], None]:
-    folder, outputs = os.path.realpath(job.folder), [os.path.realpath(path) for path in (*job.outputs, kept)]
+    folder = os.path.realpath(job.folder)
+    outputs = [*(os.path.realpath(path) for path in (*job.outputs, kept)), os.path.join(folder, "data", READERS)]
     program = [str(ROOT), sys.prefix, sys.base_prefix, *{os.path.realpath(entry) for entry in sys.path if entry}]
     busy = False
 
@@ -266,7 +269,8 @@ def _hook(job: Job, kept: Path, report: int) -> Callable[[str, tuple[Any, ...]],
         if flags & _WRITING:
             allowed = below(real, outputs) or real in (os.devnull, f"/proc/{os.getpid()}/clear_refs")
             return "" if allowed else f"opened for writing: {real}"
-        return "" if below(real, [folder, *program]) or real.startswith(_READABLE) else f"opened: {real}"
+        is_above = below(folder, [real])  # a folder that is synced, so that the name of the output stays
+        return "" if is_above or below(real, [folder, *program]) or real.startswith(_READABLE) else f"opened: {real}"
 
     def changed(event: str, arguments: tuple[Any, ...]) -> str:
         descriptor = arguments[_FOLDER_DESCRIPTORS[event]] if event in _FOLDER_DESCRIPTORS else None

@@ -83,7 +83,7 @@ def test_unknown_files_are_counted_in_one_line_and_hidden_ones_are_not_text(
 def test_a_folder_without_text_is_refused_with_what_would_be_text(tmp_path: Path, names: tuple[str, ...]) -> None:
     write(tmp_path, *names)
     with pytest.raises(
-        SourceError, match=r"no file with text in it.*What is understood: \.txt, .*\.jsonl.*\.gz, \.zst, \.xz or \.bz2"
+        SourceError, match=r"no file with text in it.*Formats that are read: \.txt, .*\.jsonl.*\.gz, \.zst, \.xz or \.bz2"
     ):
         find(tmp_path)
 
@@ -111,7 +111,7 @@ def test_the_built_in_corpus_stands_in_for_a_folder_in_which_nobody_has_put_anyt
 
 def several_documents(folder: Path) -> str:
     write(folder, "a.pdf", "b.PDF", "c/d.docx", "README.md", ".gitignore")
-    return r"2 \.pdf, 1 \.docx cannot be read\. What is understood: \.txt, .* To do: convert these files to text, or name another"
+    return r"2 \.pdf, 1 \.docx cannot be read\. Formats that are read: \.txt, .* To do: convert these files to text, or name another"
 
 
 def links_to_nowhere(folder: Path) -> str:
