@@ -250,7 +250,7 @@ def _be_child(job: Job, kept: Path) -> None:
 
 def _hook(job: Job, kept: Path, report: int) -> Callable[[str, tuple[Any, ...]], None]:
     folder = os.path.realpath(job.folder)
-    outputs = [*(os.path.realpath(path) for path in (*job.outputs, kept)), os.path.join(folder, "data", READERS)]
+    outputs = [*(os.path.realpath(path) for path in (*job.outputs, kept)), str(Path(folder, "data", READERS))]
     program = [str(ROOT), sys.prefix, sys.base_prefix, *{os.path.realpath(entry) for entry in sys.path if entry}]
     busy = False
 

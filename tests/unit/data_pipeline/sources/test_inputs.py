@@ -111,7 +111,7 @@ def test_the_built_in_corpus_stands_in_for_a_folder_in_which_nobody_has_put_anyt
 
 def several_documents(folder: Path) -> str:
     write(folder, "a.pdf", "b.PDF", "c/d.docx", "README.md", ".gitignore")
-    return r"2 \.pdf, 1 \.docx cannot be read\. Formats that are read: \.txt, .* To do: convert these files to text, or name another"
+    return r"2 \.pdf, 1 \.docx cannot be read\. Formats that are read: \.txt, .* To do: convert .* to text, or name another"
 
 
 def links_to_nowhere(folder: Path) -> str:
