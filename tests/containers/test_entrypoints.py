@@ -377,6 +377,16 @@ def test_a_signal_in_the_pause_before_a_restart_ends_it_at_once(stand_in: Path, 
     assert pauses == "", "a pause goes on"
 
 
+def held_by_no_child(path: Path, pid: int) -> bool:
+    """Whether a process has children, and none of them has this file open."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    try:
+        opened = [file.resolve() for child in children for file in Path(f"/proc/{child}/fd").iterdir()]
+    except OSError:  # one ended meanwhile
+        return False
+    return bool(children) and path.resolve() not in opened
+
+
 @pytest.mark.parametrize("how", ["environment", "arguments"])
 def test_the_data_is_not_replaced_in_the_pause_before_a_restart(stand_in: Path, tmp_path: Path, how: str) -> None:
     data = tmp_path / "prepared data"
@@ -391,9 +401,8 @@ def test_the_data_is_not_replaced_in_the_pause_before_a_restart(stand_in: Path, 
             assert b"starting again from the newest checkpoint in 302 s" in process.stderr.readline()
             with pytest.raises(ConfigError, match="in use by another process"), replacing(data):
                 pass
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            opened = [file.resolve() for child in children for file in Path(f"/proc/{child}/fd").iterdir()]
-            assert data.resolve() not in opened, "a pause that outlives its killed parent would hold the data"
+            # A pause that outlives its killed parent would hold the data.
+            seconds_until(lambda: held_by_no_child(data, process.pid), 10)
         finally:
             process.terminate()
     with replacing(data):

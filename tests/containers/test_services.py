@@ -169,9 +169,9 @@ def test_preparing_and_training_need_no_network(whole: Services, tmp_path: Path)
 
 
 def test_health_and_stacks_are_those_of_the_ranks_that_run_in_this_container(whole: Services) -> None:
-    run = whole.with_variables(RUN_NAME="watched", TRAIN_LIMITS__STEPS="100000")
+    run = whole.with_variables(RUN_NAME="healthy", TRAIN_LIMITS__STEPS="100000")
     run.compose("up", "--detach")
-    eventually(lambda: losses(run, "watched"), 240, "the first steps")
+    eventually(lambda: losses(run, "healthy"), 240, "the first steps")
     inside = ("exec", "-T", "train")
     assert "last heartbeat" in run.compose(*inside, "healthcheck").stdout
     assert run.compose(*inside, "env", "HEARTBEAT_MAX_AGE_S=0", "healthcheck", check=False).stdout.startswith("last heartbeat")
