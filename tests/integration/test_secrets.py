@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import fsspec
 import pytest
+from fsspec.implementations.cached import CachingFileSystem, SimpleCacheFileSystem, WholeFileCacheFileSystem
 from fsspec.registry import _registry
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -61,6 +62,8 @@ def stores() -> Iterator[None]:
     protocols = {"s3": Bucket, "gs": Bucket, "hf": Bucket, "http": Web, "https": Web}
     with patch.dict(_registry, protocols):
         yield
+    for store in (CachingFileSystem, WholeFileCacheFileSystem, SimpleCacheFileSystem):
+        store.clear_instance_cache()  # else later tests are given those that read from the stores above
 
 
 def written_below(folder: Path) -> str:
