@@ -37,7 +37,7 @@ def explain_no_text(shown: str, listing: Listing, files: Sequence[Found]) -> str
     """One line about a source without text.
 
     Args:
-        shown: the source, as it may stand in a message.
+        shown: the source without its secrets, for the message.
         listing: what was found there.
         files: those of its files that were looked at.
     """
