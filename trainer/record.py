@@ -366,7 +366,7 @@ def complete_record(
     manifests = [checkpoints.manifest_path(saved).relative_to(run).as_posix() for saved in checkpoints.steps()]
     written = [name for name in (METRICS, LEDGER.as_posix(), *manifests) if (run / name).exists()]
     record["files"] |= _digests(run, written)
-    for name in written:  # some of the lines of metrics and ledger are younger than the last checkpoint
+    for name in {METRICS, LEDGER.as_posix()}.intersection(written):  # some of their lines are younger than the last checkpoint
         with open_input(run / name, below=run) as file:
             os.fsync(file.fileno())
     ended = {"status": status, "ended_by": ended_by, "step": step, "weights": weights_digest, "alerts": dict(alerts)}
