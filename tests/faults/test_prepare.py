@@ -37,8 +37,9 @@ def test_34_killed_at_any_time_it_ends_with_the_same_bytes_and_does_nothing_twic
     num_killed = num_resumed = 0
     for seed in seeds(5, 200):
         delays, finished, num_finished = random.Random(seed), FinishedWork(), 0
-        for _ in range(2):  # twice, so that what a run left can be compared with what the next one made of it
-            num_killed += kill_at_random((*command, output), output, delays, 0.9 * whole_run_s)
+        # Twice, so that what a run left can be compared with what the next one made of it, and once surely with work done.
+        for at_work, share in ((False, 0.9), (True, 0.3)):
+            num_killed += kill_at_random((*command, output), output, delays, share * whole_run_s, at_work=at_work)
             num_finished = finished.check(output)
         done = run(*command, output)
         assert done.returncode == 0, done.stderr

@@ -56,14 +56,19 @@ def timed_run(arguments: tuple[str | Path, ...], output: Path) -> float:
     return time.monotonic() - begin
 
 
-def kill_at_random(arguments: tuple[str | Path, ...], output: Path, delays: random.Random, longest_s: float) -> bool:
+def kill_at_random(
+    arguments: tuple[str | Path, ...], output: Path, delays: random.Random, longest_s: float, *, at_work: bool = False
+) -> bool:
     """Kills a preparation and all of its processes after up to `longest_s`; false where it had come to its end before.
 
+    With `at_work` the time counts from the moment at which a task has finished, not from the start of the process.
     A folder that is already prepared is emptied first, so that there is something to kill.
     """
     if (output / "manifest.json").exists():
         shutil.rmtree(output)
     process = start(*arguments)
+    while at_work and process.poll() is None and not finished_results(output):
+        time.sleep(0.005)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(delays.uniform(0, longest_s))
     was_running = process.poll() is None
@@ -71,6 +76,12 @@ def kill_at_random(arguments: tuple[str | Path, ...], output: Path, delays: rand
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     return was_running
+
+
+def finished_results(output: Path) -> list[Path]:
+    """What the finished tasks of a preparation that has not ended wrote about themselves."""
+    results = output.glob(".work/*/*/*.json")
+    return [path for path in results if path.parent.name not in ("final", "outgoing", "tokenizer")]
 
 
 class FinishedWork:
@@ -87,8 +98,7 @@ class FinishedWork:
         if (output / "manifest.json").exists():
             self._seen = {}
             return 0
-        results = output.glob(".work/*/*/*.json")
-        now = {path: _identity(path) for path in results if path.parent.name not in ("final", "outgoing", "tokenizer")}
+        now = {path: _identity(path) for path in finished_results(output)}
         tables = {path.with_suffix(".arrow") for path in now}
         now |= {path: _identity(path) for path in tables if path.exists()}
         redone = [str(path) for path in now.keys() & self._seen.keys() if now[path] != self._seen[path]]
