@@ -15,8 +15,6 @@ from contextlib import suppress
 
 import psutil
 
-from trainer.watchdog import LAUNCHER_VARIABLE
-
 __all__ = ["STORE_VARIABLE", "chosen_interfaces", "keep_private", "public_addresses"]
 
 STORE_VARIABLE = "TRAINER_STORE"
@@ -51,7 +49,7 @@ def keep_private(variables: Mapping[str, str]) -> None:
         return
     if variables.get("LOCAL_WORLD_SIZE") == variables["WORLD_SIZE"]:
         os.environ.update(dict.fromkeys(_INTERFACE_VARIABLES, _LOOPBACK))
-        if variables.get("RANK") == "0" and "TORCHELASTIC_RUN_ID" in variables and LAUNCHER_VARIABLE not in variables:
+        if variables.get("RANK") == "0" and "TORCHELASTIC_RUN_ID" in variables and STORE_VARIABLE not in variables:
             _log.warning(_STARTED_BY_HAND)
     elif variables.get("LOCAL_RANK") == "0":
         found = [*_resolved(variables.get("MASTER_ADDR", "")), *_own_addresses(variables)]

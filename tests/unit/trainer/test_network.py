@@ -33,7 +33,7 @@ def test_public_addresses_are_those_of_the_internet() -> None:
 
 
 def test_one_node_uses_loopback_whatever_the_environment_says(caplog: pytest.LogCaptureFixture) -> None:
-    keep_private(group(8, 8, TRAINER_LAUNCHER_PID="1", MASTER_ADDR="8.8.8.8"))
+    keep_private(group(8, 8, TRAINER_STORE="/folder", MASTER_ADDR="8.8.8.8"))
     assert [os.environ[name] for name in INTERFACES] == ["lo", "lo"]
     assert caplog.messages == []
 
@@ -44,7 +44,7 @@ def test_a_process_outside_a_group_is_left_alone(caplog: pytest.LogCaptureFixtur
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize(("changes", "warnings"), [({}, 1), ({"RANK": "1"}, 0), ({"TRAINER_LAUNCHER_PID": "1"}, 0)])
+@pytest.mark.parametrize(("changes", "warnings"), [({}, 1), ({"RANK": "1"}, 0), ({"TRAINER_STORE": "/folder"}, 0)])
 def test_the_first_rank_warns_of_a_torchrun_that_was_started_by_hand(
     caplog: pytest.LogCaptureFixture, changes: dict[str, str], warnings: int
 ) -> None:
