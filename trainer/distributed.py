@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import FileStore, Store
 
 from data_pipeline.errors import ConfigError, ExitCode, ProjectError, exit_code_of
 from trainer.devices import num_gpus
+from trainer.joining import stoppable_wait
 from trainer.network import STORE_VARIABLE, keep_private
 
 __all__ = ["LET_GO_S", "Group", "RemoteError", "joined_group"]
@@ -124,14 +125,15 @@ def joined_group(device: str, slow_s: float = 0.0) -> Iterator[Group]:
     keep_private(os.environ)
     if world_size > 1:
         timeout = max(_TIMEOUT, timedelta(seconds=slow_s))
-        dist.init_process_group(
-            "nccl" if chosen.type == "cuda" else "gloo",
-            timeout=timeout,
-            store=_private_store(world_size, timeout),
-            rank=rank,
-            world_size=world_size,
-            device_id=chosen if chosen.type == "cuda" else None,
-        )
+        with stoppable_wait():
+            dist.init_process_group(
+                "nccl" if chosen.type == "cuda" else "gloo",
+                timeout=timeout,
+                store=_private_store(world_size, timeout),
+                rank=rank,
+                world_size=world_size,
+                device_id=chosen if chosen.type == "cuda" else None,
+            )
     try:
         yield Group(rank, world_size, local_rank, chosen, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     finally:
