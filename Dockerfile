@@ -20,9 +20,10 @@ FROM ${BASE_IMAGE} AS app
 WORKDIR /app
 COPY env env
 COPY entrypoints entrypoints
+COPY common common
 COPY data_pipeline data_pipeline
 COPY trainer trainer
-RUN python3 -m compileall -q --invalidation-mode unchecked-hash data_pipeline trainer env
+RUN python3 -m compileall -q --invalidation-mode unchecked-hash common data_pipeline trainer env
 
 FROM ${BASE_IMAGE}
 # PYTHONSAFEPATH: nothing is imported from the working directory, which may be the folder of a stranger's run.

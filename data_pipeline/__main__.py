@@ -9,10 +9,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from common.command_line import run_command
+from common.errors import ConfigError, DataError
+from common.redaction import RedactingFormatter
+from common.settings.load import load_settings
+from common.settings.options import help_parser, schema_text
 from data_pipeline.config import PrepareConfig
-from data_pipeline.errors import ConfigError, DataError, run_command
-from data_pipeline.redaction import RedactingFormatter
-from data_pipeline.settings import help_parser, load_settings, schema_text
 
 PROGRAM = "python -m data_pipeline"
 USAGE = f"""usage: {PROGRAM} COMMAND …
@@ -91,8 +93,8 @@ def _inspect(arguments: Sequence[str]) -> None:
     from data_pipeline.manifest import read_manifest
 
     if options.document is not None:
+        from common.text import visible
         from data_pipeline.published import read_document
-        from data_pipeline.wording import visible
 
         text = read_document(options.directory, read_manifest(options.directory), options.document).text
         print(visible(text) if sys.stdout.isatty() else text)

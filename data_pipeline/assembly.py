@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.errors import ConfigError
+from common.files import UnusableFileError, canonical_json, digest_bytes, digest_file
+from common.settings.model import Section
 from data_pipeline.config import PrepareConfig
 from data_pipeline.data_card import render_card
-from data_pipeline.errors import ConfigError
-from data_pipeline.files import UnusableFileError, canonical_json, digest_bytes, digest_file
 from data_pipeline.manifest import Manifest, ShardEntry
 from data_pipeline.publish import CARD, REPORT, REPORT_PAGE, TIMINGS, TOKENIZER, publish
 from data_pipeline.published import CHOSEN, TOKENS
 from data_pipeline.report_html import render_report
-from data_pipeline.settings import Section
 from data_pipeline.shards import token_type
 from data_pipeline.sources.formats import printable
 from data_pipeline.sources.storage import files_below

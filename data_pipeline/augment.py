@@ -25,8 +25,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from common.errors import ConfigError
 from data_pipeline.config import FIM_TOKENS, AugmentSettings, Kind
-from data_pipeline.errors import ConfigError
 from data_pipeline.tokenizer import Encoded, SentencePieceTokenizer, Tokenizer
 
 __all__ = ["AugmentCounts", "Augmenter", "is_on", "load_synonyms"]

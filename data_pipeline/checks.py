@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from common.errors import ConfigError, SourceError
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import Reason
-from data_pipeline.errors import ConfigError, SourceError
 from data_pipeline.partitions import Partition
 from data_pipeline.report import collect_rejects
 from data_pipeline.sources.inputs import InputFile

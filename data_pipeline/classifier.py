@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from data_pipeline.errors import ConfigError, PreparedDataError
+from common.errors import ConfigError, PreparedDataError
 
 __all__ = ["PROBABILITY_STEPS", "Classifier", "HeldOut", "train_classifier"]
 

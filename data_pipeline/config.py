@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from data_pipeline.settings import Section, Settings, explain, with_nones
+from common.settings.messages import explain
+from common.settings.model import Section, Settings, with_nones
 from data_pipeline.shaping import portable_settings
 
 __all__ = [

@@ -13,11 +13,12 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from common.settings.toml import to_toml
+from common.text import decimal, share, size, visible
 from data_pipeline.config import BUILTIN, OVERRIDABLE, PrepareConfig
 from data_pipeline.lengths import truncation_advice
 from data_pipeline.manifest import Manifest
-from data_pipeline.settings import to_toml
-from data_pipeline.wording import decimal, known, largest_first, part, round_trip, share, size, visible
+from data_pipeline.wording import known, largest_first, part, round_trip
 
 __all__ = ["render_card"]
 

@@ -15,7 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from types import FrameType
 from typing import Protocol, TypeVar
 
-from data_pipeline.errors import StoppedBySignal, WorkerError
+from common.errors import StoppedBySignal, WorkerError
 
 __all__ = ["Engine", "available_cores", "open_engine", "stop_on_signals"]
 

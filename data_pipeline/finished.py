@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.errors import ConfigError, PreparedDataError
+from common.errors import ConfigError, PreparedDataError
 from data_pipeline.manifest import OtherFormatError, read_manifest
 from data_pipeline.readers import replacing
 

@@ -23,9 +23,9 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.errors import WorkerError
 from data_pipeline.config import HtmlSettings, LimitSettings
 from data_pipeline.confined import ConfinedProgram, ProgramEndedError
-from data_pipeline.errors import WorkerError
 
 __all__ = ["Extracted", "PageReader"]
 

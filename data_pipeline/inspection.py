@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from common.errors import PreparedDataError
+from common.text import share, size, visible
 from data_pipeline.data_card import render_card
-from data_pipeline.errors import PreparedDataError
 from data_pipeline.lengths import truncation_advice
 from data_pipeline.manifest import MANIFEST, Manifest, check_digests, read_manifest
 from data_pipeline.readers import reading
 from data_pipeline.report_html import render_report
-from data_pipeline.wording import known, largest_first, part, share, size, visible
+from data_pipeline.wording import known, largest_first, part
 
 __all__ = ["check_report", "describe", "malformed", "summarise", "verify"]
 

@@ -27,8 +27,8 @@ from typing import Any
 import pycld2
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
+from common.errors import ConfigError
 from data_pipeline.config import LanguageSettings
-from data_pipeline.errors import ConfigError
 
 __all__ = ["CODE", "UNDETERMINED", "Identified", "ThresholdCost", "confidence_bin", "identify", "threshold_costs"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.wording import share
+from common.text import share
 
 __all__ = ["PERCENTS", "compare_row_lengths", "describe_lengths", "log_borders", "percentiles", "truncation_advice"]
 

@@ -18,8 +18,8 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
-from data_pipeline.errors import PreparedDataError, SourceError
-from data_pipeline.files import UnusableFileError, canonical_json, digest_bytes, digest_stream, open_input, read_input
+from common.errors import PreparedDataError, SourceError
+from common.files import UnusableFileError, canonical_json, digest_bytes, digest_stream, open_input, read_input
 from data_pipeline.shaping import named_files, shaping_settings
 
 __all__ = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 
+from common.storage_errors import naming
 from data_pipeline.assembly import Prepared, assemble, fingerprint_of, settings_of
 from data_pipeline.checks import check_positions_exist, check_rejected, check_selected, check_split, check_trusted, warn_of_losses
 from data_pipeline.config import PrepareConfig
@@ -33,7 +34,6 @@ from data_pipeline.stages.plan import (
     train_on_sample,
     train_quality,
 )
-from data_pipeline.storage_errors import naming
 
 __all__ = ["prepare"]
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TextIO
 
 from tqdm import tqdm
 
-from data_pipeline.wording import duration, size
+from common.text import duration, size
 
 __all__ = ["Advance", "Pace", "Progress", "StageTiming"]
 

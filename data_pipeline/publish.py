@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
-from data_pipeline.errors import ConfigError, PreparedDataError, StorageError
-from data_pipeline.files import (
+from common.errors import ConfigError, PreparedDataError, StorageError
+from common.files import (
     UnusableFileError,
     canonical_json,
     commit_directory,

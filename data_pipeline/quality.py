@@ -32,10 +32,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from common.errors import ConfigError, PreparedDataError
 from data_pipeline.classifier import PROBABILITY_STEPS
 from data_pipeline.config import QualitySettings
 from data_pipeline.documents import Reason
-from data_pipeline.errors import ConfigError, PreparedDataError
 from data_pipeline.textbatch import mix_hashes
 
 __all__ = [

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from data_pipeline.errors import ConfigError, WorkerError
+from common.errors import ConfigError, WorkerError
 
 ray: Any = importlib.import_module("ray") if importlib.util.find_spec("ray") else None  # optional: requirements-ray.lock
 

@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
-from data_pipeline.errors import ConfigError, PreparedDataError
-from data_pipeline.files import UnusableFileError, digest_bytes, open_input, open_output, own_folder
+from common.errors import ConfigError, PreparedDataError
+from common.files import UnusableFileError, digest_bytes, open_input, open_output, own_folder
 
 __all__ = ["READERS", "reading", "replacing"]
 

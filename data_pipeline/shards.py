@@ -28,11 +28,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from common.errors import PreparedDataError
+from common.files import UnusableFileError, digest_stream, open_input
+from common.text import visible
 from data_pipeline.arrow_files import open_arrow
-from data_pipeline.errors import PreparedDataError
-from data_pipeline.files import UnusableFileError, digest_stream, open_input
 from data_pipeline.manifest import Manifest, ShardEntry, distrust, is_missing
-from data_pipeline.wording import visible
 
 __all__ = ["RowBatch", "Rows", "ShardContent", "ShardError", "token_type", "write_shard"]
 

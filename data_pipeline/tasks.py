@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 
+from common.files import digest_file, read_input, sealed, unfinished_path, unsealed, write_atomic
 from data_pipeline.arrow_files import ArrowFile, open_arrow
 from data_pipeline.engine import Engine, available_cores
-from data_pipeline.files import digest_file, read_input, sealed, unfinished_path, unsealed, write_atomic
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

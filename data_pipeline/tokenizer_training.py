@@ -13,8 +13,8 @@ from pathlib import Path
 
 import sentencepiece
 
+from common.errors import ConfigError
 from data_pipeline.config import TokenizerSettings
-from data_pipeline.errors import ConfigError
 from data_pipeline.tokenizer import (
     BOS_ID,
     EOS_ID,

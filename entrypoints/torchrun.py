@@ -10,7 +10,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from data_pipeline.errors import ExitCode, end_at_once, importing, run_command
+from common.command_line import end_at_once, importing, run_command
+from common.errors import ExitCode
 from trainer.launch.settings import check_variables
 
 __all__ = ["main"]

@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.errors import GuardError
+from common.errors import GuardError
 from trainer.checkpoint import checkpoint_files
 from trainer.evaluate import Evaluation
 from trainer.extension import RunView

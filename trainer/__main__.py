@@ -12,7 +12,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.errors import ConfigError, ExitCode, ProjectError, StorageError, end_at_once, importing, run_command
+from common.command_line import end_at_once, importing, run_command
+from common.errors import ConfigError, ExitCode, ProjectError, StorageError
 from trainer.allocator import keep_memory
 from trainer.caches import use_private_caches
 from trainer.first_failure import only_first_failure
@@ -38,7 +39,8 @@ def _train(arguments: Sequence[str]) -> None:
     if "RANK" in os.environ:
         end_with_parent()
     with importing():
-        from data_pipeline.settings import help_parser, load_settings
+        from common.settings.load import load_settings
+        from common.settings.options import help_parser
         from trainer.config import TrainConfig
 
     parser = help_parser(
@@ -295,7 +297,7 @@ def _print_json(options: argparse.Namespace, value: dict[str, Any]) -> None:
 
 
 def _schema(arguments: Sequence[str]) -> None:
-    from data_pipeline.settings import schema_text
+    from common.settings.options import schema_text
     from trainer.config import TrainConfig
 
     print(schema_text(TrainConfig, "python -m trainer", arguments))

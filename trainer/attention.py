@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 
 __all__ = [
     "Backend",

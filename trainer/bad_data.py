@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 import torch
 
-from data_pipeline.errors import PreparedDataError, ProjectError, StorageError, exit_code_of
+from common.errors import PreparedDataError, ProjectError, StorageError, exit_code_of
+from common.storage_errors import explain_os_error
 from data_pipeline.manifest import Manifest
 from data_pipeline.shards import ShardError
-from data_pipeline.storage_errors import explain_os_error
 from trainer.changes import Change
 from trainer.config import BadDataConfig
 from trainer.distributed import Group, RemoteError

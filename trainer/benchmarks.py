@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from data_pipeline.tokenizer import load_tokenizer
 from trainer.config import TrainConfig
 from trainer.determinism import configure_determinism

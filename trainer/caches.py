@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 
 __all__ = ["check_private", "use_private_caches"]
 

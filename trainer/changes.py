@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from data_pipeline.errors import CheckpointError
+from common.errors import CheckpointError
 from trainer.config import BatchConfig
 from trainer.run_inputs import Count, Form, check_form
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from data_pipeline.settings import Section, Settings
+from common.settings.model import Section, Settings
 
 __all__ = [
     "Action",

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from data_pipeline.errors import ConfigError
-from data_pipeline.files import UnusableFileError, parse_json, read_input
+from common.errors import ConfigError
+from common.files import UnusableFileError, parse_json, read_input
 from data_pipeline.tokenizer import Tokenizer
 from trainer.run_inputs import MAX_PROMPTS_BYTES
 from trainer.sampling import Sampling

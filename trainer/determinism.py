@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from trainer.config import TrainConfig
 from trainer.environment import from_cpuinfo
 from trainer.launch.settings import openmp_threads

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import torch
 
-from data_pipeline.errors import ConfigError, run_command
-from data_pipeline.settings import help_parser, load_settings
+from common.command_line import run_command
+from common.errors import ConfigError
+from common.settings.load import load_settings
+from common.settings.options import help_parser
 from trainer.config import TrainConfig
 
 __all__ = ["check_no_gpu_is_hidden", "num_gpus", "signs_of_gpus"]

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, Store
 
-from data_pipeline.errors import ConfigError, ExitCode, ProjectError, exit_code_of
+from common.errors import ConfigError, ExitCode, ProjectError, exit_code_of
 from trainer.devices import num_gpus
 from trainer.joining import stoppable_wait
 from trainer.network import STORE_VARIABLE, keep_private

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from data_pipeline.errors import GuardError, ProjectError
-from data_pipeline.redaction import secrets_of, without
+from common.errors import GuardError, ProjectError
+from common.redaction import secrets_of, without
 from trainer.alerts import Alert
 from trainer.config import TrainConfig
 from trainer.distributed import Group

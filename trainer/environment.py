@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from data_pipeline.files import digest_file
+from common.files import digest_file
 
 __all__ = ["Difference", "environment_facts", "find_differences", "flattened", "from_cpuinfo"]
 

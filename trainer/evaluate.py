@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from common.files import plain
 from data_pipeline.manifest import Manifest
 from data_pipeline.shards import Rows
 from data_pipeline.tokenizer import Tokenizer
@@ -28,7 +29,7 @@ from trainer.distributed import Group
 from trainer.exact import NUM_PARTS, add_exactly, rounded_sum
 from trainer.loader import MicroBatch, micro_batch, share_of_rank
 from trainer.loss import IGNORE
-from trainer.quantities import perplexity, plain
+from trainer.quantities import perplexity
 from trainer.step import LossModule, empty_micro_batch, forward_pass
 
 __all__ = ["Evaluation", "EvaluationStopped", "Grouping", "Score", "Tally", "evaluate", "length_ranges"]

@@ -29,8 +29,8 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor, nn
 
-from data_pipeline.errors import ConfigError, ProjectError
-from data_pipeline.files import UnusableFileError, read_input
+from common.errors import ConfigError, ProjectError
+from common.files import UnusableFileError, read_input
 from trainer.attention import make_layout
 from trainer.config import ModelConfig, TrainConfig
 from trainer.model import build_model

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from data_pipeline.errors import ExitCode, ProjectError
+from common.errors import ExitCode, ProjectError
 from trainer.watchdog import EXIT_FILE_VARIABLE
 
 __all__ = ["only_first_failure"]

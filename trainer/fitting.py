@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from data_pipeline.manifest import Manifest
 from trainer.accumulation import Accumulation
 from trainer.attention import Backend

@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 
 __all__ = ["convert_to_float8"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from data_pipeline.errors import CheckpointError
-from data_pipeline.files import parse_json
+from common.errors import CheckpointError
+from common.files import parse_json
 from trainer.run_inputs import MAX_COUNT, is_number, read_lines
 
 __all__ = ["METRICS", "Known", "Selection", "events_until", "lines_until", "read_events"]

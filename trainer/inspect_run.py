@@ -13,10 +13,12 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError
+from common.errors import CheckpointError, ConfigError, PreparedDataError
+from common.settings.load import MAX_SETTINGS_BYTES
+from common.settings.messages import explain
+from common.settings.toml import parse_toml
 from data_pipeline.manifest import MANIFEST, Manifest, read_manifest
 from data_pipeline.readers import reading
-from data_pipeline.settings import MAX_SETTINGS_BYTES, explain, parse_toml
 from data_pipeline.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.attention import choose_backend

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from data_pipeline.errors import ExitCode
+from common.errors import ExitCode
 
 __all__ = ["OTHERS_S", "stoppable_wait"]
 

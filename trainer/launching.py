@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from data_pipeline.errors import StoppedBySignal
+from common.errors import StoppedBySignal
 from trainer import watchdog
 
 __all__ = ["run_tied"]

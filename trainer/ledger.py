@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from data_pipeline.errors import CheckpointError
-from data_pipeline.files import parse_json, sync_directory
+from common.errors import CheckpointError
+from common.files import parse_json, sync_directory
 from trainer.run_files import make_folder, open_own
 from trainer.run_inputs import MAX_COUNT, Count, Finite, Form, check_form, read_lines
 

@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from data_pipeline.errors import CheckpointError, ConfigError
+from common.errors import CheckpointError, ConfigError
 from trainer.config import ModelConfig
 from trainer.memory import available_host_bytes, format_bytes, num_weights
 

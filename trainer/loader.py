@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data_pipeline.errors import ProjectError, StorageError
+from common.errors import ProjectError, StorageError
+from common.storage_errors import explain_os_error
 from data_pipeline.shards import RowBatch, Rows, ShardError
-from data_pipeline.storage_errors import explain_os_error
 from trainer.changes import Changes
 from trainer.config import BatchConfig
 from trainer.distributed import Group

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from data_pipeline.errors import StoppedBySignal
+from common.errors import StoppedBySignal
 from trainer.config import TrainConfig
 from trainer.loader import GlobalBatch
 from trainer.metrics import StepFacts

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from trainer.attention import Backend
 from trainer.config import ModelConfig, TrainConfig
 from trainer.loss import default_chunk_tokens

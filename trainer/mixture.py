@@ -25,7 +25,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from data_pipeline.shards import Rows
 from trainer.order import RowOrder, UniformOrder
 

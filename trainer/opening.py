@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from data_pipeline.errors import ConfigError, PreparedDataError
+from common.errors import ConfigError, PreparedDataError
+from common.redaction import RedactingFormatter, secrets_of
+from common.storage_errors import naming
 from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.readers import reading
-from data_pipeline.redaction import RedactingFormatter, secrets_of
 from data_pipeline.shards import Rows
-from data_pipeline.storage_errors import naming
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.attention import Backend, choose_backend, describe_backend
 from trainer.changes import Changes

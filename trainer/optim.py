@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from data_pipeline.errors import CheckpointError, ConfigError
+from common.errors import CheckpointError, ConfigError
 from trainer.config import OptimConfig, TrainConfig
 from trainer.model import parameters_by_name
 

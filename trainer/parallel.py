@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from data_pipeline.errors import CheckpointError, ConfigError
+from common.errors import CheckpointError, ConfigError
 from trainer.config import TrainConfig
 from trainer.distributed import Group
 from trainer.model import parameters_by_name

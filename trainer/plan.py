@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from data_pipeline.manifest import Manifest
 from trainer.config import EvalConfig, TrainConfig
 from trainer.convergence import early_stop

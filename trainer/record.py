@@ -25,8 +25,8 @@ from typing import Annotated, Any, TextIO
 import torch
 from pydantic import Field, field_validator
 
-from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError, ProjectError
-from data_pipeline.files import (
+from common.errors import CheckpointError, ConfigError, PreparedDataError, ProjectError
+from common.files import (
     UnusableFileError,
     commit_directory,
     is_unfinished,
@@ -38,9 +38,10 @@ from data_pipeline.files import (
     unsealed,
     write_atomic,
 )
+from common.redaction import redacted_settings
+from common.settings.load import MAX_SETTINGS_BYTES
+from common.settings.toml import parse_toml, to_toml
 from data_pipeline.manifest import Manifest
-from data_pipeline.redaction import redacted_settings
-from data_pipeline.settings import MAX_SETTINGS_BYTES, parse_toml, to_toml
 from trainer.changes import Change, Changes
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig

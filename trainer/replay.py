@@ -18,8 +18,9 @@ from typing import Any
 from pydantic import ValidationError
 from torch import Tensor
 
-from data_pipeline.errors import CheckpointError, ConfigError, ExitCode, ProjectError
-from data_pipeline.settings import explain, to_toml
+from common.errors import CheckpointError, ConfigError, ExitCode, ProjectError
+from common.settings.messages import explain
+from common.settings.toml import to_toml
 from data_pipeline.tokenizer import load_tokenizer
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.tensor_file import same_bytes, spec_of

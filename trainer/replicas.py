@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from data_pipeline.errors import GuardError
+from common.errors import GuardError
 from trainer.distributed import Group
 
 __all__ = ["Difference", "ReplicaCheck", "bit_sums", "find_difference"]

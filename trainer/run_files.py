@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from data_pipeline.errors import CheckpointError
-from data_pipeline.files import UnusableFileError, is_unfinished, open_output, own_folder, read_input, sync_directory
+from common.errors import CheckpointError
+from common.files import UnusableFileError, is_unfinished, open_output, own_folder, read_input, sync_directory
 
 __all__ = ["check_places", "foreign_files", "make_folder", "open_own", "read_id"]
 
@@ -68,7 +68,7 @@ def make_folder(path: Path) -> Path:
 
 
 def open_own(path: Path, flags: int, *, run: Path) -> int:
-    """A descriptor for writing to a file that the program has in a run; see `data_pipeline.files.open_output`.
+    """A descriptor for writing to a file that the program has in a run; see `common.files.open_output`.
 
     Raises:
         CheckpointError: it is no regular file, a link leads to it, or it has a second name.

@@ -15,9 +15,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from data_pipeline.errors import CheckpointError
-from data_pipeline.files import UnusableFileError, open_input, read_input
-from data_pipeline.settings import MAX_SETTINGS_BYTES
+from common.errors import CheckpointError
+from common.files import UnusableFileError, open_input, read_input
+from common.settings.load import MAX_SETTINGS_BYTES
 
 __all__ = [
     "MAX_COUNT",

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.files import UnusableFileError, open_input
+from common.files import UnusableFileError, open_input
 from trainer.watchdog import Beat, ProcessId, own_container, process_state
 
 __all__ = ["Rank", "ranks_of"]

@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data_pipeline.errors import CheckpointError, ConfigError
+from common.errors import CheckpointError, ConfigError
 
 __all__ = ["GumbelNoise", "Sampling", "choose_tokens", "filtered_logits"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from data_pipeline.errors import ConfigError, GuardError, ProjectError
+from common.errors import ConfigError, GuardError, ProjectError
 from data_pipeline.manifest import Manifest
 from data_pipeline.shards import Rows, ShardError
 from data_pipeline.tokenizer import Tokenizer

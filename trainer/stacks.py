@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from data_pipeline.errors import ConfigError
-from data_pipeline.files import open_input
+from common.errors import ConfigError
+from common.files import open_input
 from trainer.running import Rank, ranks_of
 from trainer.watchdog import Beat, collect_stacks, process_state, send_signal, stacks_file
 

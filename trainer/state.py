@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from data_pipeline.errors import CheckpointError
+from common.errors import CheckpointError
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.convergence import Evaluated
 from trainer.run_inputs import Count, Finite, Form, check_form

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from data_pipeline.errors import ConfigError, ProjectError
+from common.errors import ConfigError, ProjectError
 from trainer.accumulation import Accumulation, DdpAccumulation, FsdpAccumulation, PlainAccumulation, TreeAccumulation
 from trainer.attention import Backend, Layout, make_layout
 from trainer.config import LossConfig, TrainConfig
@@ -37,9 +37,9 @@ from trainer.reduction import GradientTree
 from trainer.straggler import OwnTime
 
 __all__ = [
-    "OutOfMemoryAloneError",
     "LossModule",
     "MicroTooLarge",
+    "OutOfMemoryAloneError",
     "PendingStep",
     "StepResult",
     "StepResults",

@@ -14,8 +14,8 @@ import re
 import stat
 from pathlib import Path
 
-from data_pipeline.errors import CheckpointError, ConfigError
-from data_pipeline.files import UnusableFileError, digest_bytes, read_input
+from common.errors import CheckpointError, ConfigError
+from common.files import UnusableFileError, digest_bytes, read_input
 from trainer.extension import Extension, execute_extension
 from trainer.run_inputs import MAX_EXTENSION_BYTES
 

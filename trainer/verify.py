@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.errors import CheckpointError, ConfigError, PreparedDataError
+from common.errors import CheckpointError, ConfigError, PreparedDataError
+from common.settings.toml import to_toml
 from data_pipeline.manifest import Manifest, check_digests, read_manifest
 from data_pipeline.readers import reading
-from data_pipeline.settings import to_toml
 from trainer.attention import choose_backend
 from trainer.audit import AuditReport, audit_run
 from trainer.changes import Changes

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from data_pipeline.errors import GuardError
+from common.errors import GuardError
 from trainer.checkpoint import Checkpoint
 
 __all__ = ["check_finite", "weights_digest"]

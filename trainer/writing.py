@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from common.files import plain
 from trainer.conversation import converse, stop_token_ids
 from trainer.generate import Continuation, TextModel
 from trainer.inspect_run import load_config, opened_text_model
-from trainer.quantities import plain
 from trainer.samples import perplexity
 from trainer.sampling import Sampling
 from trainer.scores import score_texts

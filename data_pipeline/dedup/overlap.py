@@ -22,7 +22,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from data_pipeline.errors import SourceError
+from common.errors import SourceError
 from data_pipeline.textbatch import TextBatch
 
 __all__ = ["BenchmarkIndex", "Overlaps", "load_benchmarks", "read_items"]

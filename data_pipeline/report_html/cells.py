@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from common.text import decimal, share, size
 from data_pipeline.report_html.parts import Html, note
-from data_pipeline.wording import decimal, share, size
 
 __all__ = [
     "NOTHING",

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from common.text import decimal
 from data_pipeline.report_html.parts import Html, element, join, text
-from data_pipeline.wording import decimal
 
 __all__ = ["Bin", "histogram"]
 

@@ -6,7 +6,7 @@ import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from data_pipeline.wording import visible
+from common.text import visible
 
 __all__ = ["Html", "bar", "definitions", "element", "join", "note", "number_table", "tag", "text"]
 

@@ -16,8 +16,8 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from data_pipeline.errors import SourceError
-from data_pipeline.redaction import redacted
+from common.errors import SourceError
+from common.redaction import redacted
 from data_pipeline.sources.formats import printable
 
 __all__ = ["GuardedClient", "is_public", "may_redirect"]

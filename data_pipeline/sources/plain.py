@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from common.errors import SourceError
 from data_pipeline.config import LimitSettings, TextSettings
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.errors import SourceError
 from data_pipeline.sources.builtin import parse_topics
 from data_pipeline.sources.decoding import Origin, decode
 from data_pipeline.sources.streams import Line, read_lines

@@ -9,9 +9,9 @@ import io
 from collections.abc import Iterator
 from typing import Literal
 
+from common.errors import SourceError
 from data_pipeline.config import Kind, LimitSettings, PrepareConfig
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.errors import SourceError
 from data_pipeline.sources.archives import ArchiveError, Member, read_tar, read_zip
 from data_pipeline.sources.decoding import Origin
 from data_pipeline.sources.formats import Format

@@ -28,13 +28,13 @@ from typing import Any, BinaryIO, TypeVar
 
 import fsspec
 
+from common.errors import SourceError
+from common.files import UnusableFileError, open_input
+from common.redaction import redacted_url, url_chain
+from common.storage_errors import explain_os_error, naming
 from data_pipeline.config import LimitSettings
-from data_pipeline.errors import SourceError
-from data_pipeline.files import UnusableFileError, open_input
-from data_pipeline.redaction import redacted_url, url_chain
 from data_pipeline.sources.formats import is_hidden, printable
 from data_pipeline.sources.streams import Readable
-from data_pipeline.storage_errors import explain_os_error, naming
 
 __all__ = [
     "Found",

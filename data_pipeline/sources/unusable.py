@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_pipeline.files import UnusableFileError, read_input
-from data_pipeline.mounts import named_mount
+from common.files import UnusableFileError, read_input
+from common.mounts import named_mount
 from data_pipeline.sources.formats import UNDERSTOOD, extension_of, shape_of
 from data_pipeline.sources.storage import Found, Listing, is_url
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from common.files import digest_file, unfinished_path
 from data_pipeline.config import PackingSettings
-from data_pipeline.files import digest_file, unfinished_path
 from data_pipeline.packing import METHODS, count_packing, pack
 from data_pipeline.rows import Window, cut_into_shards, cut_into_windows, fill_rows
 from data_pipeline.shards import ShardContent, write_shard

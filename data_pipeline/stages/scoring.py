@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from common.files import digest_bytes, write_atomic
 from data_pipeline.classifier import Classifier, train_classifier
 from data_pipeline.config import PrepareConfig, QualitySettings
-from data_pipeline.files import digest_bytes, write_atomic
 from data_pipeline.html import PageReader
 from data_pipeline.judge import JudgedDocument, judge_batch
 from data_pipeline.quality import ReferenceModel, train_reference

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from common.files import digest_bytes
 from data_pipeline.config import TokenizerSettings
-from data_pipeline.files import digest_bytes
 from data_pipeline.stages.splitting import read_kept, texts_of
 from data_pipeline.tasks import TableWriter, commit_result, read_batches
 from data_pipeline.tokenizer import Tokenizer, save_tokenizer

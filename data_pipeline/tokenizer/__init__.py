@@ -11,8 +11,8 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from data_pipeline.errors import ConfigError, PreparedDataError
-from data_pipeline.files import read_input, write_atomic
+from common.errors import ConfigError, PreparedDataError
+from common.files import read_input, write_atomic
 from data_pipeline.manifest import MAX_TOKENIZER_BYTES
 from data_pipeline.tokenizer.base import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Encoded, Tokenizer, round_trip_failures
 from data_pipeline.tokenizer.huggingface import HuggingFaceTokenizer

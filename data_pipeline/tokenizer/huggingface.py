@@ -11,8 +11,8 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from data_pipeline.errors import DataError
-from data_pipeline.files import canonical_json, digest_bytes
+from common.errors import DataError
+from common.files import canonical_json, digest_bytes
 from data_pipeline.manifest import MAX_VOCAB_SIZE
 from data_pipeline.tokenizer.base import Encoded, Tokenizer
 from data_pipeline.tokenizer.byte_level import borders_of

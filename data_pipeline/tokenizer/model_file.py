@@ -11,7 +11,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from data_pipeline.files import digest_bytes
+from common.files import digest_bytes
 
 __all__ = ["BPE", "UNIGRAM", "ModelSpec", "read_spec", "without_dummy_prefix", "without_provenance"]
 

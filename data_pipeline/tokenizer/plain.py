@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.files import canonical_json, digest_bytes
+from common.files import canonical_json, digest_bytes
 from data_pipeline.tokenizer.base import NUM_SPECIAL, SPECIAL_IDS, UNK_ID, Encoded, Tokenizer
 
 __all__ = ["ByteTokenizer", "CharacterTokenizer"]

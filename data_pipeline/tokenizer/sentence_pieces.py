@@ -10,7 +10,7 @@ import numpy as np
 import sentencepiece
 from numpy.typing import NDArray
 
-from data_pipeline.files import canonical_json, digest_bytes
+from common.files import canonical_json, digest_bytes
 from data_pipeline.tokenizer.base import Encoded, Tokenizer
 from data_pipeline.tokenizer.model_file import BPE, read_spec, without_dummy_prefix
 from data_pipeline.tokenizer.sampling import sample_bpe, sample_unigram

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from data_pipeline.files import canonical_json
+from common.files import canonical_json
 
 __all__ = ["CONFIG_FILE", "ROLES", "SIBLINGS", "SpecialTokens", "names_in_siblings", "special_tokens"]
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import ConfigError, ExitCode
 from data_pipeline.__main__ import USAGE
-from data_pipeline.errors import ConfigError, ExitCode
 from data_pipeline.readers import replacing
 from tests.support.two_ranks import seconds_until
 from trainer.__main__ import _COMMANDS

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from common.files import canonical_json, digest_bytes, digest_file
 from data_pipeline.config import PrepareConfig
-from data_pipeline.files import canonical_json, digest_bytes, digest_file
 from data_pipeline.manifest import Manifest
 from data_pipeline.prepare import prepare
 from tests.golden.data import DIGESTS, digests, write_text

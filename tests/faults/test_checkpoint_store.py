@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.errors import CheckpointError
-from data_pipeline.files import sealed, unsealed
+from common.errors import CheckpointError
+from common.files import sealed, unsealed
 from tests.support.checkpoints import LARGE_BYTES, Claims, believed, contents, leftovers, problems, same, work
 from tests.support.claims import caught, noted, tried
 from tests.support.faults import ROOT, count, first_seed, flip, seeds, truncate, zero_tail

@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 
+from common.command_line import run_command
+from common.errors import ExitCode
 from data_pipeline.__main__ import main
-from data_pipeline.errors import ExitCode, run_command
 from tests.support.claims import counted, noted
 from tests.support.corpora import sentences, write_texts
 from tests.support.faults import seeds

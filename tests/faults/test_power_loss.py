@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import PreparedDataError, ProjectError
 from data_pipeline import publish
 from data_pipeline.config import PrepareConfig
-from data_pipeline.errors import PreparedDataError, ProjectError
 from data_pipeline.inspection import verify
 from data_pipeline.manifest import read_manifest
 from data_pipeline.prepare import prepare

@@ -31,7 +31,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.summary.writer.event_file_writer import AtomicCounter
 from torch import Tensor
 
-from data_pipeline.errors import CheckpointError, ConfigError, ExitCode, GuardError, StoppedBySignal, exit_code_of
+from common.errors import CheckpointError, ConfigError, ExitCode, GuardError, StoppedBySignal, exit_code_of
 from tests.support.checkpoints import same
 from tests.support.claims import caught, noted, tried
 from tests.support.disturbed import differences, kill, multiplied, outcome, parameters_are_finite, spoiled, stop, trained

@@ -15,7 +15,7 @@ READER = """
 import os, random, sys
 from pathlib import Path
 import numpy as np
-from data_pipeline.errors import PreparedDataError
+from common.errors import PreparedDataError
 from data_pipeline.manifest import read_manifest
 from data_pipeline.shards import Rows
 

@@ -31,7 +31,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.errors import ExitCode
+from common.errors import ExitCode
 from tests.support.claims import counted, measured, tried
 from tests.support.faults import is_full, seeds
 from tests.support.prepared import write_prepared

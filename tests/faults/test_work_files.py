@@ -54,7 +54,7 @@ UNCHECKED = """
 import sys
 from data_pipeline import tasks
 from data_pipeline.__main__ import main
-from data_pipeline.errors import run_command
+from common.command_line import run_command
 tasks.check_files = lambda *_: None
 sys.exit(run_command(main, sys.argv[1:]))
 """

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 
-from data_pipeline.settings import help_parser, load_settings
+from common.settings.load import load_settings
+from common.settings.options import help_parser
 from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT, losses, metrics
 from trainer.config import TrainConfig

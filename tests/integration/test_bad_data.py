@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from data_pipeline.errors import PreparedDataError, ProjectError, StorageError, exit_code_of
-from data_pipeline.files import digest_file, write_atomic
+from common.errors import PreparedDataError, ProjectError, StorageError, exit_code_of
+from common.files import digest_file, write_atomic
 from data_pipeline.manifest import MANIFEST, read_manifest
 from data_pipeline.shards import Rows, ShardError
 from tests.support.prepared import write_prepared

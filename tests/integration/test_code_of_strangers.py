@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.errors import ExitCode, run_command
-from data_pipeline.files import sealed
+from common.command_line import run_command
+from common.errors import ExitCode
+from common.files import sealed
 from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT, tiny_config
 from trainer.__main__ import main

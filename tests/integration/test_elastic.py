@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.errors import ExitCode
+from common.errors import ExitCode
 from tests.support.prepared import write_prepared
 from tests.support.runs import losses, metrics, start_ranks, tiny_config
 from trainer.config import TrainConfig

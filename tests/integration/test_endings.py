@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from data_pipeline.errors import ConfigError, GuardError, PreparedDataError, StoppedBySignal, StorageError
+from common.errors import ConfigError, GuardError, PreparedDataError, StoppedBySignal, StorageError
 from tests.support.prepared import write_prepared
 from tests.support.runs import metrics, tiny_config
 from trainer import loop, record, replicas, session

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from data_pipeline.errors import ConfigError
-from data_pipeline.files import write_atomic
+from common.errors import ConfigError
+from common.files import write_atomic
 from data_pipeline.manifest import MANIFEST, read_manifest
 from data_pipeline.tokenizer import CharacterTokenizer, load_tokenizer
 from tests.support.grouped import ROW_LENGTH, write_grouped

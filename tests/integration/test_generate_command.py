@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.errors import ConfigError, ExitCode
-from data_pipeline.errors import run_command as command_ends
+from common.command_line import run_command as command_ends
+from common.errors import ConfigError, ExitCode
 from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT, run_command, tiny_config
 from tests.support.terminals import shown_on, terminal_as

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from data_pipeline.errors import GuardError
+from common.errors import GuardError
 from tests.support.prepared import write_prepared
 from tests.support.runs import losses, metrics, tiny_config
 from trainer import loop, session

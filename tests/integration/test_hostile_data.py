@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from common.command_line import run_command
+from common.errors import ExitCode, PreparedDataError
+from common.files import canonical_json, digest_file
 from data_pipeline.__main__ import main
 from data_pipeline.config import PrepareConfig
-from data_pipeline.errors import ExitCode, PreparedDataError, run_command
-from data_pipeline.files import canonical_json, digest_file
 from data_pipeline.manifest import read_manifest
 from data_pipeline.prepare import prepare
 from data_pipeline.shards import Rows

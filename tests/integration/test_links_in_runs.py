@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.errors import CheckpointError, PreparedDataError, StorageError
+from common.errors import CheckpointError, PreparedDataError, StorageError
 from tests.support.prepared import write_prepared
 from tests.support.runs import losses, tiny_config
 from trainer.checkpoint import CheckpointStore

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.errors import ExitCode
+from common.errors import ExitCode
 from tests.support.network import Listener, foreign_address, listeners, loopback_only, plant_command, reachable
 from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT, losses, start_ranks, tiny_config, wait_for_step

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from data_pipeline.errors import GuardError
+from common.errors import GuardError
 from tests.support.prepared import write_prepared
 from tests.support.runs import losses, metrics, start_ranks, tiny_config
 from trainer.loop import train

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from data_pipeline.errors import CheckpointError, ConfigError, ExitCode
-from data_pipeline.files import digest_file, sealed
-from data_pipeline.settings import to_toml
+from common.errors import CheckpointError, ConfigError, ExitCode
+from common.files import digest_file, sealed
+from common.settings.toml import to_toml
 from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT, start_ranks, tiny_config
 from tests.support.two_ranks import all_ended, descendants, has_ended, seconds_until

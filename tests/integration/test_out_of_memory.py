@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from data_pipeline.errors import ConfigError, ProjectError, exit_code_of
+from common.errors import ConfigError, ProjectError, exit_code_of
 from tests.support.prepared import write_prepared
 from tests.support.ranks import RankError, run_ranks
 from tests.support.runs import losses, metrics, tiny_config

@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 import zstandard
 
+from common.errors import ConfigError, StorageError
+from common.files import digest_file
 from data_pipeline import prepare as prepare_module
 from data_pipeline.config import PrepareConfig
-from data_pipeline.errors import ConfigError, StorageError
-from data_pipeline.files import digest_file
 from data_pipeline.inspection import verify
 from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.prepare import prepare

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from common.settings.load import load_settings
+from common.settings.options import help_parser
 from data_pipeline.config import PrepareConfig
 from data_pipeline.documents import Reason
 from data_pipeline.manifest import read_manifest
 from data_pipeline.prepare import prepare
-from data_pipeline.settings import help_parser, load_settings
 from data_pipeline.shards import Rows
 from tests.support.corpora import EXPECTED, write_corpus
 from tests.support.faults import count

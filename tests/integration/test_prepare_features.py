@@ -21,10 +21,10 @@ import pytest
 from tokenizers import Tokenizer as TokenizersTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from common.errors import ConfigError, ExitCode, PreparedDataError, SourceError, StoppedBySignal, exit_code_of
 from data_pipeline import prepare as module_of_prepare
 from data_pipeline.config import FIM_TOKENS, PrepareConfig
 from data_pipeline.dedup import duplicates as dedup_stages
-from data_pipeline.errors import ConfigError, ExitCode, PreparedDataError, SourceError, StoppedBySignal, exit_code_of
 from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.prepare import prepare
 from data_pipeline.published import PublishedDocument, read_document, read_documents

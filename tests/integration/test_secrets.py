@@ -18,8 +18,8 @@ from fsspec.registry import _registry
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from common.command_line import run_command as end_of
 from data_pipeline.__main__ import main
-from data_pipeline.errors import run_command as end_of
 from tests.support.prepared import write_prepared
 from tests.support.runs import arguments, run_command, tiny_config
 from tests.support.secret_urls import SecretUrl, secret_urls

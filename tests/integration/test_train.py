@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from data_pipeline.errors import CheckpointError, ConfigError, ExitCode, GuardError, PreparedDataError, StoppedBySignal
+from common.errors import CheckpointError, ConfigError, ExitCode, GuardError, PreparedDataError, StoppedBySignal
 from tests.support.prepared import write_prepared
 from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_config, wait_for_step
 from tests.support.two_ranks import log, start_entrypoint, started

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT, losses, metrics, run_command, start_ranks, tiny_config
 from trainer.checkpoint import CheckpointStore

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from data_pipeline.errors import ConfigError, ExitCode
+from common.errors import ConfigError, ExitCode
 from data_pipeline.manifest import read_manifest
 from data_pipeline.shards import Rows
 from tests.support.prepared import write_prepared

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from common.errors import CheckpointError, ExitCode, PreparedDataError, ProjectError
+from common.files import digest_file, sealed, unsealed
+from common.settings.toml import to_toml
 from data_pipeline.config import PrepareConfig
-from data_pipeline.errors import CheckpointError, ExitCode, PreparedDataError, ProjectError
-from data_pipeline.files import digest_file, sealed, unsealed
 from data_pipeline.prepare import prepare
-from data_pipeline.settings import to_toml
 from tests.support.prepared import write_prepared
 from tests.support.runs import metrics, run_command, start_ranks, tiny_config
 from trainer.audit import audit_run, show_step

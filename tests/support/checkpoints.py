@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from data_pipeline.errors import CheckpointError
+from common.errors import CheckpointError
 from trainer.checkpoint import Checkpoint, CheckpointStore, steps_to_keep
 from trainer.checkpoint.manifest import MAX_MANIFEST_BYTES, parse_manifest
 from trainer.checkpoint.objects import ObjectFiles, damage_named

@@ -228,7 +228,7 @@ def _be_child(job: Job, kept: Path) -> None:
         os.environ |= {"TMPDIR": scratch, "TORCHINDUCTOR_CACHE_DIR": scratch, "XDG_CACHE_HOME": scratch}
         os.chdir(job.folder)
         main = importlib.import_module(f"{job.package}.__main__")
-        run_command = importlib.import_module("data_pipeline.errors").run_command
+        run_command = importlib.import_module("common.errors").run_command
         if job.broken:
             globals()[job.broken]()
         resource.setrlimit(resource.RLIMIT_CPU, (job.cpu_s, job.cpu_s + 1))
@@ -347,7 +347,7 @@ def unbounded_reads() -> None:
     def open_anything(path: Path, *, below: Path | None = None) -> IO[bytes]:
         return path.open("rb")
 
-    files = importlib.import_module("data_pipeline.files")
+    files = importlib.import_module("common.files")
     _replace(files.read_input, read_anything)
     _replace(files.open_input, open_anything)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from data_pipeline.errors import ProjectError
+from common.errors import ProjectError
 from tests.support.runs import metrics
 from trainer import loop
 from trainer.checkpoint import CheckpointStore

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pipeline.files import digest_file, write_atomic
+from common.files import digest_file, write_atomic
 from data_pipeline.manifest import MANIFEST, Manifest, ShardEntry
 from data_pipeline.shards import ShardContent, write_shard
 from data_pipeline.tokenizer import ByteTokenizer

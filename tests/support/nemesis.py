@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.errors import CheckpointError, ExitCode
+from common.errors import CheckpointError, ExitCode
 from tests.support.faults import flip, truncate, zero_tail
 from tests.support.journal import Entry, read_journal, write_damaged
 from tests.support.runs import losses, metrics

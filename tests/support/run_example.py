@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.files import sealed
-from data_pipeline.settings import to_toml
+from common.files import sealed
+from common.settings.toml import to_toml
 from tests.support.report_example import HOSTILE
 from trainer.config import TrainConfig
 

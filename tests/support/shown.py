@@ -18,7 +18,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator as PlainReader
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator as ServedReader
 
-from data_pipeline.errors import ProjectError
+from common.errors import ProjectError
 from tests.support.disturbed import multiplied, spoiled
 from tests.support.runs import metrics
 from trainer import loop, session

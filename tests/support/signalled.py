@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from data_pipeline.errors import ExitCode
+from common.errors import ExitCode
 from tests.support.runs import ROOT, arguments, metrics
 from tests.support.two_ranks import all_ended, command_line, descendants, launcher_of, ranks_of, seconds_until
 from trainer.checkpoint import CheckpointStore

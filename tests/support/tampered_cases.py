@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.files import canonical_json, digest_bytes, digest_file, sealed
-from data_pipeline.settings import to_toml
+from common.files import canonical_json, digest_bytes, digest_file, sealed
+from common.settings.toml import to_toml
 
 __all__ = ["DATA_TAMPERINGS", "RUN_TAMPERINGS", "SPECIAL_KINDS", "Tampering", "Untouched", "put_special"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_pipeline.files import canonical_json, digest_bytes, digest_file
+from common.files import canonical_json, digest_bytes, digest_file
 
 __all__ = ["reseal", "rewrite_table", "sealed_again", "with_value"]
 

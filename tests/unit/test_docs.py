@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from common.settings.model import Section, setting_names
 from data_pipeline.__main__ import USAGE
 from data_pipeline.config import HeuristicSettings, LimitSettings, PrepareConfig
 from data_pipeline.documents import Reason, Stage
 from data_pipeline.prepare import prepare
-from data_pipeline.settings import Section, setting_names
 from data_pipeline.sources.formats import shape_of
 
 TEXT = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")

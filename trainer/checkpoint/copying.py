@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_pipeline.errors import CheckpointError
+from common.errors import CheckpointError
 from trainer.checkpoint.manifest import parse_manifest
 
 __all__ = ["checkpoint_files"]

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from data_pipeline.files import sealed, unsealed
+from common.files import sealed, unsealed
 from trainer.checkpoint.tensor_file import TensorSpec
 
 __all__ = [

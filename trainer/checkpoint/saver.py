@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from data_pipeline.errors import StorageError
-from data_pipeline.storage_errors import explain_os_error
+from common.errors import StorageError
+from common.storage_errors import explain_os_error
 from trainer.checkpoint.store import Checkpoint
 
 __all__ = ["AsyncSaver"]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 
 __all__ = ["check_space", "required_bytes"]
 

@@ -11,7 +11,7 @@ import os
 import stat
 from pathlib import Path
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from trainer.memory import available_host_bytes
 
 __all__ = [

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from data_pipeline.errors import CheckpointError
+from common.errors import CheckpointError
 from trainer.checkpoint.manifest import MAX_MANIFEST_BYTES, CheckpointManifest, OtherFormatError, encode_manifest, parse_manifest
 from trainer.checkpoint.objects import LARGE_BYTES, ObjectFiles, damage_named
 from trainer.checkpoint.storage import (

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_pipeline.files import parse_json
+from common.files import parse_json
 
 __all__ = ["TensorSpec", "decode_tensors", "digest_of", "encode_header", "raw_bytes", "same_bytes", "spec_of"]
 

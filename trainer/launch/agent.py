@@ -34,7 +34,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher import api as launcher_api
 from torch.distributed.run import get_args_parser, parse_min_max_nnodes, run
 
-from data_pipeline.errors import ConfigError, ExitCode
+from common.errors import ConfigError, ExitCode
 from trainer.network import STORE_VARIABLE
 from trainer.watchdog import EXIT_FILE_VARIABLE, LAUNCHER_VARIABLE
 

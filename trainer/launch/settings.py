@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 
 __all__ = ["check_variables", "openmp_threads"]
 

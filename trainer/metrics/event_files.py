@@ -18,8 +18,8 @@ from typing import BinaryIO
 from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event
 
-from data_pipeline.errors import CheckpointError
-from data_pipeline.files import UnusableFileError, open_input, write_atomic
+from common.errors import CheckpointError
+from common.files import UnusableFileError, open_input, write_atomic
 from trainer.history import Known, Selection
 
 __all__ = ["cut_event_files"]

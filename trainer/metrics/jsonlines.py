@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from data_pipeline.errors import StorageError
-from data_pipeline.files import sync_directory, write_atomic
-from data_pipeline.storage_errors import explain_os_error, naming
+from common.errors import StorageError
+from common.files import plain, sync_directory, write_atomic
+from common.storage_errors import explain_os_error, naming
 from trainer.alerts import Alert
 from trainer.evaluate import Evaluation
 from trainer.hardware import HardwareReading
@@ -20,7 +20,6 @@ from trainer.history import Known, lines_until
 from trainer.layer_stats import LayerReading
 from trainer.metrics.sink import Sink
 from trainer.metrics.values import SampleText, ScoreTable, StepMetrics
-from trainer.quantities import plain
 from trainer.run_files import open_own
 
 __all__ = ["JsonLinesSink", "NodeHardwareSink"]

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.errors import ConfigError
-from data_pipeline.files import write_atomic
-from data_pipeline.redaction import redacted, secrets_of, without
+from common.errors import ConfigError
+from common.files import write_atomic
+from common.redaction import redacted, secrets_of, without
 from trainer.alerts import Alert
 from trainer.metrics.layout import hyper_parameters
 from trainer.metrics.service import ServiceSink

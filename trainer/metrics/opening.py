@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from data_pipeline.files import parse_json, read_input
-from data_pipeline.redaction import redacted_settings
+from common.files import parse_json, read_input
+from common.redaction import redacted_settings
 from trainer.config import TrainConfig
 from trainer.distributed import Group
 from trainer.hardware import HardwareReading, HardwareSampler, Host, KernelLog, opened_gpus

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from data_pipeline.redaction import without
+from common.redaction import without
 from trainer.evaluate import Evaluation
 from trainer.hardware import HardwareReading
 from trainer.layer_stats import LayerReading

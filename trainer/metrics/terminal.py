@@ -8,7 +8,7 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
-from data_pipeline.terminal import printable
+from common.terminal import printable
 from trainer.alerts import Alert
 from trainer.evaluate import Evaluation
 from trainer.history import Known

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.errors import ConfigError
-from data_pipeline.files import write_atomic
+from common.errors import ConfigError
+from common.files import write_atomic
 from trainer.alerts import Alert
 from trainer.metrics.layout import hyper_parameters
 from trainer.metrics.service import ServiceSink

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from trainer.report.chart import WIDE, Chart, Line
 from trainer.report.curves import Curve, average_window, median, moving_average
 from trainer.report.differences import PLACES, differing, flat

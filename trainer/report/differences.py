@@ -9,8 +9,10 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
-from data_pipeline.files import read_input
-from data_pipeline.settings import MAX_SETTINGS_BYTES, RECIPES, parse_toml, setting_names, with_nones
+from common.files import read_input
+from common.settings.load import MAX_SETTINGS_BYTES, RECIPES
+from common.settings.model import setting_names, with_nones
+from common.settings.toml import parse_toml
 from trainer.config import TrainConfig
 
 __all__ = ["PLACES", "Difference", "Recipe", "differences", "differing", "flat", "recipe_of", "worded"]

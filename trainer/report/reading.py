@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.errors import CheckpointError
-from data_pipeline.files import digest_bytes
-from data_pipeline.redaction import redacted_settings
-from data_pipeline.settings import MAX_SETTINGS_BYTES, parse_toml
+from common.errors import CheckpointError
+from common.files import digest_bytes
+from common.redaction import redacted_settings
+from common.settings.load import MAX_SETTINGS_BYTES
+from common.settings.toml import parse_toml
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import parse_manifest
 from trainer.history import METRICS, read_events

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_pipeline.errors import ConfigError
-from data_pipeline.files import write_atomic
+from common.errors import ConfigError
+from common.files import write_atomic
 from trainer.report import provenance, results
 from trainer.report.comparison import names_of, render_comparison
 from trainer.report.page import render_page

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from common.errors import ConfigError
 from data_pipeline.augment import AugmentCounts, Augmenter, is_on, load_synonyms
 from data_pipeline.config import FIM_TOKENS, AugmentSettings, TokenizerSettings
-from data_pipeline.errors import ConfigError
 from data_pipeline.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokenizer
 from data_pipeline.tokenizer_training import train_tokenizer
 

@@ -10,9 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from common.settings.load import load_settings
+from common.settings.options import help_parser
 from data_pipeline.config import HeuristicSettings, PrepareConfig, Preset
 from data_pipeline.data_card import render_card
-from data_pipeline.settings import help_parser, load_settings
 from tests.support.report_example import HOSTILE, example_manifest, example_report, thinned
 
 REPORT = example_report(2000)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from common.errors import SourceError, StoppedBySignal, WorkerError
 from data_pipeline.engine import open_engine, stop_on_signals
-from data_pipeline.errors import SourceError, StoppedBySignal, WorkerError
 
 
 def slow_first(number: int) -> int:

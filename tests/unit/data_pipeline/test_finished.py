@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from data_pipeline.finished import check_may_replace, list_differences
 from data_pipeline.manifest import MANIFEST
 from data_pipeline.readers import reading

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.errors import WorkerError
 from data_pipeline import html as html_module
 from data_pipeline.config import HtmlSettings, LimitSettings
-from data_pipeline.errors import WorkerError
 from data_pipeline.html import Extracted, PageReader
 
 CHILD = Path(html_module.__file__).with_name("html_child.py")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.errors import PreparedDataError
+from common.errors import PreparedDataError
 from data_pipeline.inspection import describe, summarise, verify
 from tests.support.prepared import write_prepared
 from tests.support.report_example import HOSTILE, example_manifest, example_report, thinned

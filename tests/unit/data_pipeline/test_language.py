@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.errors import ConfigError
 from data_pipeline import language
 from data_pipeline.config import LanguageSettings
-from data_pipeline.errors import ConfigError
 from data_pipeline.language import Identified, confidence_bin, identify, threshold_costs
 
 DEFAULT = LanguageSettings()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.errors import PreparedDataError
+from common.errors import PreparedDataError
 from data_pipeline.manifest import MANIFEST, Manifest, ShardEntry, read_manifest
 
 DIGEST = f"sha256:{'0' * 64}"

@@ -4,9 +4,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from common.errors import ConfigError
+from common.settings.load import RECIPES, load_settings
+from common.settings.options import help_parser
 from data_pipeline.config import PrepareConfig
-from data_pipeline.errors import ConfigError
-from data_pipeline.settings import RECIPES, help_parser, load_settings
 
 
 def load(*arguments: str) -> PrepareConfig:

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.errors import ConfigError, PreparedDataError
-from data_pipeline.files import digest_bytes
+from common.errors import ConfigError, PreparedDataError
+from common.files import digest_bytes
 from data_pipeline.inspection import verify
 from data_pipeline.manifest import Manifest, ShardEntry, read_manifest
 from data_pipeline.publish import exclusive, find_finished, publish, settle, work_directory

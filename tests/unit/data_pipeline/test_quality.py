@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from common.errors import ConfigError, PreparedDataError
 from data_pipeline import quality
 from data_pipeline.config import QualitySettings, TokenizerSettings
 from data_pipeline.documents import Reason
-from data_pipeline.errors import ConfigError, PreparedDataError
 from data_pipeline.quality import (
     FATES,
     SCORE_STEPS,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.errors import ConfigError, PreparedDataError
+from common.errors import ConfigError, PreparedDataError
 from data_pipeline.readers import READERS, reading, replacing
 
 _READ = """

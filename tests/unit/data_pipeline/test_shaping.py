@@ -1,7 +1,7 @@
 from collections import Counter
 
+from common.settings.model import setting_names
 from data_pipeline.config import OVERRIDABLE, PrepareConfig, SourceSettings
-from data_pipeline.settings import setting_names
 from data_pipeline.shaping import FILES, LOCAL, SHAPING, named_files, shaping_settings
 
 

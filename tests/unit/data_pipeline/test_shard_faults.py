@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.errors import PreparedDataError
-from data_pipeline.files import digest_file
+from common.errors import PreparedDataError
+from common.files import digest_file
 from data_pipeline.manifest import read_manifest
 from data_pipeline.shards import Rows, ShardError
 from tests.support.prepared import write_prepared

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.errors import PreparedDataError
-from data_pipeline.files import digest_file
+from common.errors import PreparedDataError
+from common.files import digest_file
 from data_pipeline.manifest import Manifest, ShardEntry
 from data_pipeline.shards import Rows, ShardContent, token_type, write_shard
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.wording import decimal, duration, round_trip, share, size, visible
+from common.text import decimal, duration, share, size, visible
+from data_pipeline.wording import round_trip
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from trainer.attention import (
     Backend,
     Capability,

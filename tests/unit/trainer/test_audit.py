@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from data_pipeline.errors import CheckpointError
+from common.errors import CheckpointError
 from trainer.audit import Auditor, AuditReport, Skipped, passes_at
 from trainer.ledger import Ledger, LedgerEvent, LedgerHead, LedgerStep, digest_of_rows, read_ledger
 from trainer.mixture import MixedOrder, SourceOrder, chairman_assignment

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from tests.support.runs import ROOT
 from trainer import caches
 from trainer.caches import check_private, use_private_caches

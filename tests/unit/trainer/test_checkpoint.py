@@ -18,8 +18,8 @@ from safetensors.torch import load as library_load
 from safetensors.torch import save as library_save
 from torch import Tensor
 
-from data_pipeline.errors import CheckpointError, ConfigError, StorageError
-from data_pipeline.files import sealed, unsealed
+from common.errors import CheckpointError, ConfigError, StorageError
+from common.files import sealed, unsealed
 from tests.support.storage import FailAt, Intercepted
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, check_space, required_bytes, steps_to_keep
 from trainer.checkpoint.manifest import FORMAT

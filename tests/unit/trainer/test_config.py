@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.errors import ConfigError
-from data_pipeline.settings import RECIPES, help_parser, load_settings
+from common.errors import ConfigError
+from common.settings.load import RECIPES, load_settings
+from common.settings.options import help_parser
 from trainer.config import BatchConfig, ModelConfig, TrainConfig
 
 PARSER = help_parser(TrainConfig, "train", "")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from data_pipeline.tokenizer import ByteTokenizer
 from trainer.conversation import HELP, converse, read_prompts, stop_token_ids
 from trainer.sampling import Sampling

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from tests.support.runs import tiny_config
 from trainer.config import TrainConfig
 from trainer.determinism import configure_determinism, device_name, flags, seed_micro_batch, threads_per_rank

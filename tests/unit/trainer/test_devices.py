@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from trainer import devices
 from trainer.devices import check_no_gpu_is_hidden, num_gpus, signs_of_gpus
 

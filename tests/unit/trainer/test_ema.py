@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from data_pipeline.errors import CheckpointError
+from common.errors import CheckpointError
 from tests.support.ranks import run_ranks
 from trainer.config import EmaConfig, ModelConfig
 from trainer.distributed import Group

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from data_pipeline.errors import ConfigError, ExitCode, GuardError, ProjectError
+from common.errors import ConfigError, ExitCode, GuardError, ProjectError
 from tests.support.runs import ROOT, tiny_config
 from trainer.attention import make_layout
 from trainer.config import ModelConfig
@@ -161,7 +161,7 @@ def test_leaving_the_process_from_a_hook_is_an_error(write: Write, run: RunView)
 
 
 def test_an_error_that_a_hook_chose_for_the_user_keeps_its_kind(write: Write, run: RunView) -> None:
-    source = "from data_pipeline.errors import GuardError\ndef on_train_end(run):\n    raise GuardError('no progress')"
+    source = "from common.errors import GuardError\ndef on_train_end(run):\n    raise GuardError('no progress')"
     with pytest.raises(GuardError, match=r"mine.py, line 3, in on_train_end: no progress") as raised:
         load_extension(write(source)).train_end(run)
     assert raised.value.exit_code == ExitCode.GUARD

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.errors import ExitCode, run_command
+from common.command_line import run_command
+from common.errors import ExitCode
 from trainer import first_failure
 from trainer.first_failure import only_first_failure
 

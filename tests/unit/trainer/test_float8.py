@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from trainer.config import ModelConfig
 from trainer.float8 import convert_to_float8
 from trainer.model import Decoder, build_model, parameters_by_name

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.errors import CheckpointError
+from common.errors import CheckpointError
 from trainer.evaluate import Evaluation
 from trainer.history import read_events
 from trainer.metrics import JsonLinesSink, Sample, StepMetrics

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_pipeline.errors import CheckpointError
-from data_pipeline.settings import to_toml
+from common.errors import CheckpointError
+from common.settings.toml import to_toml
 from tests.support.runs import tiny_config
 from trainer.inspect_run import load_config, settings_here
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.errors import ExitCode
+from common.errors import ExitCode
 
 ROOT = Path(__file__).resolve().parents[3]
 RANK = """

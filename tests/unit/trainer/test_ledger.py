@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.errors import CheckpointError
+from common.errors import CheckpointError
 from trainer.ledger import Ledger, LedgerEvent, LedgerHead, LedgerStep, digest_of_rows, read_ledger
 from trainer.order import rows_at
 

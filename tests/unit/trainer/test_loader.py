@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from data_pipeline.errors import PreparedDataError, StorageError
+from common.errors import PreparedDataError, StorageError
 from data_pipeline.shards import RowBatch, Rows, ShardError
 from trainer.changes import Change, Changes
 from trainer.config import BatchConfig

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from trainer.attention import make_layout
 from trainer.config import ModelConfig, TrainConfig
 from trainer.distributed import Group

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.errors import ConfigError, StorageError
+from common.errors import ConfigError, StorageError
 from tests.support.runs import tiny_config
 from trainer.alerts import Alert
 from trainer.config import AlertsConfig, LogConfig

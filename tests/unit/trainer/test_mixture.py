@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from data_pipeline.manifest import Manifest, ShardEntry
 from data_pipeline.shards import Rows
 from trainer.mixture import MAX_CYCLE, MixedOrder, build_order, chairman_assignment, cycle_counts

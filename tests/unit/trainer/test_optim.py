@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from data_pipeline.errors import CheckpointError, ConfigError
+from common.errors import CheckpointError, ConfigError
 from tests.support.ranks import run_ranks
 from trainer.config import LimitsConfig, ModelConfig, OptimConfig, TrainConfig
 from trainer.distributed import Group

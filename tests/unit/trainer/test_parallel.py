@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from tests.support.ranks import RankError, run_ranks
 from tests.support.runs import tiny_config
 from trainer.accumulation import DdpAccumulation, FsdpAccumulation

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from tests.support.runs import tiny_config
 from trainer.checkpoint import Checkpoint
 from trainer.replay import Replay, choose_start, first_difference, replay_config

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.errors import GuardError
+from common.errors import GuardError
 from tests.support.ranks import run_ranks
 from trainer.distributed import Group
 from trainer.replicas import Difference, ReplicaCheck, bit_sums, find_difference

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from tests.support.run_example import HOSTILE, eval_event, example_events, train_event, write_run
 from tests.unit.trainer.test_report_page import Page
 from trainer.config import TrainConfig

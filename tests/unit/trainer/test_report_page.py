@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.errors import CheckpointError
-from data_pipeline.settings import help_parser, load_settings
+from common.errors import CheckpointError
+from common.settings.load import load_settings
+from common.settings.options import help_parser
 from tests.support.run_example import HOSTILE, example_events, train_event, write_run
 from trainer.config import TrainConfig
 from trainer.report import report_at_end, write_report

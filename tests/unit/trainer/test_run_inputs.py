@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.errors import CheckpointError, ConfigError, ProjectError
-from data_pipeline.files import parse_json, sealed
-from data_pipeline.settings import help_parser, load_settings, parse_toml
+from common.errors import CheckpointError, ConfigError, ProjectError
+from common.files import parse_json, sealed
+from common.settings.load import load_settings
+from common.settings.options import help_parser
+from common.settings.toml import parse_toml
 from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
 from tests.support.tampered_cases import chain_ledger

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from tests.support.runs import ROOT
 from tests.support.two_ranks import seconds_until
 from trainer import stacks, watchdog

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_pipeline.errors import PreparedDataError
+from common.errors import PreparedDataError
 from data_pipeline.shards import RowBatch
 from tests.support.runs import tiny_config
 from trainer.attention import Layout, make_layout

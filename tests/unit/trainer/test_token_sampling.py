@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from data_pipeline.errors import CheckpointError, ConfigError
+from common.errors import CheckpointError, ConfigError
 from trainer.sampling import GumbelNoise, Sampling, choose_tokens, filtered_logits
 
 LOGITS = [0.0, 3.0, 1.0, 2.0, -5.0, 1.0]

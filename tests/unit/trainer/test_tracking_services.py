@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from trainer.alerts import Alert
 from trainer.evaluate import Evaluation
 from trainer.hardware import HardwareReading, HostReading

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.errors import ConfigError, ExitCode, StorageError, run_command
+from common.command_line import run_command
+from common.errors import ConfigError, ExitCode, StorageError
 from trainer.__main__ import _announce, main
 
 TRAIN = ("train", "--data", "data", "--run", "run", "--limits.steps", "1")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.errors import SourceError
 from data_pipeline.dedup.overlap import index_items, load_benchmarks, read_items
-from data_pipeline.errors import SourceError
 from data_pipeline.textbatch import TextBatch
 from tests.support.duplicates import shingles_of
 

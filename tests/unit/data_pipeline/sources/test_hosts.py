@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 from yarl import URL
 
+from common.errors import SourceError
 from data_pipeline.config import LimitSettings, PrepareConfig
 from data_pipeline.documents import Document
-from data_pipeline.errors import SourceError
 from data_pipeline.sources.hosts import is_public, may_redirect
 from data_pipeline.sources.inputs import Part, find_inputs
 from data_pipeline.sources.readers import read_part

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from common.errors import ConfigError, SourceError
+from common.files import digest_bytes
 from data_pipeline.config import PrepareConfig
-from data_pipeline.errors import ConfigError, SourceError
-from data_pipeline.files import digest_bytes
 from data_pipeline.sources import inputs as inputs_module
 from data_pipeline.sources.builtin import parse_topics
 from data_pipeline.sources.inputs import InputFile, find_inputs, remember_digests
@@ -163,7 +163,7 @@ def test_unusable_text_is_refused_and_not_replaced_by_the_built_in_corpus(
 
 def test_the_message_names_the_setting_behind_a_mounted_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "deep/a.pdf")
-    monkeypatch.setattr("data_pipeline.mounts._SETTINGS", {str(tmp_path): "TEXT_DIR"})
+    monkeypatch.setattr("common.mounts._SETTINGS", {str(tmp_path): "TEXT_DIR"})
     monkeypatch.setattr("os.path.ismount", lambda path: str(path) == str(tmp_path))
     with pytest.raises(SourceError, match=r"name another folder with TEXT_DIR$"):
         find(tmp_path / "deep", if_empty="builtin")

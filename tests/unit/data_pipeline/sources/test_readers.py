@@ -18,9 +18,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.errors import SourceError
 from data_pipeline.config import LimitSettings, PrepareConfig, TextSettings
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.errors import SourceError
 from data_pipeline.partitions import cut_into_partitions
 from data_pipeline.sources.decoding import Origin
 from data_pipeline.sources.inputs import InputFile, Part, find_inputs

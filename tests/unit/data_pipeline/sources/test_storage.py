@@ -11,9 +11,9 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from common.errors import SourceError
 from data_pipeline.config import LimitSettings, PrepareConfig
 from data_pipeline.documents import Document
-from data_pipeline.errors import SourceError
 from data_pipeline.partitions import cut_into_partitions
 from data_pipeline.sources import storage
 from data_pipeline.sources.inputs import InputFile, find_inputs, remember_digests

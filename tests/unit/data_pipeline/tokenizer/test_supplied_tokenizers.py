@@ -14,8 +14,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from common.errors import ConfigError, PreparedDataError
 from data_pipeline.config import TokenizerSettings
-from data_pipeline.errors import ConfigError, PreparedDataError
 from data_pipeline.tokenizer import (
     HuggingFaceTokenizer,
     SentencePieceTokenizer,

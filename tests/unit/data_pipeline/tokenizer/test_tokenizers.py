@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from common.errors import ConfigError, PreparedDataError
 from data_pipeline.config import TokenizerSettings
-from data_pipeline.errors import ConfigError, PreparedDataError
 from data_pipeline.tokenizer import (
     ByteTokenizer,
     CharacterTokenizer,

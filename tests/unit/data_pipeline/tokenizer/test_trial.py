@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import models
 
-from data_pipeline.errors import ConfigError, DataError, PreparedDataError
+from common.errors import ConfigError, DataError, PreparedDataError
 from data_pipeline.manifest import MAX_VOCAB_SIZE
 from data_pipeline.tokenizer import ByteTokenizer, HuggingFaceTokenizer, load_tokenizer, open_supplied, save_tokenizer, trial
 from data_pipeline.tokenizer.trial import try_out

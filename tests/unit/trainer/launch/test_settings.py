@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from data_pipeline.errors import ConfigError
+from common.errors import ConfigError
 from trainer.launch.settings import check_variables
 
 WRONG = {

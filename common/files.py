@@ -15,10 +15,12 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,6 +36,7 @@ __all__ = [
     "open_output",
     "own_folder",
     "parse_json",
+    "plain",
     "read_input",
     "sealed",
     "sync_directory",
@@ -337,3 +340,12 @@ def commit_directory(temporary: Path, final: Path) -> None:
         sync_directory(Path(folder))
     temporary.rename(final)
     sync_directory(final.parent)
+
+
+def plain(value: Any) -> Any:
+    """A value for JSON, which has no word for a number that is not finite; a text keeps it visible for every parser."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {name: plain(part) for name, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value

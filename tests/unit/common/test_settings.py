@@ -11,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from data_pipeline.errors import ConfigError
-from data_pipeline.settings import Section, Settings, environment_names, help_parser, load_settings, to_toml
+from common.errors import ConfigError
+from common.settings.load import load_settings
+from common.settings.model import Section, Settings, environment_names
+from common.settings.options import help_parser
+from common.settings.toml import to_toml
 
 
 class Optim(Section):
@@ -152,9 +155,7 @@ def test_a_folder_is_no_recipe(tmp_path: Path) -> None:
 
 def test_a_recipe_is_utf8_whatever_the_locale_says(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_bytes('[train]\ndata = "Ä中"\n'.encode())
-    program = (
-        f"from tests.unit.data_pipeline.test_settings import load\nprint(ascii(load('--recipe {tmp_path}/mine.toml').data.name))"
-    )
+    program = f"from tests.unit.common.test_settings import load\nprint(ascii(load('--recipe {tmp_path}/mine.toml').data.name))"
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, env=os.environ | locale, capture_output=True, text=True, check=False

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from data_pipeline.files import UnusableFileError
-from data_pipeline.mounts import TEXT, named_mount
-from data_pipeline.wording import size
+from common.files import UnusableFileError
+from common.mounts import TEXT, named_mount
+from common.text import size
 
 __all__ = ["explain_file_error", "explain_os_error", "naming"]
 

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.errors import ExitCode, run_command
+from common.command_line import run_command
+from common.errors import ExitCode
 
 ROOT = Path(__file__).resolve().parents[3]
 _SAY = """
 import sys
-from data_pipeline.errors import ConfigError, run_command
+from common.errors import ConfigError
+from common.command_line import run_command
 
 def main(words):
     print("\\xe9 \\u4e2d \\udce9")
@@ -28,7 +30,7 @@ sys.exit(run_command(main, []))
 
 _CRASH = """
 import sys
-from data_pipeline.errors import run_command
+from common.command_line import run_command
 
 def main(words):
     raise RuntimeError("https://me:hunter2@host/x?token=hunter3")
@@ -61,7 +63,7 @@ def test_what_a_terminal_cannot_show_is_an_escape_and_no_error(environment: dict
 
 ENDS_AT_ONCE = """
 import atexit, sys, threading, time
-from data_pipeline.errors import end_at_once
+from common.command_line import end_at_once
 
 class Witness:
     def __del__(self):
@@ -94,7 +96,7 @@ def test_a_last_line_that_cannot_be_written_is_an_error_of_a_process_that_would_
     code: int, expected: ExitCode
 ) -> None:
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    text = f"from data_pipeline.errors import end_at_once; print('last line'); end_at_once({code})"
+    text = f"from common.command_line import end_at_once; print('last line'); end_at_once({code})"
     with Path("/dev/full").open("w") as full:
         assert (
             subprocess.run([sys.executable, "-c", text], cwd=ROOT, env=variables, stdout=full, check=False).returncode == expected

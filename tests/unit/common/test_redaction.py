@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from data_pipeline.redaction import RedactingFormatter, redacted, redacted_settings, redacted_url, secrets_of, without
+from common.redaction import RedactingFormatter, redacted, redacted_settings, redacted_url, secrets_of, without
 from tests.support.secret_urls import SecretUrl, secret_urls
 
 

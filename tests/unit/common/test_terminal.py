@@ -9,9 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from data_pipeline.errors import CheckpointError, ExitCode, run_command
-from data_pipeline.redaction import RedactingFormatter
-from data_pipeline.terminal import printable
+from common.command_line import run_command
+from common.errors import CheckpointError, ExitCode
+from common.redaction import RedactingFormatter
+from common.terminal import printable
 from tests.support.terminals import shown_on, terminal_as
 
 TITLE = "\x1b]0;title\x07\x1b[2J\x1b[31mred\x9b0m"

@@ -11,9 +11,10 @@ from urllib.error import HTTPError
 
 import pytest
 
-from data_pipeline.errors import ExitCode, run_command
-from data_pipeline.files import open_input
-from data_pipeline.storage_errors import explain_os_error, naming
+from common.command_line import run_command
+from common.errors import ExitCode
+from common.files import open_input
+from common.storage_errors import explain_os_error, naming
 
 SIMULATED = {
     errno.ENOSPC: r"no space left on the device, which has [\d.]+ \w+ of [\d.]+ \w+ free; make room there",
@@ -102,7 +103,7 @@ def test_a_refusal_names_who_may_not_and_whose_the_file_is(name: str, tmp_path: 
 def test_in_a_container_a_refusal_names_the_mount_and_the_setting_that_gives_access(
     setting: str, owner: int, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data_pipeline.mounts._SETTINGS", {str(tmp_path): setting})
+    monkeypatch.setattr("common.mounts._SETTINGS", {str(tmp_path): setting})
     monkeypatch.setattr("os.path.ismount", lambda path: str(path) == str(tmp_path))
     monkeypatch.setattr("os.geteuid", lambda: 1234)
     monkeypatch.setattr("os.getegid", lambda: 1234)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
-from data_pipeline.terminal import printable
+from common.terminal import printable
 
 __all__ = [
     "HIDDEN",

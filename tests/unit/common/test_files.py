@@ -5,17 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline import files
-from data_pipeline.files import (
-    canonical_json,
-    commit_directory,
-    digest_bytes,
-    digest_file,
-    sealed,
-    sync_upwards,
-    unsealed,
-    write_atomic,
-)
+from common import files
+from common.files import canonical_json, commit_directory, digest_bytes, digest_file, sealed, sync_upwards, unsealed, write_atomic
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -1,0 +1,160 @@
+"""Loads one frozen settings model from the command line, the environment, a TOML recipe and its defaults, in this order.
+
+Both packages use it, so that `--optim.lr 3e-4`, `TRAIN_OPTIM__LR=3e-4` and `[train.optim] lr = 3e-4` mean the same, and so that a
+wrong name or value is refused in the same words wherever it stands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from common.errors import ConfigError
+from common.files import UnusableFileError, read_input
+from common.redaction import HIDDEN, redacted_repr
+from common.settings.messages import explain, nearest
+from common.settings.model import (
+    Settings,
+    SettingsT,
+    environment_names,
+    is_list,
+    none_word,
+    place_in_recipe,
+    setting_names,
+    user_tables,
+    with_nones,
+)
+from common.settings.toml import parse_toml
+
+__all__ = ["MAX_SETTINGS_BYTES", "RECIPES", "load_settings"]
+
+RECIPES = Path(__file__).resolve().parents[2] / "env" / "recipes"
+MAX_SETTINGS_BYTES = 1 << 20
+"""The most that a recipe, or the settings of a run, may have."""
+
+
+def load_settings(
+    model: type[SettingsT],
+    arguments: Sequence[str],
+    parser: argparse.ArgumentParser,
+    environment: Mapping[str, str] = os.environ,
+) -> SettingsT:
+    """Builds `model` from command line, environment, recipe and defaults, the first that sets a value winning.
+
+    Raises:
+        ConfigError: a name is unknown or a value not allowed; the message says where it was set and what would be.
+    """
+    fields = setting_names(model)
+    _check_utf8("command line", arguments)
+    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    command_line = {name: none_word(fields[name], value) for name, value in given.items()}
+    variables = _from_environment(model, environment)
+    recipe = command_line.get("recipe", variables.get("recipe", model.model_fields["recipe"].default))
+    layers = [_from_recipe(model, recipe), variables, _nested(command_line)]
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        _merge(merged, layer)
+    try:
+        return model(**merged)
+    except ValidationError as error:
+        raise ConfigError(explain(model, error)) from None
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"optim.lr": 1}` as `{"optim": {"lr": 1}}`."""
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        *sections, leaf = name.split(".")
+        target = nested
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[leaf] = value
+    return nested
+
+
+def _merge(base: dict[str, Any], update: Mapping[str, Any]) -> None:
+    for name, value in update.items():
+        if isinstance(value, dict) and isinstance(base.get(name), dict):
+            _merge(base[name], value)
+        else:
+            base[name] = value
+
+
+def _from_environment(model: type[Settings], environment: Mapping[str, str]) -> dict[str, Any]:
+    known = dict(zip(environment_names(model), setting_names(model).items(), strict=True))
+    flat: dict[str, Any] = {}
+    for variable, value in environment.items():
+        if not variable.startswith(model.environment_prefix) or not value:
+            continue
+        _check_utf8("environment", (variable, value))
+        if place := place_in_recipe(model, variable.removeprefix(model.environment_prefix).replace("__", ".").lower()):
+            raise ConfigError(f"environment: {variable}: only a recipe can hold it: {place}")
+        if variable not in known:
+            raise ConfigError(f"environment: {variable} is no setting{nearest(variable, list(known))}")
+        name, field = known[variable]
+        flat[name] = _parse_list(variable, value) if is_list(field) else none_word(field, value)
+    return _nested(flat)
+
+
+def _check_utf8(origin: str, words: Iterable[str]) -> None:
+    """Raises where a word has other bytes, which Python keeps as lone surrogates: no file that a command writes could hold it."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"{origin}: {redacted_repr(word)} is no UTF-8 text; write it in UTF-8, and rename a file of that name; "
+                "or set PYTHONUTF8=1, if it is UTF-8 and the locale another"
+            ) from None
+
+
+def _parse_list(variable: str, value: str) -> Any:
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        shown = repr(HIDDEN if "://" in value else value)  # what is not even a list cannot be searched for secrets
+        raise ConfigError(f'environment: {variable} = {shown} is no JSON list; write for example ["a", "b"]') from None
+
+
+def _from_recipe(model: type[Settings], recipe: str | None) -> dict[str, Any]:
+    if recipe is None:
+        return {}
+    path = Path(recipe) if recipe.endswith(".toml") or "/" in recipe else RECIPES / f"{recipe}.toml"
+    try:
+        tables = parse_toml(read_input(path, MAX_SETTINGS_BYTES))
+    except UnusableFileError as error:
+        raise ConfigError(f"recipe {recipe!r}: {error}; name a .toml file") from None
+    except (FileNotFoundError, NotADirectoryError):
+        names = sorted(file.stem for file in RECIPES.glob("*.toml"))
+        raise ConfigError(f"recipe {recipe!r}: no file {path}; the recipes are {', '.join(names)}, or name a .toml file") from None
+    except ValueError as error:
+        raise ConfigError(f"recipe {path}: not valid TOML: {error}") from None
+    for table, value in tables.items():
+        if table not in ("prepare", "train"):
+            raise ConfigError(
+                f"recipe {path}: unknown table [{table}]{nearest(table, ['prepare', 'train'])}; use [prepare] and [train]"
+            )
+        if not isinstance(value, dict):
+            raise ConfigError(f"recipe {path}: {table} = {value!r} is no table; write [{table}] and its settings below")
+    values: dict[str, Any] = tables.get(model.recipe_table, {})
+    known = list(setting_names(model))
+    tables_of_users = tuple(f"{name}." for name in user_tables(model))
+    for name in _flat_names(values):
+        if name not in known and not name.startswith(tables_of_users):
+            table = f"{model.recipe_table}.{name}"
+            raise ConfigError(f"recipe {path}: {table} is no setting{nearest(name, known)}")
+    return with_nones(model, values)
+
+
+def _flat_names(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat_names(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name

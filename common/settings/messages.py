@@ -1,0 +1,67 @@
+"""Errors about settings in the words of the user."""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from common.redaction import redacted_repr
+from common.settings.model import Settings, entry_model, environment_names, setting_names
+
+__all__ = ["explain", "nearest"]
+
+
+def explain(model: type[BaseModel], error: ValidationError, *place: str) -> str:
+    """What is wrong with the values of a model, in the user's words; `place` is where the model stands, if it is but a part."""
+    return "; ".join(dict.fromkeys(_explain(model, detail, place) for detail in error.errors()))
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """The end of an error message: the known name that is most like this one, if there is one."""
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def _explain(model: type[BaseModel], detail: ErrorDetails, place: Sequence[str]) -> str:
+    names = [part for part in detail["loc"] if isinstance(part, str) and part != "function-after"]
+    name = ".".join((*place, *names))
+    known = [".".join((*place, one)) for one in (*setting_names(model), *_entry_names(model, names))]
+    if detail["type"] == "extra_forbidden":
+        return f"{name} is no setting{nearest(name, known)}"
+    if detail["type"] == "missing":
+        if isinstance(detail["loc"][-1], int):
+            return f"{name} = {redacted_repr(detail['input'])}: too few values"
+        return f"{name} is not set; give {_places_of(model, name)}"
+    if detail["type"] == "finite_number":
+        return f"{name} = {detail['input']!r}: {_finite_wanted(setting_names(model).get('.'.join(names)))}"
+    message = detail["msg"].removeprefix("Value error, ")
+    found = f" = {redacted_repr(detail['input'])}" if name in known else ""
+    return f"{name}{found}: {message[:1].lower()}{message[1:]}" if name else message
+
+
+def _finite_wanted(field: FieldInfo | None) -> str:
+    """What a setting takes that is not finite; its description says how it is switched off, where that can be."""
+    if field is None:
+        return "input should be a finite number"
+    none = " or none" if type(None) in typing.get_args(field.annotation) else ""
+    return f"input should be a finite number{none} ({field.description})"
+
+
+def _entry_names(model: type[BaseModel], names: Sequence[str]) -> list[str]:
+    """The settings of an entry of a table with names of the user's own choosing, if these names lead into one."""
+    field = model.model_fields.get(names[0]) if len(names) > 1 else None
+    entry = entry_model(field) if field else None
+    return [f"{names[0]}.{names[1]}.{name}" for name in entry.model_fields] if entry else []
+
+
+def _places_of(model: type[BaseModel], name: str) -> str:
+    """Where a setting can be given."""
+    known = list(setting_names(model))
+    if issubclass(model, Settings) and name in known:
+        return f"--{name} or {environment_names(model)[known.index(name)]}"
+    return "it in the recipe"

@@ -1,0 +1,120 @@
+"""The frozen models of settings, and the names of the settings in them."""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.fields import FieldInfo
+
+__all__ = [
+    "Section",
+    "Settings",
+    "entry_model",
+    "environment_names",
+    "is_list",
+    "is_table",
+    "none_word",
+    "place_in_recipe",
+    "section_model",
+    "setting_names",
+    "user_tables",
+    "with_nones",
+]
+
+
+class Section(BaseModel):
+    """A group of related settings. All numbers are finite: `to_toml` has no word for others."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Settings(Section):
+    """All settings of one command. A subclass says where they stand outside the command line."""
+
+    environment_prefix: ClassVar[str]
+    """`TRAIN_` makes `TRAIN_OPTIM__LR` the variable for `optim.lr`."""
+    recipe_table: ClassVar[str]
+    """`train` makes `[train.optim] lr = …` the place in a recipe."""
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def setting_names(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo]:
+    """Every setting of a model with its dotted name: `{"optim.lr": FieldInfo, …}`, in the order of definition.
+
+    Tables with names of the user's own choosing are not among them: only a recipe can hold those.
+    """
+    names: dict[str, FieldInfo] = {}
+    for name, field in model.model_fields.items():
+        if section := section_model(field.annotation):
+            names |= setting_names(section, f"{prefix}{name}.")
+        elif not is_table(field):
+            names[prefix + name] = field
+    return names
+
+
+def environment_names(model: type[Settings]) -> list[str]:
+    """The environment variables that set the model's fields: `["TRAIN_OPTIM__LR", …]`."""
+    return [model.environment_prefix + name.replace(".", "__").upper() for name in setting_names(model)]
+
+
+def with_nones(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recipe sets of a model, with None for the word `none` where a setting may be unset; TOML has no word of its own."""
+    fields = model.model_fields
+    return {name: _with_nones(fields[name], value) if name in fields else value for name, value in values.items()}
+
+
+def none_word(field: FieldInfo, value: Any) -> Any:
+    """The word `none` unsets a setting that may be unset; for any other it is a value like the rest."""
+    return None if value == "none" and type(None) in typing.get_args(field.annotation) else value
+
+
+def _with_nones(field: FieldInfo, value: Any) -> Any:
+    if not isinstance(value, dict):
+        return none_word(field, value)
+    if section := section_model(field.annotation):
+        return with_nones(section, value)
+    if entry := entry_model(field):
+        return {name: with_nones(entry, own) if isinstance(own, dict) else own for name, own in value.items()}
+    return value
+
+
+def section_model(annotation: Any) -> type[BaseModel] | None:
+    """The model that an annotation is; None where it is something else."""
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def entry_model(field: FieldInfo) -> type[BaseModel] | None:
+    """The model of each entry of a table with names of the user's own choosing; None where its entries are plain values."""
+    return section_model(typing.get_args(field.annotation)[1]) if is_table(field) else None
+
+
+def is_list(field: FieldInfo) -> bool:
+    """Whether a setting holds several values."""
+    return typing.get_origin(field.annotation) in (tuple, list)
+
+
+def is_table(field: FieldInfo) -> bool:
+    """Whether a setting is a table with names that the user chooses."""
+    return typing.get_origin(field.annotation) is dict
+
+
+def user_tables(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The settings that are tables with names of the user's own choosing."""
+    for name, field in model.model_fields.items():
+        if section := section_model(field.annotation):
+            yield from user_tables(section, f"{prefix}{name}.")
+        elif is_table(field):
+            yield prefix + name
+
+
+def place_in_recipe(model: type[Settings], name: str) -> str:
+    """Where a recipe holds a setting in a table with names of the user's own choosing; nothing for any other setting."""
+    table = next((table for table in user_tables(model) if f"{name}.".startswith(f"{table}.")), None)
+    is_typo = name == table and difflib.get_close_matches(name, list(setting_names(model)), cutoff=0.9)  # `source` for `sources`
+    return f"[{model.recipe_table}.{table}]" if table and not is_typo else ""

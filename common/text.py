@@ -1,0 +1,70 @@
+"""Numbers, times and text from strangers, as people read them."""
+
+from __future__ import annotations
+
+import unicodedata
+
+__all__ = ["decimal", "duration", "share", "size", "visible"]
+
+_UNSEEN = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"))
+"""Unicode categories of characters that show nothing, or that change how others are shown."""
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in decimal units: `517 bytes`, `1.2 kB`, `3.4 TB`."""
+    if num_bytes < 1000:
+        return f"{num_bytes:,.0f} bytes"
+    for unit in ("kB", "MB", "GB", "TB"):
+        num_bytes /= 1000
+        if num_bytes < 999.95:
+            return f"{num_bytes:.1f} {unit}"
+    return f"{num_bytes / 1000:,.1f} PB"
+
+
+def share(of_one: float) -> str:
+    """A share from 0 to 1 in per cent. Only 0 and 1 are called 0 % and 100 %: `< 0.1 %`, `12.3 %`, `> 99.9 %`."""
+    if of_one in (0, 1):
+        return f"{100 * of_one:.0f} %"
+    if 0 < of_one < 0.0005:
+        return "< 0.1 %"
+    if 0.9995 <= of_one < 1:
+        return "> 99.9 %"
+    return f"{100 * of_one:,.1f} %"
+
+
+def decimal(value: float) -> str:
+    """A number with the digits that say something: `1,234,567`, `890.5`, `41.2`, `0.00123`."""
+    if value == int(value) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """A time: `0.4 s`, `45 s`, `3 min 20 s`, `2 h 05 min`, `3 d 4 h`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def visible(text: str) -> str:
+    """Text in which every character that a reader would not see, or that would disturb the rest of the line, is named: `⟨U+202E⟩`.
+
+    Line feeds and tabs stay. What comes back holds no control character, no direction mark and no lone surrogate, so it can go to
+    a terminal and into UTF-8.
+    """
+    if text.isprintable() and text.isascii():
+        return text
+    return "".join(_named(character) for character in text)
+
+
+def _named(character: str) -> str:
+    if character in "\n\t" or unicodedata.category(character) not in _UNSEEN:
+        return character
+    return f"⟨U+{ord(character):04X}⟩"
