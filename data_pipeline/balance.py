@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.textbatch import mix_hashes
+from data_pipeline.text.ngrams import mix_hashes
 
 __all__ = ["copies_of_documents", "repeats_of_groups"]
 

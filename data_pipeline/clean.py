@@ -23,7 +23,8 @@ from dataclasses import dataclass
 
 import ftfy
 
-from data_pipeline.config import CleanSettings, Kind, LineRule
+from data_pipeline.config import CleanSettings, Kind
+from data_pipeline.config.text import LineRule
 from data_pipeline.documents import Document, Reason, Rejection
 
 __all__ = ["LINE_ENDS", "NOTICES", "Cleaned", "clean", "judge_length"]

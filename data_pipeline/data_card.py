@@ -15,7 +15,8 @@ from typing import Any
 
 from common.settings.toml import to_toml
 from common.text import decimal, share, size, visible
-from data_pipeline.config import BUILTIN, OVERRIDABLE, PrepareConfig
+from data_pipeline.config import BUILTIN, PrepareConfig
+from data_pipeline.config.prepare import OVERRIDABLE
 from data_pipeline.lengths import truncation_advice
 from data_pipeline.manifest import Manifest
 from data_pipeline.wording import known, largest_first, part, round_trip

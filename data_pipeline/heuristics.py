@@ -40,10 +40,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.clean import LINE_ENDS, NOTICES
-from data_pipeline.config import HeuristicSettings, Kind, Preset
+from data_pipeline.config import HeuristicSettings, Kind
+from data_pipeline.config.filters import Preset
 from data_pipeline.documents import Reason
-from data_pipeline.repetition import find_repeats, top_items, words_in_repeats
-from data_pipeline.textbatch import TextBatch, ngrams_of, runs_of, writes_no_spaces
+from data_pipeline.text.batch import TextBatch, writes_no_spaces
+from data_pipeline.text.ngrams import ngrams_of, runs_of
+from data_pipeline.text.repetition import find_repeats, top_items, words_in_repeats
 
 __all__ = ["Finding", "judge_form"]
 

@@ -20,7 +20,7 @@ from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.heuristics import judge_form
 from data_pipeline.html import PageReader
 from data_pipeline.language import CODE, UNDETERMINED, Identified, confidence_bin, identify
-from data_pipeline.textbatch import TextBatch
+from data_pipeline.text.batch import TextBatch
 
 __all__ = ["JudgedBatch", "JudgedDocument", "judge_batch"]
 

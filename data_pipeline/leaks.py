@@ -18,7 +18,7 @@ from data_pipeline.config import DedupSettings
 from data_pipeline.dedup.overlap import load_benchmarks
 from data_pipeline.dedup.signatures import Keys, Shingles, shingle, sign
 from data_pipeline.dedup.verify import jaccard
-from data_pipeline.textbatch import TextBatch
+from data_pipeline.text.batch import TextBatch
 
 __all__ = ["BenchmarkLeaks", "Example", "LeakReport", "TextOfDocument", "check_leaks"]
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from common.errors import PreparedDataError, SourceError
 from common.files import UnusableFileError, canonical_json, digest_bytes, digest_stream, open_input, read_input
-from data_pipeline.shaping import named_files, shaping_settings
+from data_pipeline.config import named_files, shaping_settings
 
 __all__ = [
     "FORMAT",

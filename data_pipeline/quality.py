@@ -36,7 +36,7 @@ from common.errors import ConfigError, PreparedDataError
 from data_pipeline.classifier import PROBABILITY_STEPS
 from data_pipeline.config import QualitySettings
 from data_pipeline.documents import Reason
-from data_pipeline.textbatch import mix_hashes
+from data_pipeline.text.ngrams import mix_hashes
 
 __all__ = [
     "FATES",

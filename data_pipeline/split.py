@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.textbatch import mix_hashes
+from data_pipeline.text.ngrams import mix_hashes
 
 __all__ = ["SPLITS", "Split", "fewest_held_out", "fractions_of_keys", "is_held_out", "tail_offset"]
 

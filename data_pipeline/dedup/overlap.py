@@ -23,7 +23,7 @@ import orjson
 from numpy.typing import NDArray
 
 from common.errors import SourceError
-from data_pipeline.textbatch import TextBatch
+from data_pipeline.text.batch import TextBatch
 
 __all__ = ["BenchmarkIndex", "Overlaps", "load_benchmarks", "read_items"]
 

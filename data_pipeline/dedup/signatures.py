@@ -20,7 +20,8 @@ import rensa
 from numpy.typing import NDArray
 
 from data_pipeline.config import DedupSettings, Kind
-from data_pipeline.textbatch import TextBatch, mix_hashes
+from data_pipeline.text.batch import TextBatch
+from data_pipeline.text.ngrams import mix_hashes
 
 __all__ = ["DIGEST_BYTES", "Bands", "Keys", "Shingles", "choose_bands", "fold_digest", "shingle", "sign"]
 

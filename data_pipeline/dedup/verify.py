@@ -15,7 +15,7 @@ from data_pipeline.dedup.candidates import PAIRS_SCHEMA, Pairs, read_pairs
 from data_pipeline.dedup.signatures import shingle
 from data_pipeline.dedup.texts import Texts
 from data_pipeline.tasks import TableWriter, commit_result
-from data_pipeline.textbatch import TextBatch
+from data_pipeline.text.batch import TextBatch
 
 __all__ = ["ShingleCache", "VerifyResult", "VerifyTask", "cut_evenly", "jaccard", "similar_pairs", "verify_candidates"]
 

@@ -24,7 +24,7 @@ from data_pipeline.dedup.signatures import sign
 from data_pipeline.documents import document_id
 from data_pipeline.sources.builtin import code_files, standard_library
 from data_pipeline.tasks import TableWriter, read_batches
-from data_pipeline.textbatch import TextBatch
+from data_pipeline.text.batch import TextBatch
 
 __all__ = ["Fates", "find", "found_pairs", "naive_fates", "plant", "read_fates", "run_inline", "true_pairs", "write_documents"]
 

@@ -12,7 +12,8 @@ from markdown_it import MarkdownIt
 
 from common.settings.load import load_settings
 from common.settings.options import help_parser
-from data_pipeline.config import HeuristicSettings, PrepareConfig, Preset
+from data_pipeline.config import HeuristicSettings, PrepareConfig
+from data_pipeline.config.filters import Preset
 from data_pipeline.data_card import render_card
 from tests.support.report_example import HOSTILE, example_manifest, example_report, thinned
 

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.config import HeuristicSettings, Preset
+from data_pipeline.config import HeuristicSettings
+from data_pipeline.config.filters import Preset
 from data_pipeline.documents import Reason, Stage
 from data_pipeline.heuristics import Finding, judge_form
-from data_pipeline.textbatch import TextBatch
+from data_pipeline.text.batch import TextBatch
 
 PUBLISHED: tuple[Preset, ...] = ("gopher-quality", "gopher-repetition", "c4", "fineweb")
 PROSE: tuple[Preset, ...] = (*PUBLISHED, "spam")

@@ -9,7 +9,7 @@ from data_pipeline.config import LimitSettings, PrepareConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.html import PageReader
 from data_pipeline.judge import JudgedBatch, JudgedDocument, judge_batch
-from data_pipeline.textbatch import TextBatch
+from data_pipeline.text.batch import TextBatch
 
 ENGLISH = "The ship had been at sea for nine days when the captain first saw land, and nobody on board believed him."
 GERMAN = "Das Schiff war seit neun Tagen auf See, als der Kapitän zum ersten Mal Land sah, und niemand glaubte ihm."

@@ -11,7 +11,7 @@ from data_pipeline.dedup.texts import Texts
 from data_pipeline.dedup.verify import ShingleCache
 from data_pipeline.documents import document_id
 from data_pipeline.tasks import read_batches
-from data_pipeline.textbatch import TextBatch
+from data_pipeline.text.batch import TextBatch
 from tests.support.duplicates import plant, shingles_of, write_documents
 
 SETTINGS = DedupSettings()

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from data_pipeline.config import DedupSettings
 from data_pipeline.dedup.signatures import Bands, choose_bands, fold_digest, shingle, sign
 from data_pipeline.dedup.verify import jaccard
-from data_pipeline.textbatch import TextBatch
+from data_pipeline.text.batch import TextBatch
 from tests.support.duplicates import shingles_of
 
 SETTINGS = DedupSettings()

@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.repetition import find_repeats, top_items, words_in_repeats
-from data_pipeline.textbatch import TextBatch, mix_hashes
+from data_pipeline.text.batch import TextBatch
+from data_pipeline.text.ngrams import mix_hashes
+from data_pipeline.text.repetition import find_repeats, top_items, words_in_repeats
 
 few_items = st.lists(st.lists(st.integers(0, 5), max_size=12), max_size=5)
 some_words = st.lists(st.lists(st.sampled_from("abc"), max_size=20).map(" ".join), min_size=1, max_size=4)

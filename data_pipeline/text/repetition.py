@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.textbatch import NGrams, mix_hashes
+from data_pipeline.text.ngrams import NGrams, mix_hashes
 
 __all__ = ["TopItems", "find_repeats", "top_items", "words_in_repeats"]
 

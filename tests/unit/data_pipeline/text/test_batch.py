@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from data_pipeline.textbatch import TextBatch, mix_hashes
+from data_pipeline.text.batch import TextBatch
+from data_pipeline.text.ngrams import mix_hashes
 
 # Few characters of every sort that is treated in its own way, so that words and lines often repeat.
 few_characters = st.sampled_from(

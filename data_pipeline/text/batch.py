@@ -12,30 +12,29 @@ Shape suffixes: N bytes of all texts, D texts, W their words, T their tokens (ru
 n-grams. A name with `_D1` holds D + 1 borders: text d owns the items [border[d], border[d + 1]).
 """
 
-# ruff: noqa: N802, N815 - names of arrays carry their shape
-
 from __future__ import annotations
 
 import hashlib
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NGrams", "TextBatch", "mix_hashes", "ngrams_of", "runs_of", "writes_no_spaces"]
+from data_pipeline.text.ngrams import HASH_MULTIPLIER, NGrams, mix_hashes, ngrams_of, runs_of
+
+# ruff: noqa: N802 - names of arrays carry their shape
+
+__all__ = ["TextBatch", "writes_no_spaces"]
 
 Bools = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
 Int64s = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
-
 _HASH_BLOCK_BYTES = 1 << 15  # the arrays of one block, 8 bytes a byte of text, stay in the cache
 _HASHED_WORD_BYTES = 1 << 12  # what follows in a longer word is not looked at
-_MULTIPLIER = 0x9E3779B97F4A7C15
-_INVERSE = pow(_MULTIPLIER, -1, 1 << 64)
+_INVERSE = pow(HASH_MULTIPLIER, -1, 1 << 64)
 
 
 def _table_of_values() -> Hashes:
@@ -64,19 +63,8 @@ def _powers(base: int, count: int) -> Hashes:
     return np.multiply.accumulate(powers)
 
 
-_POWERS = _powers(_MULTIPLIER, _HASH_BLOCK_BYTES + _HASHED_WORD_BYTES)
+_POWERS = _powers(HASH_MULTIPLIER, _HASH_BLOCK_BYTES + _HASHED_WORD_BYTES)
 _INVERSE_POWERS = _powers(_INVERSE, _HASH_BLOCK_BYTES + _HASHED_WORD_BYTES)
-
-
-@dataclass(frozen=True)
-class NGrams:
-    """Every run of n words that lies within one text."""
-
-    n: int
-    hashes_G: Hashes
-    first_words_G: Int64s
-    """Index of the first of its words among all words of the batch."""
-    borders_D1: Int64s
 
 
 class TextBatch:
@@ -216,7 +204,7 @@ class TextBatch:
         plain_W1, weighted_W1 = self._sums_of_hashes
         plain = plain_W1[last] - plain_W1[first]
         weighted = weighted_W1[last] - weighted_W1[first] - plain * first.astype(np.uint64)
-        return np.where(count == 0, np.uint64(0), mix_hashes(weighted * np.uint64(_MULTIPLIER) + plain + count))
+        return np.where(count == 0, np.uint64(0), mix_hashes(weighted * np.uint64(HASH_MULTIPLIER) + plain + count))
 
     def ngrams(self, n: int) -> NGrams:
         """All runs of `n` words, in the order of their first words; a text with fewer words has none."""
@@ -229,30 +217,6 @@ def writes_no_spaces(lead: Bytes, second: Bytes) -> Bools:
     is_burmese_khmer = (lead == 0xE1) & ((second <= 0x81) | (second == 0x9E) | (second == 0x9F))
     writes_none: Bools = ((lead >= 0xE3) & (lead <= 0xED)) | is_thai_lao_tibetan | is_burmese_khmer
     return writes_none
-
-
-def ngrams_of(word_hashes_W: Hashes, words_D1: Int64s, n: int) -> NGrams:
-    """All runs of `n` words of some texts, in the order of their first words; a text with fewer words has none."""
-    counts_D = np.maximum(np.diff(words_D1) - n + 1, 0)
-    borders_D1 = np.concatenate([[0], np.cumsum(counts_D)])
-    first_G = np.arange(borders_D1[-1]) + np.repeat(words_D1[:-1] - borders_D1[:-1], counts_D)
-    hashes_G = word_hashes_W[first_G]
-    for distance in range(1, n):
-        hashes_G = hashes_G * np.uint64(_MULTIPLIER) + word_hashes_W[first_G + distance]
-    return NGrams(n, mix_hashes(hashes_G) if n > 1 else hashes_G, first_G, borders_D1)
-
-
-def mix_hashes(hashes: Hashes) -> Hashes:
-    """Spreads every bit over all others: the finaliser of splitmix64 (Steele, Lea and Flood, 2014). A bijection."""
-    hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return hashes ^ (hashes >> np.uint64(31))
-
-
-def runs_of(is_inside_N: Bools) -> tuple[Int64s, Int64s]:
-    """Where the runs of true values begin and end; the last value is false."""
-    borders = np.flatnonzero(np.diff(is_inside_N, prepend=False))
-    return borders[::2], borders[1::2]
 
 
 def _hash_spans(block_N: Bytes, starts: Int64s, ends: Int64s, room: Hashes) -> Hashes:

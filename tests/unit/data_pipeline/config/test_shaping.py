@@ -1,8 +1,8 @@
 from collections import Counter
 
 from common.settings.model import setting_names
-from data_pipeline.config import OVERRIDABLE, PrepareConfig, SourceSettings
-from data_pipeline.shaping import FILES, LOCAL, SHAPING, named_files, shaping_settings
+from data_pipeline.config import FILES, LOCAL, SHAPING, PrepareConfig, SourceSettings, named_files, shaping_settings
+from data_pipeline.config.prepare import OVERRIDABLE
 
 
 def test_every_setting_shapes_bytes_stands_for_files_or_is_local() -> None:

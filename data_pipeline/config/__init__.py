@@ -1,0 +1,38 @@
+"""The settings of `prepare`."""
+
+from data_pipeline.config.filters import HeuristicSettings, LanguageSettings, QualitySettings
+from data_pipeline.config.limits import LimitSettings
+from data_pipeline.config.prepare import PrepareConfig, SourceSettings
+from data_pipeline.config.selection import FIM_TOKENS, AugmentSettings, BalanceSettings, DedupSettings, SplitSettings
+from data_pipeline.config.shaping import FILES, LOCAL, SHAPING, named_files, portable_settings, shaping_settings
+from data_pipeline.config.text import BUILTIN, KINDS, CleanSettings, HtmlSettings, Kind, RecordSettings, TextSettings
+from data_pipeline.config.tokens import PackingSettings, TokenizerSettings
+
+__all__ = [
+    "BUILTIN",
+    "FILES",
+    "FIM_TOKENS",
+    "KINDS",
+    "LOCAL",
+    "SHAPING",
+    "AugmentSettings",
+    "BalanceSettings",
+    "CleanSettings",
+    "DedupSettings",
+    "HeuristicSettings",
+    "HtmlSettings",
+    "Kind",
+    "LanguageSettings",
+    "LimitSettings",
+    "PackingSettings",
+    "PrepareConfig",
+    "QualitySettings",
+    "RecordSettings",
+    "SourceSettings",
+    "SplitSettings",
+    "TextSettings",
+    "TokenizerSettings",
+    "named_files",
+    "portable_settings",
+    "shaping_settings",
+]
