@@ -13,6 +13,7 @@ from common.files import UnusableFileError, canonical_json, digest_bytes, digest
 from common.settings.model import Section
 from data_pipeline.config import PrepareConfig
 from data_pipeline.data_card import render_card
+from data_pipeline.dataset.tables import data_path
 from data_pipeline.manifest import Manifest, ShardEntry
 from data_pipeline.publish import CARD, REPORT, REPORT_PAGE, TIMINGS, TOKENIZER, publish
 from data_pipeline.published import CHOSEN, TOKENS
@@ -24,7 +25,6 @@ from data_pipeline.split import Split
 from data_pipeline.stages.packing_rows import PackResult, PackTask
 from data_pipeline.stages.plan import DocumentsOf
 from data_pipeline.stages.vocabulary import TrainedTokenizer
-from data_pipeline.tasks import data_path
 from data_pipeline.tokenizer import supplied_files
 
 __all__ = ["PIPELINE_VERSION", "Prepared", "assemble", "fingerprint_of", "settings_of"]

@@ -11,6 +11,7 @@ from common.errors import ConfigError, SourceError
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import Reason
+from data_pipeline.execution.tasks import add_counts
 from data_pipeline.partitions import Partition
 from data_pipeline.report import collect_rejects
 from data_pipeline.sources.inputs import InputFile
@@ -18,7 +19,6 @@ from data_pipeline.split import SPLITS, fewest_held_out
 from data_pipeline.stages.reading import ReadResult
 from data_pipeline.stages.selecting import SelectResult
 from data_pipeline.stages.splitting import SplitResult
-from data_pipeline.tasks import add_counts
 
 __all__ = ["check_positions_exist", "check_rejected", "check_selected", "check_split", "check_trusted", "warn_of_losses"]
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from common.errors import WorkerError
 from data_pipeline.config import HtmlSettings, LimitSettings
-from data_pipeline.confined import ConfinedProgram, ProgramEndedError
+from data_pipeline.execution.confined import ConfinedProgram, ProgramEndedError
 
 __all__ = ["Extracted", "PageReader"]
 

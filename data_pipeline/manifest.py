@@ -21,14 +21,13 @@ from typing import Any
 from common.errors import PreparedDataError, SourceError
 from common.files import UnusableFileError, canonical_json, digest_bytes, digest_stream, open_input, read_input
 from data_pipeline.config import named_files, shaping_settings
+from data_pipeline.tokenizer.base import MAX_TOKENIZER_BYTES, MAX_VOCAB_SIZE
 
 __all__ = [
     "FORMAT",
     "MANIFEST",
     "MAX_MANIFEST_BYTES",
     "MAX_ROW_LENGTH",
-    "MAX_TOKENIZER_BYTES",
-    "MAX_VOCAB_SIZE",
     "PUBLISHED",
     "Manifest",
     "OtherFormatError",
@@ -45,13 +44,9 @@ FORMAT = f"{_FAMILY}2"
 MANIFEST = "manifest.json"
 PUBLISHED = "published.json"
 """The note beside the manifest: what preparations have put there, with sizes and times."""
-
 MAX_MANIFEST_BYTES = 512 << 20
 """The manifest of about a million input files."""
 MAX_ROW_LENGTH = 1 << 20
-MAX_VOCAB_SIZE = 1 << 24
-MAX_TOKENIZER_BYTES = 256 << 20
-"""Of each file of a tokenizer."""
 _MAX_SHARD_ROWS = (1 << 31) - 1  # the offsets of a shard's lists are int32
 _MAX_ROWS = 1 << 40  # the order of the rows is defined up to here
 _MAX_FILE_BYTES = 1 << 62

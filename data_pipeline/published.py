@@ -15,10 +15,10 @@ from common.errors import ConfigError, PreparedDataError
 from common.settings.messages import explain
 from common.settings.model import Section
 from data_pipeline.config import KINDS, PackingSettings
+from data_pipeline.dataset.tables import data_path, read_batches, read_side_by_side
 from data_pipeline.documents import partition_of
 from data_pipeline.manifest import MANIFEST, Manifest, check_digests
 from data_pipeline.split import SPLITS, Split
-from data_pipeline.tasks import data_path, read_batches, read_side_by_side
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [

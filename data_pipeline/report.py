@@ -13,6 +13,7 @@ from data_pipeline.classifier import PROBABILITY_STEPS
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import Reason, Stage
+from data_pipeline.execution.tasks import Counts, add_counts
 from data_pipeline.language import threshold_costs
 from data_pipeline.lengths import compare_row_lengths, describe_lengths
 from data_pipeline.packing import METHODS
@@ -26,7 +27,6 @@ from data_pipeline.stages.selecting import Cuts, SelectResult
 from data_pipeline.stages.splitting import SplitResult
 from data_pipeline.stages.tokenizing import TokenizeResult
 from data_pipeline.stages.vocabulary import TrainedTokenizer
-from data_pipeline.tasks import Counts, add_counts
 
 __all__ = ["Results", "collect_rejects", "make_report", "row_counts"]
 

@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.dedup.keys import entries_path
 from data_pipeline.documents import document_id
-from data_pipeline.tasks import TableWriter, commit_result, read_batches
+from data_pipeline.execution.tasks import commit_result
 
 __all__ = [
     "PAIRS_SCHEMA",

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_pipeline.config import DedupSettings
+from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.dedup.candidates import (
     SAMPLE_EVERY,
     BucketResult,
@@ -26,7 +27,7 @@ from data_pipeline.dedup.resolve import Fate, ResolveResult, ResolveTask, resolv
 from data_pipeline.dedup.signatures import DIGEST_BYTES, choose_bands
 from data_pipeline.dedup.verify import VerifyResult, VerifyTask, cut_evenly, verify_candidates
 from data_pipeline.documents import Reason, document_id, partition_of
-from data_pipeline.tasks import Counts, TableWriter, Task, commit_result, read_batches
+from data_pipeline.execution.tasks import Counts, Task, commit_result
 
 __all__ = ["FATES_SCHEMA", "REASONS", "STAGES", "Duplicates", "PartitionKeys", "RunStage", "find_duplicates"]
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from data_pipeline.config import DedupSettings
+from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.dedup.signatures import DIGEST_BYTES, Keys
-from data_pipeline.tasks import TableWriter, read_batches
 
 __all__ = ["ENTRIES_SCHEMA", "KEYS_SCHEMA", "KeyWriter", "entries_path", "fixed_bytes", "make_entries", "read_digests", "read_keys"]
 

@@ -20,11 +20,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from data_pipeline.config import DedupSettings
+from data_pipeline.dataset.tables import TableWriter
 from data_pipeline.dedup.candidates import Pairs, read_pairs
 from data_pipeline.dedup.keys import fixed_bytes, read_keys
 from data_pipeline.dedup.signatures import DIGEST_BYTES
 from data_pipeline.dedup.texts import Texts
-from data_pipeline.tasks import TableWriter, commit_result
+from data_pipeline.execution.tasks import commit_result
 
 __all__ = ["RESOLVED_SCHEMA", "Fate", "Resolution", "ResolveResult", "ResolveTask", "components", "resolve", "resolve_pairs"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from data_pipeline.dataset.tables import read_batches
 from data_pipeline.documents import partition_of
-from data_pipeline.tasks import read_batches
 
 __all__ = ["Texts"]
 

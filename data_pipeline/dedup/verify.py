@@ -11,10 +11,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from data_pipeline.config import DedupSettings
+from data_pipeline.dataset.tables import TableWriter
 from data_pipeline.dedup.candidates import PAIRS_SCHEMA, Pairs, read_pairs
 from data_pipeline.dedup.signatures import shingle
 from data_pipeline.dedup.texts import Texts
-from data_pipeline.tasks import TableWriter, commit_result
+from data_pipeline.execution.tasks import commit_result
 from data_pipeline.text.batch import TextBatch
 
 __all__ = ["ShingleCache", "VerifyResult", "VerifyTask", "cut_evenly", "jaccard", "similar_pairs", "verify_candidates"]

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_pipeline.config import LimitSettings, RecordSettings
-from data_pipeline.confined import ConfinedProgram, ProgramEndedError
 from data_pipeline.documents import Document, Reason, Rejection
+from data_pipeline.execution.confined import ConfinedProgram, ProgramEndedError
 from data_pipeline.sources.decoding import Origin, explain_bytes
 from data_pipeline.sources.streams import Budget, Readable, StreamError
 

@@ -11,6 +11,7 @@ from data_pipeline.balance import repeats_of_groups
 from data_pipeline.config import PackingSettings, PrepareConfig, TokenizerSettings
 from data_pipeline.dedup.duplicates import STAGES as DUPLICATES
 from data_pipeline.dedup.duplicates import Duplicates, PartitionKeys, RunStage, find_duplicates
+from data_pipeline.execution.tasks import add_counts
 from data_pipeline.partitions import Partition
 from data_pipeline.publish import TOKENIZER
 from data_pipeline.published import CHOSEN, TOKENS
@@ -33,7 +34,6 @@ from data_pipeline.stages.selecting import Cuts, SelectResult, SelectTask, Weigh
 from data_pipeline.stages.splitting import SplitResult, SplitTask, split_partition, with_enough_held_out
 from data_pipeline.stages.tokenizing import TokenizeResult, TokenizeTask, tokenize_partition
 from data_pipeline.stages.vocabulary import SampleResult, SampleTask, TrainedTokenizer, TrainTask, sample_partition, train
-from data_pipeline.tasks import add_counts
 
 __all__ = [
     "DocumentsOf",

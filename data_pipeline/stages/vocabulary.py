@@ -10,10 +10,11 @@ import pyarrow as pa
 
 from common.files import digest_bytes
 from data_pipeline.config import TokenizerSettings
+from data_pipeline.dataset.tables import TableWriter, read_batches
+from data_pipeline.execution.tasks import commit_result
 from data_pipeline.stages.splitting import read_kept, texts_of
-from data_pipeline.tasks import TableWriter, commit_result, read_batches
 from data_pipeline.tokenizer import Tokenizer, save_tokenizer
-from data_pipeline.tokenizer_training import alphabet_of, sample_pieces, train_tokenizer
+from data_pipeline.tokenizer.training import alphabet_of, sample_pieces, train_tokenizer
 
 __all__ = ["SampleResult", "SampleTask", "TrainTask", "TrainedTokenizer", "sample_partition", "train"]
 

@@ -3,8 +3,6 @@
 Shape suffixes: D texts, T ids.
 """
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -14,7 +12,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BOS_ID", "EOS_ID", "NUM_SPECIAL", "PAD_ID", "SPECIAL_IDS", "UNK_ID", "Encoded", "Tokenizer", "round_trip_failures"]
+# ruff: noqa: N815 - names of arrays carry their shape
+
+__all__ = [
+    "BOS_ID",
+    "EOS_ID",
+    "MAX_TOKENIZER_BYTES",
+    "MAX_VOCAB_SIZE",
+    "NUM_SPECIAL",
+    "PAD_ID",
+    "SPECIAL_IDS",
+    "UNK_ID",
+    "Encoded",
+    "Tokenizer",
+    "round_trip_failures",
+]
 
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
 """The ids in every tokenizer of our own; one that the user supplies has what its file says."""
@@ -122,3 +134,8 @@ class Tokenizer(ABC):
 def round_trip_failures(tokenizer: Tokenizer, texts: Iterable[str]) -> int:
     """How many of the texts do not come back as they were, which only `char` and supplied tokenizers may let happen."""
     return sum(tokenizer.decode(tokenizer.encode(text)) != text for text in texts)
+
+
+MAX_VOCAB_SIZE = 1 << 24
+MAX_TOKENIZER_BYTES = 256 << 20
+"""Of each file of a tokenizer."""

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from common.errors import DataError
 from common.files import canonical_json, digest_bytes
-from data_pipeline.manifest import MAX_VOCAB_SIZE
-from data_pipeline.tokenizer.base import Encoded, Tokenizer
+from data_pipeline.tokenizer.base import MAX_VOCAB_SIZE, Encoded, Tokenizer
 from data_pipeline.tokenizer.byte_level import borders_of
 from data_pipeline.tokenizer.special import CONFIG_FILE, ROLES, SpecialTokens, special_tokens
 from data_pipeline.tokenizer.word_cache import WordCache

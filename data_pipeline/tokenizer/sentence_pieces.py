@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from common.files import canonical_json, digest_bytes
 from data_pipeline.tokenizer.base import Encoded, Tokenizer
 from data_pipeline.tokenizer.model_file import BPE, read_spec, without_dummy_prefix
-from data_pipeline.tokenizer.sampling import sample_bpe, sample_unigram
 from data_pipeline.tokenizer.special import CONFIG_FILE, ROLES, SpecialTokens, special_tokens
+from data_pipeline.tokenizer.subword_sampling import sample_bpe, sample_unigram
 from data_pipeline.tokenizer.word_cache import WordCache, places_to_cut
 
 __all__ = ["SPACE_MARK", "SentencePieceTokenizer"]

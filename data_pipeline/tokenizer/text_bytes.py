@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.tokenizer.base import Tokenizer
+from data_pipeline.tokenizer.characters import ByteTokenizer
 from data_pipeline.tokenizer.huggingface import HuggingFaceTokenizer
-from data_pipeline.tokenizer.plain import ByteTokenizer
 
 __all__ = ["TextBytes", "count_text_bytes"]
 

@@ -28,7 +28,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from data_pipeline.config import TokenizerSettings
 from data_pipeline.tokenizer import save_tokenizer
-from data_pipeline.tokenizer_training import train_tokenizer
+from data_pipeline.tokenizer.training import train_tokenizer
 from tests.support.runs import ROOT
 
 PEERS = Path(__file__).parent / "peers"

@@ -15,7 +15,7 @@ from common.errors import ConfigError
 from data_pipeline.augment import AugmentCounts, Augmenter, is_on, load_synonyms
 from data_pipeline.config import FIM_TOKENS, AugmentSettings, TokenizerSettings
 from data_pipeline.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokenizer
-from data_pipeline.tokenizer_training import train_tokenizer
+from data_pipeline.tokenizer.training import train_tokenizer
 
 SAMPLE = [paragraph for paragraph in inspect.getsource(random).split("\n\n") if len(paragraph) > 40][:80]
 texts = st.lists(st.sampled_from(["the ", "cat", "returned", "\n", "日本", "▁", " "]) | st.text(), max_size=8).map("".join)

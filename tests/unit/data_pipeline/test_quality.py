@@ -30,7 +30,7 @@ from data_pipeline.quality import (
     train_reference,
 )
 from data_pipeline.tokenizer import Encoded, Tokenizer
-from data_pipeline.tokenizer_training import train_tokenizer
+from data_pipeline.tokenizer.training import train_tokenizer
 
 VOCAB = 50
 documents = st.lists(st.lists(st.integers(0, 5) | st.integers(0, VOCAB - 1), max_size=40), min_size=1, max_size=8)

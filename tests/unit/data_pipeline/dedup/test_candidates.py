@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_pipeline.dataset.tables import TableWriter
 from data_pipeline.dedup.candidates import (
     BucketTask,
     are_dropped,
@@ -21,7 +22,6 @@ from data_pipeline.dedup.candidates import (
 from data_pipeline.dedup.keys import ENTRIES_SCHEMA, entries_path
 from data_pipeline.dedup.resolve import RESOLVED_SCHEMA
 from data_pipeline.dedup.verify import cut_evenly
-from data_pipeline.tasks import TableWriter
 
 entries = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2), st.integers(0, 30)), max_size=60, unique=True)
 

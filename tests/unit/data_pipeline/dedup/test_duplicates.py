@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from data_pipeline.config import DedupSettings
+from data_pipeline.dataset.tables import data_path
 from data_pipeline.dedup import verify
 from data_pipeline.dedup.resolve import Fate
-from data_pipeline.tasks import data_path
 from tests.support.duplicates import Fates, edit, find, found_pairs, naive_fates, plant, run_inline, true_pairs
 
 SETTINGS = DedupSettings()

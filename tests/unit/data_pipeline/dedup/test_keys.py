@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from data_pipeline.config import DedupSettings
+from data_pipeline.dataset.tables import read_batches
 from data_pipeline.dedup import keys as module
 from data_pipeline.dedup.keys import KeyWriter, entries_path, read_keys
 from data_pipeline.dedup.signatures import choose_bands, fold_digest, sign
 from data_pipeline.dedup.texts import Texts
 from data_pipeline.dedup.verify import ShingleCache
 from data_pipeline.documents import document_id
-from data_pipeline.tasks import read_batches
 from data_pipeline.text.batch import TextBatch
 from tests.support.duplicates import plant, shingles_of, write_documents
 

@@ -24,7 +24,7 @@ from data_pipeline.tokenizer import (
     round_trip_failures,
     save_tokenizer,
 )
-from data_pipeline.tokenizer_training import train_tokenizer
+from data_pipeline.tokenizer.training import train_tokenizer
 
 LINES = inspect.getsource(random).splitlines(keepends=True)
 SPECIAL = ["<|endoftext|>", "<|pad|>"]

@@ -13,7 +13,7 @@ from data_pipeline.config import TokenizerSettings
 from data_pipeline.tokenizer import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from data_pipeline.tokenizer.sentence_pieces import SPACE_MARK
 from data_pipeline.tokenizer.text_bytes import TextBytes, count_text_bytes
-from data_pipeline.tokenizer_training import train_tokenizer
+from data_pipeline.tokenizer.training import train_tokenizer
 from tests.support.sentence_piece_models import model_with_dummy_prefix
 
 TEXT = "The cat sat on the mat, and the naïve dog façade watched 12 345 birds. Straße, größere Wörter.\n\tdef f(x):\n    return x\n"

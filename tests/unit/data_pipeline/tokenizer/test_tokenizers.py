@@ -18,7 +18,7 @@ from data_pipeline.tokenizer import (
     save_tokenizer,
     sentence_pieces,
 )
-from data_pipeline.tokenizer_training import alphabet_of, sample_pieces, train_tokenizer
+from data_pipeline.tokenizer.training import alphabet_of, sample_pieces, train_tokenizer
 
 WORDS = [
     a + b + c

@@ -8,46 +8,26 @@ is forced to the device here: after a power failure the digests say which result
 
 from __future__ import annotations
 
-import hashlib
-import io
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-import pyarrow as pa
-
-from common.files import digest_file, read_input, sealed, unfinished_path, unsealed, write_atomic
-from data_pipeline.arrow_files import ArrowFile, open_arrow
-from data_pipeline.engine import Engine, available_cores
+from common.files import digest_file, read_input, sealed, unsealed, write_atomic
+from data_pipeline.execution.local_engine import Engine, available_cores
 
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+    pass
 
-__all__ = [
-    "Counts",
-    "TableWriter",
-    "Task",
-    "Written",
-    "add_counts",
-    "check_files",
-    "commit_result",
-    "data_path",
-    "read_batches",
-    "read_side_by_side",
-    "read_table",
-    "run_stage",
-]
+
+__all__ = ["Counts", "Task", "Written", "add_counts", "check_files", "commit_result", "run_stage"]
 
 logger = logging.getLogger(__name__)
-
-_BATCH_BYTES = 4 << 20  # text in one record batch of an intermediate file: bounds the memory of every stage
 _MAX_RESULT_BYTES = 256 << 20
 _MAX_CHECKS = 8  # at a time; computing digests releases the interpreter lock
-
 Counts = dict[str, int]
 
 
@@ -135,119 +115,6 @@ def check_files(output: Path, files: Mapping[str, str]) -> None:
             raise ValueError(f"{path}: its content does not match its digest")
 
 
-class TableWriter:
-    """Writes an Arrow file in batches; it has its final name only when it is complete."""
-
-    def __init__(self, output: Path, schema: pa.Schema) -> None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        self._path = data_path(output)
-        self._temporary = unfinished_path(self._path)
-        self._schema = schema
-        self._rows: list[tuple[Any, ...]] = []
-        self._bytes = 0
-        self._digest = ""
-
-    def __enter__(self) -> TableWriter:
-        self._file = _DigestingFile(self._temporary)
-        self._writer = pa.ipc.new_file(pa.PythonFile(self._file, mode="w"), self._schema)
-        return self
-
-    @property
-    def digest(self) -> str:
-        """`sha256:…` of the file, once it has its final name."""
-        return self._digest
-
-    @property
-    def written(self) -> dict[Path, str]:
-        """See `Written`."""
-        return {self._path: self._digest}
-
-    def add(self, row: tuple[Any, ...], num_bytes: int) -> None:
-        """Adds a row that holds about `num_bytes`; rows are gathered into batches of a few MiB."""
-        self._rows.append(row)
-        self._bytes += num_bytes
-        if self._bytes >= _BATCH_BYTES:
-            self._flush()
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Writes a batch as it is."""
-        self._writer.write_batch(batch)
-
-    def _flush(self) -> None:
-        if self._rows:
-            columns = [
-                pa.array(column, kind) for column, kind in zip(zip(*self._rows, strict=True), self._schema.types, strict=True)
-            ]
-            self.write(pa.RecordBatch.from_arrays(columns, schema=self._schema))
-        self._rows, self._bytes = [], 0
-
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if error is None:
-            self._flush()
-        self._writer.close()
-        self._file.close()
-        if error is not None:
-            self._temporary.unlink(missing_ok=True)
-            return
-        self._temporary.rename(self._path)
-        self._digest = self._file.digest
-
-
-class _DigestingFile(io.RawIOBase):
-    """A new file that is written from its start to its end, and the digest of what was written."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("xb")
-        self._sha256 = hashlib.sha256()
-
-    @property
-    def digest(self) -> str:
-        """`sha256:…` of all that was written."""
-        return f"sha256:{self._sha256.hexdigest()}"
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        self._sha256.update(data)
-        return self._file.write(data)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def flush(self) -> None:
-        if not self._file.closed:
-            self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-def read_batches(output: Path) -> Iterable[pa.RecordBatch]:
-    """The record batches of an intermediate file, each mapped when it is its turn."""
-    return _mapped(output).batches()
-
-
-def read_table(output: Path) -> pa.Table:
-    """A small intermediate file, whole."""
-    file = _mapped(output)
-    return pa.Table.from_batches(file.batches(), file.schema).combine_chunks()
-
-
-def _mapped(output: Path) -> ArrowFile:
-    return open_arrow(pa.memory_map(str(data_path(output))).read_buffer())
-
-
-def read_side_by_side(output: Path, other: Path) -> Iterator[tuple[pa.RecordBatch, pa.Table]]:
-    """The batches of an intermediate file, each with its rows of another, small one that has a row for each row of the first."""
-    rows = read_table(other)
-    position = 0
-    for batch in read_batches(output):
-        yield batch, rows.slice(position, batch.num_rows)
-        position += batch.num_rows
-
-
 def add_counts(counts: Iterable[Mapping[str, int]]) -> Counts:
     """The sum of counts by name, in the order in which the names come up first."""
     total: Counts = {}
@@ -273,11 +140,6 @@ def commit_result(task: Task, result: ResultT, *tables: Written, files: Mapping[
     names = {os.path.relpath(path, task.output.parent): digest for path, digest in digests.items()}
     write_atomic(_result_path(task), sealed({"result": asdict(result), "files": names}), durable=False)  # type: ignore[call-overload]
     return result
-
-
-def data_path(output: Path) -> Path:
-    """The table of a task's output."""
-    return output.with_name(f"{output.name}.arrow")
 
 
 def _result_path(task: Task) -> Path:

@@ -24,8 +24,8 @@ from data_pipeline.tokenizer import (
     CharacterTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
-    open_supplied,
 )
+from data_pipeline.tokenizer.loading import open_supplied
 from data_pipeline.tokenizer.model_file import without_provenance
 
 __all__ = ["alphabet_of", "sample_pieces", "train_tokenizer"]

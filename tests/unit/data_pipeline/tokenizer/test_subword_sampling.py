@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from data_pipeline.config import TokenizerSettings
 from data_pipeline.tokenizer import SentencePieceTokenizer
-from data_pipeline.tokenizer.sampling import sample_bpe, sample_unigram
-from data_pipeline.tokenizer_training import train_tokenizer
+from data_pipeline.tokenizer.subword_sampling import sample_bpe, sample_unigram
+from data_pipeline.tokenizer.training import train_tokenizer
 from tests.support.corpora import sentences
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -89,6 +89,6 @@ def drawn() -> list[list[int]]:
 
 
 def test_every_process_draws_the_same() -> None:
-    code = "from tests.unit.data_pipeline.tokenizer.test_sampling import drawn; print(drawn())"
+    code = "from tests.unit.data_pipeline.tokenizer.test_subword_sampling import drawn; print(drawn())"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(drawn())

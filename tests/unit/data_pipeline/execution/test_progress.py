@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline import progress as module
-from data_pipeline.progress import Pace, Progress
+from data_pipeline.execution import progress as module
+from data_pipeline.execution.progress import Pace, Progress
 
 
 class Terminal(io.StringIO):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from data_pipeline.config import PrepareConfig
-from data_pipeline.engine import Engine, available_cores, open_engine
-from data_pipeline.progress import Progress
-from data_pipeline.tasks import Task, run_stage
+from data_pipeline.execution.local_engine import Engine, available_cores, open_engine
+from data_pipeline.execution.progress import Progress
+from data_pipeline.execution.tasks import Task, run_stage
 
 __all__ = ["Runner", "open_runner", "open_runner_of"]
 
@@ -64,7 +64,7 @@ def open_runner_of(config: PrepareConfig, stages: Sequence[str], num_partitions:
         with open_runner(stages, min(config.workers or available_cores(), num_partitions)) as runner:
             yield runner
         return
-    from data_pipeline.ray_engine import open_ray  # noqa: PLC0415 - an optional dependency
+    from data_pipeline.execution.ray_engine import open_ray  # noqa: PLC0415 - an optional dependency
 
     with open_ray(config.ray_address, config.workers) as engine:
         yield Runner(engine, Progress(stages))

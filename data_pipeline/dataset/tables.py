@@ -1,0 +1,140 @@
+"""Tables on disk in which stages hand documents on, and which prepared data keeps."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from common.files import unfinished_path
+from data_pipeline.arrow_files import ArrowFile, open_arrow
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+__all__ = ["TableWriter", "data_path", "read_batches", "read_side_by_side", "read_table"]
+
+_BATCH_BYTES = 4 << 20  # text in one record batch of an intermediate file: bounds the memory of every stage
+
+
+class TableWriter:
+    """Writes an Arrow file in batches; it has its final name only when it is complete."""
+
+    def __init__(self, output: Path, schema: pa.Schema) -> None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        self._path = data_path(output)
+        self._temporary = unfinished_path(self._path)
+        self._schema = schema
+        self._rows: list[tuple[Any, ...]] = []
+        self._bytes = 0
+        self._digest = ""
+
+    def __enter__(self) -> TableWriter:
+        self._file = _DigestingFile(self._temporary)
+        self._writer = pa.ipc.new_file(pa.PythonFile(self._file, mode="w"), self._schema)
+        return self
+
+    @property
+    def digest(self) -> str:
+        """`sha256:…` of the file, once it has its final name."""
+        return self._digest
+
+    @property
+    def written(self) -> dict[Path, str]:
+        """See `Written`."""
+        return {self._path: self._digest}
+
+    def add(self, row: tuple[Any, ...], num_bytes: int) -> None:
+        """Adds a row that holds about `num_bytes`; rows are gathered into batches of a few MiB."""
+        self._rows.append(row)
+        self._bytes += num_bytes
+        if self._bytes >= _BATCH_BYTES:
+            self._flush()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Writes a batch as it is."""
+        self._writer.write_batch(batch)
+
+    def _flush(self) -> None:
+        if self._rows:
+            columns = [
+                pa.array(column, kind) for column, kind in zip(zip(*self._rows, strict=True), self._schema.types, strict=True)
+            ]
+            self.write(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+        self._rows, self._bytes = [], 0
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is None:
+            self._flush()
+        self._writer.close()
+        self._file.close()
+        if error is not None:
+            self._temporary.unlink(missing_ok=True)
+            return
+        self._temporary.rename(self._path)
+        self._digest = self._file.digest
+
+
+class _DigestingFile(io.RawIOBase):
+    """A new file that is written from its start to its end, and the digest of what was written."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("xb")
+        self._sha256 = hashlib.sha256()
+
+    @property
+    def digest(self) -> str:
+        """`sha256:…` of all that was written."""
+        return f"sha256:{self._sha256.hexdigest()}"
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        self._sha256.update(data)
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def flush(self) -> None:
+        if not self._file.closed:
+            self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def read_batches(output: Path) -> Iterable[pa.RecordBatch]:
+    """The record batches of an intermediate file, each mapped when it is its turn."""
+    return _mapped(output).batches()
+
+
+def read_table(output: Path) -> pa.Table:
+    """A small intermediate file, whole."""
+    file = _mapped(output)
+    return pa.Table.from_batches(file.batches(), file.schema).combine_chunks()
+
+
+def _mapped(output: Path) -> ArrowFile:
+    return open_arrow(pa.memory_map(str(data_path(output))).read_buffer())
+
+
+def read_side_by_side(output: Path, other: Path) -> Iterator[tuple[pa.RecordBatch, pa.Table]]:
+    """The batches of an intermediate file, each with its rows of another, small one that has a row for each row of the first."""
+    rows = read_table(other)
+    position = 0
+    for batch in read_batches(output):
+        yield batch, rows.slice(position, batch.num_rows)
+        position += batch.num_rows
+
+
+def data_path(output: Path) -> Path:
+    """The table of a task's output."""
+    return output.with_name(f"{output.name}.arrow")

@@ -1,0 +1,161 @@
+"""Tokenizers from files and to files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from common.errors import ConfigError, PreparedDataError
+from common.files import read_input, write_atomic
+from data_pipeline.tokenizer.base import (
+    BOS_ID,
+    EOS_ID,
+    MAX_TOKENIZER_BYTES,
+    PAD_ID,
+    UNK_ID,
+    Encoded,
+    Tokenizer,
+    round_trip_failures,
+)
+from data_pipeline.tokenizer.characters import ByteTokenizer, CharacterTokenizer
+from data_pipeline.tokenizer.huggingface import HuggingFaceTokenizer
+from data_pipeline.tokenizer.model_file import read_spec
+from data_pipeline.tokenizer.sentence_pieces import SentencePieceTokenizer
+from data_pipeline.tokenizer.special import SIBLINGS, names_in_siblings
+from data_pipeline.tokenizer.trial import try_out
+
+__all__ = [
+    "BOS_ID",
+    "EOS_ID",
+    "PAD_ID",
+    "UNK_ID",
+    "ByteTokenizer",
+    "CharacterTokenizer",
+    "Encoded",
+    "HuggingFaceTokenizer",
+    "SentencePieceTokenizer",
+    "Tokenizer",
+    "load_tokenizer",
+    "open_supplied",
+    "round_trip_failures",
+    "save_tokenizer",
+    "supplied_files",
+]
+
+_Files = Mapping[str, bytes]
+_BUILT_HERE = (CharacterTokenizer.file_name, ByteTokenizer.file_name)
+"""Files that no library reads."""
+
+
+def load_tokenizer(directory: Path, *, trial: bool = True) -> Tokenizer:
+    """The tokenizer in a folder, which is `tokenizer` in prepared data.
+
+    Args:
+        directory: of its files; no link in it is followed.
+        trial: load it in a separate process first, with limits on time and memory; not needed where this preparation has
+            loaded the same file before.
+
+    Raises:
+        PreparedDataError: there is none, or its file cannot be read.
+    """
+    for file_name, build in _BUILDERS.items():
+        path = directory / file_name
+        if path.is_file():
+            try:
+                files = _read_with_siblings(path, below=directory)
+                if trial and file_name not in _BUILT_HERE:
+                    _try_out(path, files[file_name])
+                return build(files)
+            except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+                raise PreparedDataError(f"{path}: not a tokenizer that can be read ({error}); run `prepare` again") from None
+    raise PreparedDataError(f"{directory}: no tokenizer in it; run `prepare`, or name a folder that it has written")
+
+
+def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
+    """Writes the tokenizer's files into a folder, the one that names its kind last."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for file_name, content in sorted(tokenizer.files().items(), key=lambda item: item[0] == tokenizer.file_name):
+        write_atomic(directory / file_name, content)
+
+
+def open_supplied(path: Path, chosen: Mapping[str, str]) -> Tokenizer:
+    """A tokenizer that was made elsewhere: a `tokenizer.json` or SentencePiece `.model` file, or a folder with one of them.
+
+    `chosen` names its special tokens by role (`pad`, `unk`, `bos`, `eos`) where its files do not, or not as wanted.
+
+    Raises:
+        ConfigError: there is none, it cannot be read, or it lacks a chosen token.
+    """
+    file = _file_of(path)
+    try:
+        files = _read_with_siblings(file)
+        _try_out(file, files[file.name])
+        found = names_in_siblings(files)
+        if file.suffix == ".json":
+            return HuggingFaceTokenizer(files[file.name], chosen, found)
+        return SentencePieceTokenizer(files[file.name], "sentencepiece", chosen, found)
+    except OSError as error:
+        raise ConfigError(f"tokenizer.path: {file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"tokenizer.path: {file} cannot be used: {error}") from None
+
+
+def _try_out(file: Path, content: bytes) -> None:
+    if file.suffix == ".json":
+        try_out("huggingface", content)
+    else:
+        read_spec(content)  # which says more about what is wrong with it
+        try_out("sentencepiece", content)
+
+
+def supplied_files(path: Path) -> list[Path]:
+    """The files that `open_supplied` reads: the tokenizer's own first, then those beside it that name special tokens.
+
+    Raises:
+        ConfigError: there is no tokenizer of this name.
+    """
+    return _with_siblings(_file_of(path))
+
+
+def _file_of(path: Path) -> Path:
+    if not path.is_dir():
+        if path.suffix not in (".json", ".model"):
+            raise ConfigError(f"tokenizer.path: {path} is no tokenizer.json, SentencePiece .model, or folder with one")
+        return path
+    candidates = [path / HuggingFaceTokenizer.file_name, *sorted(path.glob("*.model"))]
+    present = [file for file in candidates if file.is_file()]
+    if not present:
+        raise ConfigError(f"tokenizer.path: {path} holds no tokenizer.json or SentencePiece .model; name one that does")
+    if present[0].suffix == ".model" and len(present) > 1:
+        raise ConfigError(f"tokenizer.path: {path} holds {len(present)} SentencePiece models; name the file that is meant")
+    return present[0]
+
+
+def _read_with_siblings(file: Path, below: Path | None = None) -> _Files:
+    """A tokenizer's file and those beside it that name special tokens, by name; `below` as in `read_input`."""
+    return {path.name: read_input(path, MAX_TOKENIZER_BYTES, below=below) for path in _with_siblings(file)}
+
+
+def _with_siblings(file: Path) -> list[Path]:
+    siblings = [file.with_name(name) for name in SIBLINGS]
+    return [file, *(path for path in siblings if path.is_file())]
+
+
+def _characters(files: _Files) -> Tokenizer:
+    content = json.loads(files[CharacterTokenizer.file_name])
+    return CharacterTokenizer(content["pieces"], content.get("extra", ()))
+
+
+_BUILDERS: dict[str, Callable[[_Files], Tokenizer]] = {
+    "bpe.model": lambda files: SentencePieceTokenizer(files["bpe.model"], "bpe"),
+    "unigram.model": lambda files: SentencePieceTokenizer(files["unigram.model"], "unigram"),
+    "sentencepiece.model": lambda files: SentencePieceTokenizer(
+        files["sentencepiece.model"], "sentencepiece", found=names_in_siblings(files)
+    ),
+    HuggingFaceTokenizer.file_name: lambda files: HuggingFaceTokenizer(
+        files[HuggingFaceTokenizer.file_name], found=names_in_siblings(files)
+    ),
+    CharacterTokenizer.file_name: _characters,
+    ByteTokenizer.file_name: lambda files: ByteTokenizer(json.loads(files[ByteTokenizer.file_name]).get("extra", ())),
+}
