@@ -78,7 +78,7 @@ def _repack(arguments: Sequence[str]) -> None:
 def _verify(arguments: Sequence[str]) -> None:
     parser = _folder_parser("verify", "Checks every digest of prepared data; names the first file that is wrong.")
     directory = parser.parse_args(arguments).directory
-    from data_pipeline.inspection import verify
+    from data_pipeline.dataset.manifest import verify
 
     manifest = verify(directory)
     print(f"{len(manifest.shards) + len(manifest.files)} files match\nroot digest {manifest.root_digest}")
@@ -89,12 +89,12 @@ def _inspect(arguments: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print it for programs")
     parser.add_argument("--document", type=int, metavar="ID", help="print one document by its id, as in the rows' documents")
     options = parser.parse_args(arguments)
+    from data_pipeline.dataset.manifest import read_manifest
     from data_pipeline.inspection import describe, malformed, summarise
-    from data_pipeline.manifest import read_manifest
 
     if options.document is not None:
         from common.text import visible
-        from data_pipeline.published import read_document
+        from data_pipeline.dataset.stored_documents import read_document
 
         text = read_document(options.directory, read_manifest(options.directory), options.document).text
         print(visible(text) if sys.stdout.isatty() else text)
@@ -113,11 +113,11 @@ def _leaks(arguments: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print it for programs")
     options = parser.parse_args(arguments)
     from data_pipeline.config import DedupSettings
+    from data_pipeline.dataset.locks import reading
+    from data_pipeline.dataset.manifest import read_manifest
+    from data_pipeline.dataset.splits import SPLITS
+    from data_pipeline.dataset.stored_documents import read_documents, settings_in
     from data_pipeline.leaks import check_leaks
-    from data_pipeline.manifest import read_manifest
-    from data_pipeline.published import read_documents, settings_in
-    from data_pipeline.readers import reading
-    from data_pipeline.split import SPLITS
 
     with reading(options.directory, "leaks"):
         manifest = read_manifest(options.directory)

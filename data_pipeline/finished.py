@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, PreparedDataError
-from data_pipeline.manifest import OtherFormatError, read_manifest
-from data_pipeline.readers import replacing
+from data_pipeline.dataset.locks import replacing
+from data_pipeline.dataset.manifest import OtherFormatError, read_manifest
 
 __all__ = ["check_may_replace", "list_differences"]
 

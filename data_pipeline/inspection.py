@@ -11,29 +11,17 @@ from typing import Any
 from common.errors import PreparedDataError
 from common.text import share, size, visible
 from data_pipeline.data_card import render_card
+from data_pipeline.dataset.layout import MANIFEST
+from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.lengths import truncation_advice
-from data_pipeline.manifest import MANIFEST, Manifest, check_digests, read_manifest
-from data_pipeline.readers import reading
 from data_pipeline.report_html import render_report
 from data_pipeline.wording import known, largest_first, part
 
-__all__ = ["check_report", "describe", "malformed", "summarise", "verify"]
+__all__ = ["check_report", "describe", "malformed", "summarise"]
 
 _WORDS = ("split", "source", "kind", "stage", "reason", "language", "length", "packing")
 """Columns that hold words."""
 _COLUMNS = 100
-
-
-def verify(directory: Path) -> Manifest:
-    """Reads every file of prepared data and compares its digest with the manifest's.
-
-    Raises:
-        PreparedDataError: the manifest or a file is missing or changed; the message names the first one.
-    """
-    with reading(directory, "verify"):
-        manifest = read_manifest(directory)
-        check_digests(directory, manifest.digests, manifest.sizes)
-    return manifest
 
 
 def summarise(manifest: Manifest) -> dict[str, Any]:

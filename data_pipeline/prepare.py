@@ -12,12 +12,13 @@ from common.storage_errors import naming
 from data_pipeline.assembly import Prepared, assemble, fingerprint_of, settings_of
 from data_pipeline.checks import check_positions_exist, check_rejected, check_selected, check_split, check_trusted, warn_of_losses
 from data_pipeline.config import PrepareConfig
+from data_pipeline.dataset.layout import INPUTS, REJECTS, TOKENIZER
+from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.execution.local_engine import stop_on_signals
 from data_pipeline.execution.runner import open_runner_of
 from data_pipeline.finished import check_may_replace
-from data_pipeline.manifest import Manifest
 from data_pipeline.partitions import cut_into_partitions
-from data_pipeline.publish import INPUTS, REJECTS, TOKENIZER, exclusive, find_finished, json_lines, settle, work_directory
+from data_pipeline.publish import exclusive, find_finished, json_lines, settle, work_directory
 from data_pipeline.report import Results, collect_rejects, make_report
 from data_pipeline.sources.inputs import find_inputs, remember_digests
 from data_pipeline.stages.plan import (

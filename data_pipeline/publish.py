@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from common.errors import ConfigError, PreparedDataError, StorageError
@@ -27,37 +27,15 @@ from common.files import (
     sync_upwards,
     write_atomic,
 )
-from data_pipeline.manifest import MANIFEST, PUBLISHED, Manifest, files_in_manifest, read_manifest
-from data_pipeline.published import CHOSEN, TOKENS
-from data_pipeline.readers import replacing
+from data_pipeline.dataset.layout import CHOSEN, FOLDERS, INPUTS, LOCK, MANIFEST, PUBLISHED, REJECTS, SINGLE_FILES, TOKENS, WORK
+from data_pipeline.dataset.locks import replacing
+from data_pipeline.dataset.manifest import Manifest, files_in_manifest, read_manifest
 
-__all__ = [
-    "CARD",
-    "INPUTS",
-    "REJECTS",
-    "REPORT",
-    "REPORT_PAGE",
-    "TIMINGS",
-    "TOKENIZER",
-    "exclusive",
-    "find_finished",
-    "is_written_by_prepare",
-    "json_lines",
-    "publish",
-    "settle",
-    "work_directory",
-]
+__all__ = ["exclusive", "find_finished", "json_lines", "publish", "settle", "work_directory"]
 
 logger = logging.getLogger(__name__)
-
-INPUTS, REJECTS, REPORT, REPORT_PAGE, CARD = "inputs.json", "rejects.jsonl", "report.json", "report.html", "DATA_CARD.md"
-TIMINGS, TOKENIZER = "timings.json", "tokenizer"
 _NOT_ALWAYS_WRITTEN = (REJECTS, TOKENS, CHOSEN)
-_SINGLE_FILES = (MANIFEST, PUBLISHED, INPUTS, REPORT, REPORT_PAGE, CARD, TIMINGS, REJECTS)
-_FOLDERS = ("train", "val", TOKENIZER, TOKENS, CHOSEN)
-_WORK = ".work"
 _WORK_NAME = re.compile("[0-9a-f]{16}")
-_LOCK = ".prepare.lock"
 _NOTE_FORMAT = "published-files/1"
 _MAX_NOTE_BYTES = 512 << 20
 
@@ -73,8 +51,8 @@ def exclusive(directory: Path) -> Iterator[None]:
     try:
         check_nothing_foreign(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        own_folder(directory / _WORK)
-        file = _open_lock(directory / _LOCK)  # last, as nobody closes it if another of these fails
+        own_folder(directory / WORK)
+        file = _open_lock(directory / LOCK)  # last, as nobody closes it if another of these fails
     except UnusableFileError as error:
         raise ConfigError(f"{error}, or choose another --output") from None
     except (FileExistsError, NotADirectoryError):
@@ -94,7 +72,7 @@ def exclusive(directory: Path) -> Iterator[None]:
             yield
         finally:
             with suppress(OSError):  # it holds work, or something else
-                (directory / _WORK).rmdir()
+                (directory / WORK).rmdir()
 
 
 def _open_lock(path: Path) -> BinaryIO:
@@ -160,14 +138,14 @@ def _own_files(directory: Path) -> set[str]:
     """What preparations have put into a folder, by their own records of it."""
     listed = _noted(directory).keys() | files_in_manifest(directory)
     if listed:
-        return {*listed, *_SINGLE_FILES}
+        return {*listed, *SINGLE_FILES}
     # The only one that is there before anything is published.
     return {INPUTS} if _holds_digests(directory / INPUTS) or _is_at_work(directory) else set()
 
 
 def _files_in_the_way(directory: Path) -> Iterator[str]:
     """Every file that has the place of something that is published, or lies in a folder that has."""
-    for path in (directory / name for name in (*_SINGLE_FILES, *_FOLDERS)):
+    for path in (directory / name for name in (*SINGLE_FILES, *FOLDERS)):
         if path.is_dir() and not path.is_symlink():
             inside = (file for file in path.rglob("*") if file.is_symlink() or not file.is_dir())
             yield from sorted(file.relative_to(directory).as_posix() for file in inside)
@@ -186,7 +164,7 @@ def _holds_digests(path: Path) -> bool:
 
 def _is_at_work(directory: Path) -> bool:
     """Whether a preparation was killed in this folder: its work folder is there, and holds nothing else."""
-    work = directory / _WORK
+    work = directory / WORK
     return work.is_dir() and not work.is_symlink() and all(_WORK_NAME.fullmatch(path.name) for path in work.iterdir())
 
 
@@ -202,11 +180,6 @@ def _noted(directory: Path) -> dict[str, Any]:
 
 def _note(directory: Path, files: Mapping[str, Any]) -> None:
     write_atomic(directory / PUBLISHED, canonical_json({"format": _NOTE_FORMAT, "files": files}))
-
-
-def is_written_by_prepare(path: PurePath) -> bool:
-    """Whether a path, relative to an output folder, has the place of something that preparations leave there."""
-    return path.parts[:1] in {(name,) for name in (*_SINGLE_FILES, *_FOLDERS, _WORK, _LOCK)}
 
 
 def find_finished(directory: Path, fingerprint: str, *, with_rejects: bool) -> Manifest | None:
@@ -234,7 +207,7 @@ def work_directory(directory: Path, fingerprint: str) -> Path:
 
     Both folders exist then, and neither is a link. Call it within `exclusive`.
     """
-    return own_folder(own_folder(directory / _WORK) / fingerprint.removeprefix("sha256:")[:16])
+    return own_folder(own_folder(directory / WORK) / fingerprint.removeprefix("sha256:")[:16])
 
 
 def settle(directory: Path, manifest: Manifest) -> None:
@@ -250,12 +223,12 @@ def clear_work(directory: Path) -> None:
     for work in _works(directory):
         shutil.rmtree(work, ignore_errors=True)
     with suppress(OSError):  # it is not there, or holds something else
-        (directory / _WORK).rmdir()
+        (directory / WORK).rmdir()
 
 
 def _works(directory: Path) -> list[Path]:
     """The folders that `work_directory` has made, without anything else that is beside them."""
-    return [path for path in (directory / _WORK).glob("*") if _WORK_NAME.fullmatch(path.name)]
+    return [path for path in (directory / WORK).glob("*") if _WORK_NAME.fullmatch(path.name)]
 
 
 def publish(

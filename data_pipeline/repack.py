@@ -17,6 +17,11 @@ from common.settings.messages import explain
 from common.storage_errors import naming
 from data_pipeline.assembly import Prepared, assemble, fingerprint_of
 from data_pipeline.config import BUILTIN, PackingSettings, PrepareConfig
+from data_pipeline.dataset.layout import CHOSEN, TOKENIZER, TOKENS
+from data_pipeline.dataset.locks import reading
+from data_pipeline.dataset.manifest import Manifest, read_manifest
+from data_pipeline.dataset.splits import SPLITS
+from data_pipeline.dataset.stored_documents import check_tables, check_tokens_kept, read_tokenizer, settings_in
 from data_pipeline.dataset.tables import read_side_by_side
 from data_pipeline.execution.local_engine import available_cores, stop_on_signals
 from data_pipeline.execution.runner import Runner, open_runner
@@ -24,12 +29,8 @@ from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.finished import check_may_replace
 from data_pipeline.inspection import check_report
 from data_pipeline.lengths import compare_row_lengths
-from data_pipeline.manifest import Manifest, read_manifest
-from data_pipeline.publish import TOKENIZER, exclusive, work_directory
-from data_pipeline.published import CHOSEN, TOKENS, check_tables, check_tokens_kept, read_tokenizer, settings_in
-from data_pipeline.readers import reading
+from data_pipeline.publish import exclusive, work_directory
 from data_pipeline.report import row_counts
-from data_pipeline.split import SPLITS
 from data_pipeline.stages.plan import DocumentsOf, pack_all
 from data_pipeline.stages.vocabulary import TrainedTokenizer
 

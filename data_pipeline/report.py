@@ -9,17 +9,17 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate, chain
 from typing import Any
 
-from data_pipeline.classifier import PROBABILITY_STEPS
 from data_pipeline.config import PrepareConfig
+from data_pipeline.dataset.splits import SPLITS, Split
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import Reason, Stage
 from data_pipeline.execution.tasks import Counts, add_counts
-from data_pipeline.language import threshold_costs
+from data_pipeline.filters.language import threshold_costs
 from data_pipeline.lengths import compare_row_lengths, describe_lengths
 from data_pipeline.packing import METHODS
 from data_pipeline.partitions import Partition
-from data_pipeline.quality import SCORE_STEPS, perplexity
-from data_pipeline.split import SPLITS, Split
+from data_pipeline.quality.classifier import PROBABILITY_STEPS
+from data_pipeline.quality.perplexity import SCORE_STEPS, perplexity
 from data_pipeline.stages.packing_rows import PackResult
 from data_pipeline.stages.reading import ReadResult
 from data_pipeline.stages.scoring import ClassifierResult

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.dataset.shards import ShardContent, Tokens
 from data_pipeline.packing import Packing
-from data_pipeline.shards import ShardContent, Tokens
 
 __all__ = ["Window", "cut_into_shards", "cut_into_windows", "fill_rows"]
 

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from common.errors import CheckpointError, ConfigError, PreparedDataError
 from common.terminal import printable
-from data_pipeline.manifest import Manifest, read_manifest
-from data_pipeline.readers import reading
-from data_pipeline.shards import Rows, ShardError
+from data_pipeline.dataset.locks import reading
+from data_pipeline.dataset.manifest import Manifest, read_manifest
+from data_pipeline.dataset.shards import Rows, ShardError
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import OtherFormatError, parse_manifest

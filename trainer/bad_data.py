@@ -11,8 +11,8 @@ import torch
 
 from common.errors import PreparedDataError, ProjectError, StorageError, exit_code_of
 from common.storage_errors import explain_os_error
-from data_pipeline.manifest import Manifest
-from data_pipeline.shards import ShardError
+from data_pipeline.dataset.manifest import Manifest
+from data_pipeline.dataset.shards import ShardError
 from trainer.changes import Change
 from trainer.config import BadDataConfig
 from trainer.distributed import Group, RemoteError

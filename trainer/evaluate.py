@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.files import plain
-from data_pipeline.manifest import Manifest
-from data_pipeline.shards import Rows
+from data_pipeline.dataset.manifest import Manifest
+from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.text_bytes import TextBytes, count_text_bytes
 from trainer.attention import Backend

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from common.errors import ConfigError
-from data_pipeline.manifest import Manifest
+from data_pipeline.dataset.manifest import Manifest
 from trainer.accumulation import Accumulation
 from trainer.attention import Backend
 from trainer.changes import Change, Changes, smaller_micro

@@ -17,9 +17,10 @@ from common.errors import CheckpointError, ConfigError, PreparedDataError
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.messages import explain
 from common.settings.toml import parse_toml
-from data_pipeline.manifest import MANIFEST, Manifest, read_manifest
-from data_pipeline.readers import reading
-from data_pipeline.shards import Rows
+from data_pipeline.dataset.layout import MANIFEST
+from data_pipeline.dataset.locks import reading
+from data_pipeline.dataset.manifest import Manifest, read_manifest
+from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.attention import choose_backend
 from trainer.changes import Changes

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from common.errors import ProjectError, StorageError
 from common.storage_errors import explain_os_error
-from data_pipeline.shards import RowBatch, Rows, ShardError
+from data_pipeline.dataset.shards import RowBatch, Rows, ShardError
 from trainer.changes import Changes
 from trainer.config import BatchConfig
 from trainer.distributed import Group

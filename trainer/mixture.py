@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import ConfigError
-from data_pipeline.shards import Rows
+from data_pipeline.dataset.shards import Rows
 from trainer.order import RowOrder, UniformOrder
 
 __all__ = ["MAX_CYCLE", "MixedOrder", "SourceOrder", "build_order", "chairman_assignment", "cycle_counts"]

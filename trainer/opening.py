@@ -17,9 +17,9 @@ from torch import nn
 from common.errors import ConfigError, PreparedDataError
 from common.redaction import RedactingFormatter, secrets_of
 from common.storage_errors import naming
-from data_pipeline.manifest import Manifest, read_manifest
-from data_pipeline.readers import reading
-from data_pipeline.shards import Rows
+from data_pipeline.dataset.locks import reading
+from data_pipeline.dataset.manifest import Manifest, read_manifest
+from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.attention import Backend, choose_backend, describe_backend
 from trainer.changes import Changes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from common.errors import ConfigError
-from data_pipeline.manifest import Manifest
+from data_pipeline.dataset.manifest import Manifest
 from trainer.config import EvalConfig, TrainConfig
 from trainer.convergence import early_stop
 from trainer.state import Progress

@@ -41,7 +41,7 @@ from common.files import (
 from common.redaction import redacted_settings
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.toml import parse_toml, to_toml
-from data_pipeline.manifest import Manifest
+from data_pipeline.dataset.manifest import Manifest
 from trainer.changes import Change, Changes
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data_pipeline.shards import Rows
+from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer
 from trainer import quantities
 from trainer.config import EvalConfig, TrainConfig

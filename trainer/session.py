@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from common.errors import ConfigError, GuardError, ProjectError
-from data_pipeline.manifest import Manifest
-from data_pipeline.shards import Rows, ShardError
+from data_pipeline.dataset.manifest import Manifest
+from data_pipeline.dataset.shards import Rows, ShardError
 from data_pipeline.tokenizer import Tokenizer
 from trainer.accumulation import PlainAccumulation
 from trainer.alerts import Alert, Rule, guard_alert

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from data_pipeline.manifest import Manifest
+from data_pipeline.dataset.manifest import Manifest
 from trainer.attention import Backend
 from trainer.config import BatchConfig, TrainConfig
 from trainer.distributed import Group

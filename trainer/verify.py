@@ -19,8 +19,8 @@ from typing import Any
 
 from common.errors import CheckpointError, ConfigError, PreparedDataError
 from common.settings.toml import to_toml
-from data_pipeline.manifest import Manifest, check_digests, read_manifest
-from data_pipeline.readers import reading
+from data_pipeline.dataset.locks import reading
+from data_pipeline.dataset.manifest import Manifest, check_digests, read_manifest
 from trainer.attention import choose_backend
 from trainer.audit import AuditReport, audit_run
 from trainer.changes import Changes

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from common.files import unfinished_path
-from data_pipeline.arrow_files import ArrowFile, open_arrow
+from data_pipeline.dataset.arrow_files import ArrowFile, open_arrow
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from common.text import decimal
+from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.lengths import PERCENTS, truncation_advice
-from data_pipeline.manifest import Manifest
 from data_pipeline.report_html.cells import NOTHING, Report, count_of, decimal_of, exact_share_of, flat, listed, share_of
 from data_pipeline.report_html.charts import Bin, histogram
 from data_pipeline.report_html.parts import Html, definitions, element, join, note, number_table

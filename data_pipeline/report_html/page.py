@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.manifest import Manifest
+from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.report_html import measures, sections
 from data_pipeline.report_html.parts import Html, element, join, tag
 from data_pipeline.wording import known

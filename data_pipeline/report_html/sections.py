@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from common.text import decimal, duration, share, size
-from data_pipeline.manifest import Manifest
+from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.report_html.cells import NOTHING, UNKNOWN, Report, bytes_of, count_of, decimal_of, flat, listed, others, share_of
 from data_pipeline.report_html.parts import Html, bar, definitions, element, join, note, number_table
 from data_pipeline.wording import largest_first, part

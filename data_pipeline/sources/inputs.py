@@ -14,7 +14,7 @@ from common.errors import ConfigError, SourceError
 from common.files import digest_bytes, read_input, sealed, unsealed, write_atomic
 from common.redaction import redacted
 from data_pipeline.config import BUILTIN, Kind, PrepareConfig
-from data_pipeline.publish import is_written_by_prepare
+from data_pipeline.dataset.layout import is_written_by_prepare
 from data_pipeline.sources.builtin import code_files, manual_file, standard_library
 from data_pipeline.sources.formats import Compression, Format, Shape, is_hidden, shape_of
 from data_pipeline.sources.storage import Found, Location, digest, found_here, is_url, list_files

@@ -11,6 +11,7 @@ from typing import Literal
 
 from common.errors import SourceError
 from data_pipeline.config import Kind, LimitSettings, PrepareConfig
+from data_pipeline.dataset.splits import tail_offset
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.archives import ArchiveError, Member, read_tar, read_zip
 from data_pipeline.sources.decoding import Origin
@@ -22,7 +23,6 @@ from data_pipeline.sources.plain import read_pieces, read_topics, read_whole
 from data_pipeline.sources.storage import check_unchanged, open_file
 from data_pipeline.sources.streams import Budget, Readable, StreamError, decompress, raw_blocks, read_lines
 from data_pipeline.sources.tables import read_table
-from data_pipeline.split import tail_offset
 
 __all__ = ["read_part"]
 

@@ -9,16 +9,15 @@ from pathlib import Path
 
 from data_pipeline.balance import repeats_of_groups
 from data_pipeline.config import PackingSettings, PrepareConfig, TokenizerSettings
+from data_pipeline.dataset.layout import CHOSEN, TOKENIZER, TOKENS
+from data_pipeline.dataset.shards import token_type
+from data_pipeline.dataset.splits import SPLITS, Split
 from data_pipeline.dedup.duplicates import STAGES as DUPLICATES
 from data_pipeline.dedup.duplicates import Duplicates, PartitionKeys, RunStage, find_duplicates
 from data_pipeline.execution.tasks import add_counts
 from data_pipeline.partitions import Partition
-from data_pipeline.publish import TOKENIZER
-from data_pipeline.published import CHOSEN, TOKENS
-from data_pipeline.quality import resolve_bounds
-from data_pipeline.shards import token_type
+from data_pipeline.quality.bounds import resolve_bounds
 from data_pipeline.sources.inputs import InputFile, find_inputs
-from data_pipeline.split import SPLITS, Split
 from data_pipeline.stages.packing_rows import PackResult, PackTask, pack_group
 from data_pipeline.stages.reading import ReadResult, ReadTask, read_partition
 from data_pipeline.stages.scoring import (

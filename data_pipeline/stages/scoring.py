@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.files import digest_bytes, write_atomic
-from data_pipeline.classifier import Classifier, train_classifier
 from data_pipeline.config import PrepareConfig, QualitySettings
 from data_pipeline.execution.tasks import commit_result
-from data_pipeline.html import PageReader
-from data_pipeline.judge import JudgedDocument, judge_batch
-from data_pipeline.quality import ReferenceModel, train_reference
+from data_pipeline.filters.html import PageReader
+from data_pipeline.filters.judge import JudgedDocument, judge_batch
+from data_pipeline.quality.classifier import Classifier, train_classifier
+from data_pipeline.quality.perplexity import ReferenceModel, train_reference
 from data_pipeline.sources.inputs import InputFile, Part
 from data_pipeline.sources.readers import read_part
 from data_pipeline.stages.splitting import read_kept, texts_of

@@ -14,14 +14,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from data_pipeline.balance import copies_of_documents
-from data_pipeline.classifier import PROBABILITY_STEPS
 from data_pipeline.config import KINDS, BalanceSettings
+from data_pipeline.dataset.layout import CHOSEN_SCHEMA
+from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.documents import Reason
 from data_pipeline.execution.tasks import Counts, commit_result
-from data_pipeline.published import CHOSEN_SCHEMA
-from data_pipeline.quality import FATES, Bounds, judge, perplexity
-from data_pipeline.split import SPLITS
+from data_pipeline.quality.bounds import FATES, Bounds, judge
+from data_pipeline.quality.classifier import PROBABILITY_STEPS
+from data_pipeline.quality.perplexity import perplexity
 from data_pipeline.stages.samples import Samples, rejection_of_row
 
 __all__ = ["Cuts", "SelectResult", "SelectTask", "WeighResult", "WeighTask", "select_partition", "weigh_partition"]

@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from data_pipeline.config import SplitSettings
+from data_pipeline.dataset.splits import SPLITS, Split, fewest_held_out, fractions_of_keys, is_held_out
 from data_pipeline.dataset.tables import TableWriter, read_side_by_side, read_table
 from data_pipeline.dedup.duplicates import REASONS
 from data_pipeline.dedup.resolve import Fate
 from data_pipeline.documents import Reason
 from data_pipeline.execution.tasks import Counts, commit_result
-from data_pipeline.split import SPLITS, Split, fewest_held_out, fractions_of_keys, is_held_out
 from data_pipeline.stages.samples import Samples, rejection_of_row
 
 __all__ = ["SplitResult", "SplitTask", "read_kept", "split_partition", "texts_of", "with_enough_held_out"]

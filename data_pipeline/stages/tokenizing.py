@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from data_pipeline.augment import Augmenter, is_on
 from data_pipeline.config import KINDS, PrepareConfig
+from data_pipeline.dataset.layout import tokens_schema
+from data_pipeline.dataset.shards import token_type
+from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.tables import TableWriter
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
-from data_pipeline.published import tokens_schema
-from data_pipeline.quality import count_scores
-from data_pipeline.shards import token_type
-from data_pipeline.split import SPLITS
+from data_pipeline.quality.perplexity import count_scores
 from data_pipeline.stages.scoring import Models, load_models
 from data_pipeline.stages.splitting import read_kept
 from data_pipeline.tokenizer import Encoded, Tokenizer, load_tokenizer, round_trip_failures

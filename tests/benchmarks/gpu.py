@@ -36,7 +36,7 @@ from xml.etree import ElementTree
 
 import torch
 
-from data_pipeline.manifest import read_manifest
+from data_pipeline.dataset.manifest import read_manifest
 from tests.benchmarks.peers.training_peer import Settings
 from tests.benchmarks.training import PEERS, SKIPPED_STEPS, write_stream
 from tests.support.runs import ROOT, metrics

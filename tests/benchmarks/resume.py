@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data_pipeline.manifest import Manifest, read_manifest
-from data_pipeline.shards import Rows
+from data_pipeline.dataset.manifest import Manifest, read_manifest
+from data_pipeline.dataset.shards import Rows
 from tests.support.runs import ROOT, metrics
 from trainer.config import BatchConfig
 from trainer.distributed import Group

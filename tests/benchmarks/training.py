@@ -30,8 +30,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data_pipeline.manifest import read_manifest
-from data_pipeline.shards import Rows
+from data_pipeline.dataset.manifest import read_manifest
+from data_pipeline.dataset.shards import Rows
 from tests.benchmarks.peers.training_peer import Settings
 from tests.support.runs import ROOT, metrics
 from trainer.config import ModelConfig

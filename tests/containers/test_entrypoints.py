@@ -18,7 +18,7 @@ import pytest
 
 from common.errors import ConfigError, ExitCode
 from data_pipeline.__main__ import USAGE
-from data_pipeline.readers import replacing
+from data_pipeline.dataset.locks import replacing
 from tests.support.two_ranks import seconds_until
 from trainer.__main__ import _COMMANDS
 from trainer.watchdog import Beat, Heartbeat, Patience, ProcessId

@@ -11,7 +11,7 @@ import pytest
 
 from common.files import canonical_json, digest_bytes, digest_file
 from data_pipeline.config import PrepareConfig
-from data_pipeline.manifest import Manifest
+from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.prepare import prepare
 from tests.golden.data import DIGESTS, digests, write_text
 

@@ -20,8 +20,7 @@ import pytest
 from common.errors import PreparedDataError, ProjectError
 from data_pipeline import publish
 from data_pipeline.config import PrepareConfig
-from data_pipeline.inspection import verify
-from data_pipeline.manifest import read_manifest
+from data_pipeline.dataset.manifest import read_manifest, verify
 from data_pipeline.prepare import prepare
 from tests.support.claims import caught, counted
 from tests.support.corpora import sentences, write_texts

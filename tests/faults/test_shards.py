@@ -16,8 +16,8 @@ import os, random, sys
 from pathlib import Path
 import numpy as np
 from common.errors import PreparedDataError
-from data_pipeline.manifest import read_manifest
-from data_pipeline.shards import Rows
+from data_pipeline.dataset.manifest import read_manifest
+from data_pipeline.dataset.shards import Rows
 
 folder, draw = Path(sys.argv[1]), random.Random(int(sys.argv[2]))
 rows = Rows(folder, read_manifest(folder), "train")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.manifest import read_manifest
+from data_pipeline.dataset.manifest import read_manifest
 from tests.support.claims import caught, counted
 from tests.support.corpora import sentences, write_recipe, write_texts
 from tests.support.faults import ROOT, flip, seeds, turns

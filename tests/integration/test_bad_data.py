@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from common.errors import PreparedDataError, ProjectError, StorageError, exit_code_of
 from common.files import digest_file, write_atomic
-from data_pipeline.manifest import MANIFEST, read_manifest
-from data_pipeline.shards import Rows, ShardError
+from data_pipeline.dataset.layout import MANIFEST
+from data_pipeline.dataset.manifest import read_manifest
+from data_pipeline.dataset.shards import Rows, ShardError
 from tests.support.prepared import write_prepared
 from tests.support.ranks import run_ranks
 from tests.support.runs import losses, metrics, tiny_config

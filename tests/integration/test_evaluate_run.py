@@ -15,7 +15,8 @@ import torch
 
 from common.errors import ConfigError
 from common.files import write_atomic
-from data_pipeline.manifest import MANIFEST, read_manifest
+from data_pipeline.dataset.layout import MANIFEST
+from data_pipeline.dataset.manifest import read_manifest
 from data_pipeline.tokenizer import CharacterTokenizer, load_tokenizer
 from tests.support.grouped import ROW_LENGTH, write_grouped
 from tests.support.runs import metrics, run_command, tiny_config

@@ -21,9 +21,9 @@ from common.errors import ExitCode, PreparedDataError
 from common.files import canonical_json, digest_file
 from data_pipeline.__main__ import main
 from data_pipeline.config import PrepareConfig
-from data_pipeline.manifest import read_manifest
+from data_pipeline.dataset.manifest import read_manifest
+from data_pipeline.dataset.shards import Rows
 from data_pipeline.prepare import prepare
-from data_pipeline.shards import Rows
 from tests.support.corpora import sentences, write_texts
 from tests.support.tampering import reseal, rewrite_table, with_value
 

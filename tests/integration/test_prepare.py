@@ -25,12 +25,11 @@ from common.errors import ConfigError, StorageError
 from common.files import digest_file
 from data_pipeline import prepare as prepare_module
 from data_pipeline.config import PrepareConfig
-from data_pipeline.inspection import verify
-from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.dataset.locks import reading
+from data_pipeline.dataset.manifest import Manifest, read_manifest, verify
+from data_pipeline.dataset.shards import Rows
 from data_pipeline.prepare import prepare
 from data_pipeline.publish import exclusive
-from data_pipeline.readers import reading
-from data_pipeline.shards import Rows
 from data_pipeline.stages import plan
 from data_pipeline.stages.packing_rows import PackResult, PackTask
 from data_pipeline.tokenizer import load_tokenizer

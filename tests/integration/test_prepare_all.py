@@ -14,10 +14,10 @@ import pytest
 from common.settings.load import load_settings
 from common.settings.options import help_parser
 from data_pipeline.config import PrepareConfig
+from data_pipeline.dataset.manifest import read_manifest
+from data_pipeline.dataset.shards import Rows
 from data_pipeline.documents import Reason
-from data_pipeline.manifest import read_manifest
 from data_pipeline.prepare import prepare
-from data_pipeline.shards import Rows
 from tests.support.corpora import EXPECTED, write_corpus
 from tests.support.faults import count
 from tests.support.prepare_runs import FinishedWork, bytes_done_before, content_of, kill_at_random, run, timed_run

@@ -24,13 +24,13 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from common.errors import ConfigError, ExitCode, PreparedDataError, SourceError, StoppedBySignal, exit_code_of
 from data_pipeline import prepare as module_of_prepare
 from data_pipeline.config import FIM_TOKENS, PrepareConfig
+from data_pipeline.dataset.manifest import Manifest, read_manifest
+from data_pipeline.dataset.shards import Rows
+from data_pipeline.dataset.splits import SPLITS, Split
+from data_pipeline.dataset.stored_documents import PublishedDocument, read_document, read_documents
 from data_pipeline.dedup import duplicates as dedup_stages
-from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.prepare import prepare
-from data_pipeline.published import PublishedDocument, read_document, read_documents
 from data_pipeline.repack import repack
-from data_pipeline.shards import Rows
-from data_pipeline.split import SPLITS, Split
 from data_pipeline.stages import plan
 from data_pipeline.tokenizer import load_tokenizer
 from tests.support.corpora import code_file, noise, reworded, sentences, write_texts

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from common.errors import ConfigError, ExitCode
-from data_pipeline.manifest import read_manifest
-from data_pipeline.shards import Rows
+from data_pipeline.dataset.manifest import read_manifest
+from data_pipeline.dataset.shards import Rows
 from tests.support.prepared import write_prepared
 from tests.support.ranks import run_ranks
 from tests.support.runs import losses, metrics, start_ranks, tiny_config

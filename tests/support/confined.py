@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from data_pipeline.readers import READERS
+from data_pipeline.dataset.locks import READERS
 
 __all__ = ["Confined", "Job", "Outcome", "confined"]
 

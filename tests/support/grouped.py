@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from common.files import digest_file, write_atomic
-from data_pipeline.manifest import MANIFEST, Manifest, ShardEntry
-from data_pipeline.shards import ShardContent, write_shard
+from data_pipeline.dataset.layout import MANIFEST
+from data_pipeline.dataset.manifest import Manifest, ShardEntry
+from data_pipeline.dataset.shards import ShardContent, write_shard
 from data_pipeline.tokenizer import ByteTokenizer
 
 __all__ = ["ROW_LENGTH", "write_grouped"]

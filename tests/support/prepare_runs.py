@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.inspection import verify
+from data_pipeline.dataset.manifest import verify
 
 __all__ = ["FinishedWork", "bytes_done_before", "content_of", "kill_at_random", "run", "start", "timed_run"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.config import PrepareConfig
+from data_pipeline.dataset.manifest import Manifest, ShardEntry
 from data_pipeline.lengths import compare_row_lengths, describe_lengths
-from data_pipeline.manifest import Manifest, ShardEntry
 
 __all__ = ["HOSTILE", "example_manifest", "example_report", "example_timings", "thinned"]
 

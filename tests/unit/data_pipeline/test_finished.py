@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
+from data_pipeline.dataset.layout import MANIFEST
+from data_pipeline.dataset.locks import reading
 from data_pipeline.finished import check_may_replace, list_differences
-from data_pipeline.manifest import MANIFEST
-from data_pipeline.readers import reading
 from tests.support.prepared import write_prepared
 
 FILE = {"source": "a", "path": "x.txt", "bytes": 1, "sha256": "sha256:0"}

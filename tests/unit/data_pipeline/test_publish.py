@@ -12,10 +12,9 @@ import pytest
 
 from common.errors import ConfigError, PreparedDataError
 from common.files import digest_bytes
-from data_pipeline.inspection import verify
-from data_pipeline.manifest import Manifest, ShardEntry, read_manifest
+from data_pipeline.dataset.manifest import Manifest, ShardEntry, read_manifest, verify
+from data_pipeline.dataset.shards import Rows
 from data_pipeline.publish import exclusive, find_finished, publish, settle, work_directory
-from data_pipeline.shards import Rows
 
 
 def manifest_of(shards: dict[str, bytes], files: dict[str, bytes]) -> Manifest:

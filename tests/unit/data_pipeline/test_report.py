@@ -5,7 +5,8 @@ import pytest
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.partitions import Partition
-from data_pipeline.quality import SCORE_STEPS, Bounds
+from data_pipeline.quality.bounds import Bounds
+from data_pipeline.quality.perplexity import SCORE_STEPS
 from data_pipeline.report import Results, collect_rejects, make_report
 from data_pipeline.sources.inputs import InputFile, Part
 from data_pipeline.sources.storage import Location

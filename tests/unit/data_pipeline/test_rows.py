@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline import rows
+from data_pipeline.dataset.shards import ShardContent
 from data_pipeline.packing import pack
 from data_pipeline.rows import Window, cut_into_shards, cut_into_windows, fill_rows
-from data_pipeline.shards import ShardContent
 
 PAD = 0
 

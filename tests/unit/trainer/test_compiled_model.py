@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_pipeline.shards import RowBatch
+from data_pipeline.dataset.shards import RowBatch
 from tests.support.runs import tiny_config
 from trainer import attention
 from trainer.attention import Backend, document_mask

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from data_pipeline.manifest import read_manifest
-from data_pipeline.shards import RowBatch, Rows
+from data_pipeline.dataset.manifest import read_manifest
+from data_pipeline.dataset.shards import RowBatch, Rows
 from data_pipeline.tokenizer import load_tokenizer
 from tests.support.grouped import write_grouped
 from tests.support.ranks import run_ranks

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from common.errors import PreparedDataError, StorageError
-from data_pipeline.shards import RowBatch, Rows, ShardError
+from data_pipeline.dataset.shards import RowBatch, Rows, ShardError
 from trainer.changes import Change, Changes
 from trainer.config import BatchConfig
 from trainer.distributed import Group

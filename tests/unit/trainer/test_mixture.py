@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from common.errors import ConfigError
-from data_pipeline.manifest import Manifest, ShardEntry
-from data_pipeline.shards import Rows
+from data_pipeline.dataset.manifest import Manifest, ShardEntry
+from data_pipeline.dataset.shards import Rows
 from trainer.mixture import MAX_CYCLE, MixedOrder, build_order, chairman_assignment, cycle_counts
 from trainer.order import UniformOrder
 

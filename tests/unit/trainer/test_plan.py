@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.manifest import read_manifest
+from data_pipeline.dataset.manifest import read_manifest
 from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
 from trainer.plan import plan_run

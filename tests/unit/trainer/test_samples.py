@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from data_pipeline.manifest import read_manifest
-from data_pipeline.shards import Rows
+from data_pipeline.dataset.manifest import read_manifest
+from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import ByteTokenizer
 from tests.support.prepared import write_prepared
 from tests.support.ranks import run_ranks

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.errors import PreparedDataError
-from data_pipeline.shards import RowBatch
+from data_pipeline.dataset.shards import RowBatch
 from tests.support.runs import tiny_config
 from trainer.attention import Layout, make_layout
 from trainer.config import TrainConfig

@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from common.errors import PreparedDataError
 from common.files import UnusableFileError, digest_stream, open_input
 from common.text import visible
-from data_pipeline.arrow_files import open_arrow
-from data_pipeline.manifest import Manifest, ShardEntry, distrust, is_missing
+from data_pipeline.dataset.arrow_files import open_arrow
+from data_pipeline.dataset.manifest import Manifest, ShardEntry, distrust, is_missing
 
 __all__ = ["RowBatch", "Rows", "ShardContent", "ShardError", "token_type", "write_shard"]
 

@@ -21,14 +21,14 @@ from typing import Any
 from common.errors import PreparedDataError, SourceError
 from common.files import UnusableFileError, canonical_json, digest_bytes, digest_stream, open_input, read_input
 from data_pipeline.config import named_files, shaping_settings
+from data_pipeline.dataset.layout import MANIFEST, PUBLISHED
+from data_pipeline.dataset.locks import reading
 from data_pipeline.tokenizer.base import MAX_TOKENIZER_BYTES, MAX_VOCAB_SIZE
 
 __all__ = [
     "FORMAT",
-    "MANIFEST",
     "MAX_MANIFEST_BYTES",
     "MAX_ROW_LENGTH",
-    "PUBLISHED",
     "Manifest",
     "OtherFormatError",
     "ShardEntry",
@@ -37,13 +37,11 @@ __all__ = [
     "files_in_manifest",
     "is_missing",
     "read_manifest",
+    "verify",
 ]
 
 _FAMILY = "packed-rows/"
 FORMAT = f"{_FAMILY}2"
-MANIFEST = "manifest.json"
-PUBLISHED = "published.json"
-"""The note beside the manifest: what preparations have put there, with sizes and times."""
 MAX_MANIFEST_BYTES = 512 << 20
 """The manifest of about a million input files."""
 MAX_ROW_LENGTH = 1 << 20
@@ -378,3 +376,15 @@ def _unexpected(place: str, value: object, expected: str) -> ValueError:
 def _shown(value: object) -> str:
     """A value of a file in a message: in one line, without control characters."""
     return reprlib.repr(value).encode("ascii", "backslashreplace").decode()
+
+
+def verify(directory: Path) -> Manifest:
+    """Reads every file of prepared data and compares its digest with the manifest's.
+
+    Raises:
+        PreparedDataError: the manifest or a file is missing or changed; the message names the first one.
+    """
+    with reading(directory, "verify"):
+        manifest = read_manifest(directory)
+        check_digests(directory, manifest.digests, manifest.sizes)
+    return manifest

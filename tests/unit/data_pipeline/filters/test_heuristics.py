@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from data_pipeline.config import HeuristicSettings
 from data_pipeline.config.filters import Preset
 from data_pipeline.documents import Reason, Stage
-from data_pipeline.heuristics import Finding, judge_form
+from data_pipeline.filters.heuristics import Finding, judge_form
 from data_pipeline.text.batch import TextBatch
 
 PUBLISHED: tuple[Preset, ...] = ("gopher-quality", "gopher-repetition", "c4", "fineweb")

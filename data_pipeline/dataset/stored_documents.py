@@ -15,16 +15,14 @@ from common.errors import ConfigError, PreparedDataError
 from common.settings.messages import explain
 from common.settings.model import Section
 from data_pipeline.config import KINDS, PackingSettings
+from data_pipeline.dataset.layout import CHOSEN, CHOSEN_SCHEMA, MANIFEST, TOKENS, tokens_schema
+from data_pipeline.dataset.manifest import Manifest, check_digests
+from data_pipeline.dataset.splits import SPLITS, Split
 from data_pipeline.dataset.tables import data_path, read_batches, read_side_by_side
 from data_pipeline.documents import partition_of
-from data_pipeline.manifest import MANIFEST, Manifest, check_digests
-from data_pipeline.split import SPLITS, Split
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
-    "CHOSEN",
-    "CHOSEN_SCHEMA",
-    "TOKENS",
     "PublishedDocument",
     "check_tables",
     "check_tokens_kept",
@@ -32,32 +30,9 @@ __all__ = [
     "read_documents",
     "read_tokenizer",
     "settings_in",
-    "tokens_schema",
 ]
 
-TOKENS, CHOSEN = "tokens", "chosen"
-"""Folders with a table for each partition: its tokenised documents, and how often each of them was taken."""
-CHOSEN_SCHEMA = pa.schema([("copies", pa.uint8())])
-
 _SectionT = TypeVar("_SectionT", bound=Section)
-
-
-def tokens_schema(ids_type: np.dtype[np.unsignedinteger]) -> pa.Schema:
-    """The columns of a table of tokenised documents."""
-    return pa.schema(
-        [
-            ("id", pa.uint64()),
-            ("split", pa.uint8()),
-            ("kind", pa.uint8()),
-            ("language", pa.string()),
-            ("metadata", pa.string()),
-            ("characters", pa.uint32()),
-            ("bytes", pa.uint32()),
-            ("perplexity", pa.uint16()),
-            ("wanted", pa.uint16()),
-            ("tokens", pa.large_list(pa.from_numpy_dtype(ids_type))),
-        ]
-    )
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from data_pipeline.split import fewest_held_out, fractions_of_keys, is_held_out, tail_offset
+from data_pipeline.dataset.splits import fewest_held_out, fractions_of_keys, is_held_out, tail_offset
 
 KEYS = np.random.default_rng(0).integers(0, 2**64, 20_000, np.uint64)
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import ConfigError
-from data_pipeline import language
 from data_pipeline.config import LanguageSettings
-from data_pipeline.language import Identified, confidence_bin, identify, threshold_costs
+from data_pipeline.filters import language
+from data_pipeline.filters.language import Identified, confidence_bin, identify, threshold_costs
 
 DEFAULT = LanguageSettings()
 

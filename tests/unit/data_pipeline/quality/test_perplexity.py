@@ -15,20 +15,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from common.errors import ConfigError, PreparedDataError
-from data_pipeline import quality
 from data_pipeline.config import QualitySettings, TokenizerSettings
 from data_pipeline.documents import Reason
-from data_pipeline.quality import (
-    FATES,
-    SCORE_STEPS,
-    Bounds,
-    ReferenceModel,
-    count_scores,
-    judge,
-    perplexity,
-    resolve_bounds,
-    train_reference,
-)
+from data_pipeline.quality.bounds import FATES, Bounds, judge, resolve_bounds
+from data_pipeline.quality.perplexity import SCORE_STEPS, ReferenceModel, count_scores, perplexity, train_reference
 from data_pipeline.tokenizer import Encoded, Tokenizer
 from data_pipeline.tokenizer.training import train_tokenizer
 
@@ -92,7 +82,7 @@ def test_the_score_is_that_of_the_formulas(corpus: list[list[int]], judged: list
 @given(judged=documents, window=st.sampled_from([16, 64]))
 def test_the_score_of_a_document_does_not_depend_on_what_stands_around_it(judged: list[list[int]], window: int) -> None:
     model = trained([[1, 2, 3, 4, 5] * 9, [3, 1, 2] * 5])
-    with mock.patch.object(quality, "_WINDOW_TOKENS", window):
+    with mock.patch("data_pipeline.quality.perplexity._WINDOW_TOKENS", window):
         judged = [document * 3 for document in judged]
         alone = [int(model.score(*flat([document]))[0]) for document in judged]
         assert model.score(*flat(judged)).tolist() == alone
@@ -104,7 +94,7 @@ def test_where_a_long_document_is_cut_into_windows_does_not_show_in_its_score() 
     model = trained([document[100:300], document[250:400]])
     whole = model.score(*flat([document, document[7:]])).tolist()
     for window in (16, 100):
-        with mock.patch.object(quality, "_WINDOW_TOKENS", window):
+        with mock.patch("data_pipeline.quality.perplexity._WINDOW_TOKENS", window):
             assert model.score(*flat([document, document[7:]])).tolist() == whole
 
 

@@ -39,10 +39,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.clean import LINE_ENDS, NOTICES
 from data_pipeline.config import HeuristicSettings, Kind
 from data_pipeline.config.filters import Preset
 from data_pipeline.documents import Reason
+from data_pipeline.filters.clean import LINE_ENDS, NOTICES
 from data_pipeline.text.batch import TextBatch, writes_no_spaces
 from data_pipeline.text.ngrams import ngrams_of, runs_of
 from data_pipeline.text.repetition import find_repeats, top_items, words_in_repeats

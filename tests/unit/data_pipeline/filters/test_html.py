@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import WorkerError
-from data_pipeline import html as html_module
 from data_pipeline.config import HtmlSettings, LimitSettings
-from data_pipeline.html import Extracted, PageReader
+from data_pipeline.filters import html as html_module
+from data_pipeline.filters.html import Extracted, PageReader
 
 CHILD = Path(html_module.__file__).with_name("html_child.py")
 MAIN, ALL = HtmlSettings(extract="main"), HtmlSettings(extract="all")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from common.errors import PreparedDataError
 from common.files import digest_file
-from data_pipeline.manifest import Manifest, ShardEntry
-from data_pipeline.shards import Rows, ShardContent, token_type, write_shard
+from data_pipeline.dataset.manifest import Manifest, ShardEntry
+from data_pipeline.dataset.shards import Rows, ShardContent, token_type, write_shard
 
 LENGTH = 12
 
@@ -208,7 +208,7 @@ def test_the_ranges_of_the_sources_are_their_rows_and_neighbours_are_joined(shar
         assert all(first < end for first, end in found)
 
 
-@pytest.mark.parametrize("fails", ["data_pipeline.shards.digest_stream", "data_pipeline.shards.os.fstat"])
+@pytest.mark.parametrize("fails", ["data_pipeline.dataset.shards.digest_stream", "data_pipeline.dataset.shards.os.fstat"])
 def test_a_failing_disk_is_reported_with_the_shard_and_the_next_read_opens_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:

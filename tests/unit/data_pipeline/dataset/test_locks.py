@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError, PreparedDataError
-from data_pipeline.readers import READERS, reading, replacing
+from data_pipeline.dataset.locks import READERS, reading, replacing
 
 _READ = """
 import sys
 from pathlib import Path
-from data_pipeline.readers import reading
+from data_pipeline.dataset.locks import reading
 with reading(Path(sys.argv[1]), sys.argv[2]):
     print("reading", flush=True)
     sys.stdin.read()
@@ -110,7 +110,7 @@ def test_a_folder_that_cannot_be_written_to_is_held_too(tmp_path: Path, monkeypa
     def refuse(path: Path) -> Path:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr("data_pipeline.readers.own_folder", refuse)
+    monkeypatch.setattr("data_pipeline.dataset.locks.own_folder", refuse)
     with reading(tmp_path, "run a"):
         assert "in use by another process" in refusal(tmp_path)
         assert list(tmp_path.iterdir()) == []

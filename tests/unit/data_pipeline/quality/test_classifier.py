@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import ConfigError, PreparedDataError
-from data_pipeline.classifier import PROBABILITY_STEPS, Classifier, HeldOut, train_classifier
+from data_pipeline.quality.classifier import PROBABILITY_STEPS, Classifier, HeldOut, train_classifier
 from data_pipeline.tokenizer import Encoded
 
 generator = np.random.default_rng(3)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from common.errors import PreparedDataError
 from common.files import digest_file
-from data_pipeline.manifest import read_manifest
-from data_pipeline.shards import Rows, ShardError
+from data_pipeline.dataset.manifest import read_manifest
+from data_pipeline.dataset.shards import Rows, ShardError
 from tests.support.prepared import write_prepared
 
 FIRST, SECOND = "train/a-00000.arrow", "train/b-00000.arrow"

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from data_pipeline.clean import clean, judge_length
 from data_pipeline.config import CleanSettings, Kind
 from data_pipeline.documents import Document, Reason
+from data_pipeline.filters.clean import clean, judge_length
 
 DEFAULT = CleanSettings()
 EVERYTHING = CleanSettings(

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline import judge
 from data_pipeline.config import LimitSettings, PrepareConfig
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.html import PageReader
-from data_pipeline.judge import JudgedBatch, JudgedDocument, judge_batch
+from data_pipeline.filters import judge
+from data_pipeline.filters.html import PageReader
+from data_pipeline.filters.judge import JudgedBatch, JudgedDocument, judge_batch
 from data_pipeline.text.batch import TextBatch
 
 ENGLISH = "The ship had been at sea for nine days when the captain first saw land, and nobody on board believed him."

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.clean import clean, judge_length
 from data_pipeline.config import LanguageSettings, PrepareConfig
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.heuristics import judge_form
-from data_pipeline.html import PageReader
-from data_pipeline.language import CODE, UNDETERMINED, Identified, confidence_bin, identify
+from data_pipeline.filters.clean import clean, judge_length
+from data_pipeline.filters.heuristics import judge_form
+from data_pipeline.filters.html import PageReader
+from data_pipeline.filters.language import CODE, UNDETERMINED, Identified, confidence_bin, identify
 from data_pipeline.text.batch import TextBatch
 
 __all__ = ["JudgedBatch", "JudgedDocument", "judge_batch"]

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import PreparedDataError
-from data_pipeline.manifest import MANIFEST, Manifest, ShardEntry, read_manifest
+from data_pipeline.dataset.layout import MANIFEST
+from data_pipeline.dataset.manifest import Manifest, ShardEntry, read_manifest
 
 DIGEST = f"sha256:{'0' * 64}"
 SHARD = ShardEntry("train/a-00000.arrow", "train", "a", 3, 30, 27, 1000, DIGEST)

@@ -1,0 +1,67 @@
+"""Names of the files and folders of prepared data, and columns of its tables."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+import numpy as np
+import pyarrow as pa
+
+__all__ = [
+    "CARD",
+    "CHOSEN",
+    "CHOSEN_SCHEMA",
+    "FOLDERS",
+    "INPUTS",
+    "LOCK",
+    "MANIFEST",
+    "PUBLISHED",
+    "REJECTS",
+    "REPORT",
+    "REPORT_PAGE",
+    "SINGLE_FILES",
+    "TIMINGS",
+    "TOKENIZER",
+    "TOKENS",
+    "WORK",
+    "is_written_by_prepare",
+    "tokens_schema",
+]
+
+MANIFEST = "manifest.json"
+PUBLISHED = "published.json"
+"""The note beside the manifest: what preparations have put there, with sizes and times."""
+TOKENS, CHOSEN = "tokens", "chosen"
+"""Folders with a table for each partition: its tokenised documents, and how often each of them was taken."""
+CHOSEN_SCHEMA = pa.schema([("copies", pa.uint8())])
+
+
+def tokens_schema(ids_type: np.dtype[np.unsignedinteger]) -> pa.Schema:
+    """The columns of a table of tokenised documents."""
+    return pa.schema(
+        [
+            ("id", pa.uint64()),
+            ("split", pa.uint8()),
+            ("kind", pa.uint8()),
+            ("language", pa.string()),
+            ("metadata", pa.string()),
+            ("characters", pa.uint32()),
+            ("bytes", pa.uint32()),
+            ("perplexity", pa.uint16()),
+            ("wanted", pa.uint16()),
+            ("tokens", pa.large_list(pa.from_numpy_dtype(ids_type))),
+        ]
+    )
+
+
+INPUTS, REJECTS, REPORT, REPORT_PAGE, CARD = "inputs.json", "rejects.jsonl", "report.json", "report.html", "DATA_CARD.md"
+TIMINGS, TOKENIZER = "timings.json", "tokenizer"
+SINGLE_FILES = (MANIFEST, PUBLISHED, INPUTS, REPORT, REPORT_PAGE, CARD, TIMINGS, REJECTS)
+FOLDERS = ("train", "val", TOKENIZER, TOKENS, CHOSEN)
+WORK = ".work"
+LOCK = ".prepare.lock"
+
+
+def is_written_by_prepare(path: PurePath) -> bool:
+    """Whether a path, relative to an output folder, has the place of something that preparations leave there."""
+    return path.parts[:1] in {(name,) for name in (*SINGLE_FILES, *FOLDERS, WORK, LOCK)}
