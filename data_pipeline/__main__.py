@@ -117,7 +117,7 @@ def _leaks(arguments: Sequence[str]) -> None:
     from data_pipeline.dataset.manifest import read_manifest
     from data_pipeline.dataset.splits import SPLITS
     from data_pipeline.dataset.stored_documents import read_documents, settings_in
-    from data_pipeline.leaks import check_leaks
+    from data_pipeline.dedup.leaks import check_leaks
 
     with reading(options.directory, "leaks"):
         manifest = read_manifest(options.directory)

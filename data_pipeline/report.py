@@ -16,10 +16,10 @@ from data_pipeline.documents import Reason, Stage
 from data_pipeline.execution.tasks import Counts, add_counts
 from data_pipeline.filters.language import threshold_costs
 from data_pipeline.lengths import compare_row_lengths, describe_lengths
-from data_pipeline.packing import METHODS
-from data_pipeline.partitions import Partition
+from data_pipeline.packing.pieces import METHODS
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
 from data_pipeline.quality.perplexity import SCORE_STEPS, perplexity
+from data_pipeline.sources.inputs import Partition
 from data_pipeline.stages.packing_rows import PackResult
 from data_pipeline.stages.reading import ReadResult
 from data_pipeline.stages.scoring import ClassifierResult

@@ -9,7 +9,9 @@ import ast
 import sysconfig
 from pathlib import Path
 
-__all__ = ["code_files", "manual_file", "parse_topics", "standard_library"]
+from common.files import UnusableFileError, read_input
+
+__all__ = ["code_files", "is_placeholder", "manual_file", "parse_topics", "standard_library"]
 
 _LEFT_OUT = frozenset(
     # Tests and bundled programs are repetitive; site-packages is not the standard library and differs between machines.
@@ -58,3 +60,22 @@ def parse_topics(code: str) -> list[tuple[int, str]]:
             texts = [ast.literal_eval(value) for value in statement.value.values]
             return [(value.lineno, text) for value, text in zip(statement.value.values, texts, strict=True)]
     raise ValueError("no dict literal is assigned in it")
+
+
+_PLACEHOLDERS = {"README.md", ".gitignore"}
+"""What the folder `text` of a fresh checkout holds."""
+_FIRST_LINE = b"# Put your text here\n"
+_MAX_README_BYTES = 1 << 20
+
+
+def is_placeholder(folder: Path) -> bool:
+    """Whether a folder is empty, or holds nothing but the files that say "put your text here"."""
+    if not folder.is_dir():
+        return False
+    names = {path.name for path in folder.iterdir()}
+    if not names <= _PLACEHOLDERS:
+        return False
+    try:
+        return "README.md" not in names or read_input(folder / "README.md", _MAX_README_BYTES).startswith(_FIRST_LINE)
+    except UnusableFileError:
+        return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -12,18 +13,26 @@ from pathlib import Path, PurePosixPath
 
 from common.errors import ConfigError, SourceError
 from common.files import digest_bytes, read_input, sealed, unsealed, write_atomic
+from common.mounts import named_mount
 from common.redaction import redacted
 from data_pipeline.config import BUILTIN, Kind, PrepareConfig
 from data_pipeline.dataset.layout import is_written_by_prepare
-from data_pipeline.sources.builtin import code_files, manual_file, standard_library
-from data_pipeline.sources.formats import Compression, Format, Shape, is_hidden, shape_of
-from data_pipeline.sources.storage import Found, Location, digest, found_here, is_url, list_files
-from data_pipeline.sources.unusable import count_extensions, explain_no_text, is_placeholder
+from data_pipeline.sources.builtin import code_files, is_placeholder, manual_file, standard_library
+from data_pipeline.sources.formats import UNDERSTOOD, Compression, Format, Shape, extension_of, is_hidden, shape_of
+from data_pipeline.sources.storage import Found, Listing, Location, digest, found_here, is_url, list_files
 
-__all__ = ["InputFile", "Part", "find_inputs", "remember_digests"]
+__all__ = [
+    "InputFile",
+    "Part",
+    "Partition",
+    "count_extensions",
+    "cut_into_partitions",
+    "explain_no_text",
+    "find_inputs",
+    "remember_digests",
+]
 
 logger = logging.getLogger(__name__)
-
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
 _SHA256 = re.compile("sha256:[0-9a-f]{64}")
 _MAX_KNOWN_BYTES = 512 << 20
@@ -265,3 +274,95 @@ def _read_known(path: Path) -> dict[str, str]:
 def _key(file: InputFile) -> str:
     """Tells a file from others and from what it was before. Names no folder of this machine: prepared data is handed on."""
     return digest_bytes(f"{file.location}:{file.bytes}:{file.stamp}:{file.status_stamp}".encode(errors="surrogatepass"))
+
+
+_SHOWN = 8  # extensions in a message
+
+
+def explain_no_text(shown: str, listing: Listing, files: Sequence[Found]) -> str:
+    """One line about a source without text.
+
+    Args:
+        shown: the source without its secrets, for the message.
+        listing: what was found there.
+        files: those of its files that were looked at.
+    """
+    unknown = [file for file in files if shape_of(file.path) is None]
+    found, remedies = [], []
+    if unknown:
+        found.append(f"{count_extensions(unknown)} cannot be read")
+        remedies.append("convert these files to text")
+    if len(unknown) < len(files):
+        num_empty = len(files) - len(unknown)
+        found.append(f"{num_empty} file{'s are' if num_empty > 1 else ' is'} empty")
+    for links in listing.unfollowed:
+        found.append(links.found)
+        remedies.append(links.remedy)
+    if not found and listing.is_folder and not is_url(listing.root):
+        is_empty = not any(Path(listing.root).iterdir())
+        found.append("it is empty" if is_empty else "names that begin with a dot, and a README.md at its top, do not count")
+    mount = named_mount(Path(listing.root))
+    remedies.append(f"name another folder{f' with {mount}' if mount else ''}")
+    *first, last = remedies
+    advice = f"{', '.join(first)}, or {last}" if first else last
+    found[:0] = ["no file with text in it"]
+    return f"source {shown}: {'; '.join(found)}. Formats that are read: {UNDERSTOOD}. To do: {advice}"
+
+
+def count_extensions(files: Sequence[Found]) -> str:
+    """The number of files with each extension, the most frequent first: `7 .pdf, 5 .docx`."""
+    counts = Counter(extension_of(file.path) or "without an extension" for file in files)
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{count} {name}" for name, count in ordered[:_SHOWN]) + (", …" if len(ordered) > _SHOWN else "")
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A unit of work: one range of one file, or several whole files, all from one source."""
+
+    number: int
+    parts: tuple[Part, ...]
+
+    @property
+    def source(self) -> str:
+        """The source that all of it comes from."""
+        return self.parts[0].file.source
+
+    @property
+    def bytes(self) -> int:
+        """Input bytes, compressed as they are."""
+        return sum(part.end - part.start for part in self.parts)
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """What the manifest lists, so that a document id leads to bytes of a file."""
+        return {
+            "source": self.source,
+            "parts": [{"path": part.file.path, "start": part.start, "end": part.end} for part in self.parts],
+        }
+
+
+def cut_into_partitions(inputs: Sequence[InputFile], partition_bytes: int) -> tuple[Partition, ...]:
+    """Ranges of large JSON Lines files, and groups of smaller or indivisible files, of about `partition_bytes` each, in order."""
+    groups = list(_group(inputs, partition_bytes))
+    return tuple(Partition(number, tuple(parts)) for number, parts in enumerate(groups))
+
+
+def _group(inputs: Sequence[InputFile], partition_bytes: int) -> Iterator[list[Part]]:
+    group: list[Part] = []
+    grouped_bytes = 0
+    for file in inputs:
+        divisible = file.format == "jsonl" and file.compression == "none" and file.bytes > partition_bytes
+        if group and (divisible or group[0].file.source != file.source or grouped_bytes + file.bytes > partition_bytes):
+            yield group
+            group, grouped_bytes = [], 0
+        if divisible:
+            # A line belongs to the range it starts in, so any offset will do.
+            yield from (
+                [Part(file, start, min(start + partition_bytes, file.bytes))] for start in range(0, file.bytes, partition_bytes)
+            )
+        else:
+            group.append(Part(file, 0, file.bytes))
+            grouped_bytes += file.bytes
+    if group:
+        yield group

@@ -19,10 +19,10 @@ from data_pipeline.sources.formats import Format
 from data_pipeline.sources.inputs import Part
 from data_pipeline.sources.json_lines import parse_json_line
 from data_pipeline.sources.parquet import read_parquet
-from data_pipeline.sources.plain import read_pieces, read_topics, read_whole
 from data_pipeline.sources.storage import check_unchanged, open_file
 from data_pipeline.sources.streams import Budget, Readable, StreamError, decompress, raw_blocks, read_lines
 from data_pipeline.sources.tables import read_table
+from data_pipeline.sources.text_files import read_pieces, read_topics, read_whole
 
 __all__ = ["read_part"]
 

@@ -17,8 +17,9 @@ from data_pipeline.dataset.shards import ShardContent, write_shard
 from data_pipeline.dataset.splits import SPLITS, Split
 from data_pipeline.dataset.tables import read_side_by_side
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
-from data_pipeline.packing import METHODS, count_packing, pack
-from data_pipeline.rows import Window, cut_into_shards, cut_into_windows, fill_rows
+from data_pipeline.packing.pieces import METHODS
+from data_pipeline.packing.placement import count_packing, pack
+from data_pipeline.packing.rows import Window, cut_into_shards, cut_into_windows, fill_rows
 
 __all__ = ["PackResult", "PackTask", "pack_group"]
 

@@ -15,9 +15,8 @@ from data_pipeline.dataset.splits import SPLITS, Split
 from data_pipeline.dedup.duplicates import STAGES as DUPLICATES
 from data_pipeline.dedup.duplicates import Duplicates, PartitionKeys, RunStage, find_duplicates
 from data_pipeline.execution.tasks import add_counts
-from data_pipeline.partitions import Partition
 from data_pipeline.quality.bounds import resolve_bounds
-from data_pipeline.sources.inputs import InputFile, find_inputs
+from data_pipeline.sources.inputs import InputFile, Partition, find_inputs
 from data_pipeline.stages.packing_rows import PackResult, PackTask, pack_group
 from data_pipeline.stages.reading import ReadResult, ReadTask, read_partition
 from data_pipeline.stages.scoring import (

@@ -14,15 +14,14 @@ import pyarrow.compute as pc
 from data_pipeline.config import KINDS, PrepareConfig
 from data_pipeline.dataset.splits import tail_offset
 from data_pipeline.dataset.tables import TableWriter
+from data_pipeline.dedup.benchmarks import load_benchmarks
 from data_pipeline.dedup.keys import KeyWriter
-from data_pipeline.dedup.overlap import load_benchmarks
 from data_pipeline.dedup.signatures import sign
 from data_pipeline.documents import Document, Rejection, document_id
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.filters.html import PageReader
 from data_pipeline.filters.judge import JudgedBatch, JudgedDocument, judge_batch
-from data_pipeline.partitions import Partition
-from data_pipeline.sources.inputs import Part
+from data_pipeline.sources.inputs import Part, Partition
 from data_pipeline.sources.readers import read_part
 from data_pipeline.stages.samples import SAMPLES_PER_REASON
 

@@ -26,13 +26,12 @@ import zstandard
 
 from data_pipeline.config import LimitSettings, PrepareConfig, RecordSettings
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.partitions import cut_into_partitions
 from data_pipeline.sources.decoding import Origin
-from data_pipeline.sources.inputs import find_inputs
+from data_pipeline.sources.inputs import cut_into_partitions, find_inputs
 from data_pipeline.sources.json_lines import parse_json_line
-from data_pipeline.sources.plain import read_whole
 from data_pipeline.sources.readers import read_part
 from data_pipeline.sources.streams import Line
+from data_pipeline.sources.text_files import read_whole
 from tests.support.claims import tried
 from tests.support.faults import count, peak_growth_bytes, seeds
 from tests.support.json_cases import GOOD, LINES
@@ -58,7 +57,7 @@ from pathlib import Path
 from collections import Counter
 from data_pipeline.config import PrepareConfig
 from data_pipeline.documents import Rejection
-from data_pipeline.partitions import cut_into_partitions
+from data_pipeline.sources.inputs import cut_into_partitions
 from data_pipeline.sources.inputs import find_inputs
 from data_pipeline.sources.readers import read_part
 config = PrepareConfig(sources=(sys.argv[1],), limits=eval(sys.argv[2]))

@@ -68,7 +68,7 @@ _FOLDER_DESCRIPTORS = {"os.remove": 1, "os.rmdir": 1, "os.mkdir": 2, "os.rename"
 _MODULES = (
     "data_pipeline.__main__",
     "data_pipeline.inspection",
-    "data_pipeline.leaks",
+    "data_pipeline.dedup.leaks",
     "data_pipeline.prepare",
     "data_pipeline.repack",
     "torch._inductor",

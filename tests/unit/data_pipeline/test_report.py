@@ -4,11 +4,10 @@ import pytest
 
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dedup.duplicates import Duplicates
-from data_pipeline.partitions import Partition
 from data_pipeline.quality.bounds import Bounds
 from data_pipeline.quality.perplexity import SCORE_STEPS
 from data_pipeline.report import Results, collect_rejects, make_report
-from data_pipeline.sources.inputs import InputFile, Part
+from data_pipeline.sources.inputs import InputFile, Part, Partition
 from data_pipeline.sources.storage import Location
 from data_pipeline.stages.packing_rows import PackResult
 from data_pipeline.stages.reading import ReadResult

@@ -21,7 +21,7 @@ from data_pipeline.dedup.candidates import (
 )
 from data_pipeline.dedup.keys import ENTRIES_SCHEMA, entries_path
 from data_pipeline.dedup.resolve import RESOLVED_SCHEMA
-from data_pipeline.dedup.verify import cut_evenly
+from data_pipeline.dedup.similarity import cut_evenly
 
 entries = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2), st.integers(0, 30)), max_size=60, unique=True)
 

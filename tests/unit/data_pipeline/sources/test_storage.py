@@ -14,9 +14,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from common.errors import SourceError
 from data_pipeline.config import LimitSettings, PrepareConfig
 from data_pipeline.documents import Document
-from data_pipeline.partitions import cut_into_partitions
 from data_pipeline.sources import storage
-from data_pipeline.sources.inputs import InputFile, find_inputs, remember_digests
+from data_pipeline.sources.inputs import InputFile, cut_into_partitions, find_inputs, remember_digests
 from data_pipeline.sources.readers import read_part
 from data_pipeline.sources.storage import Location, check_unchanged, digest, list_files, open_file
 

@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline import rows
 from data_pipeline.dataset.shards import ShardContent
-from data_pipeline.packing import pack
-from data_pipeline.rows import Window, cut_into_shards, cut_into_windows, fill_rows
+from data_pipeline.packing import rows
+from data_pipeline.packing.placement import pack
+from data_pipeline.packing.rows import Window, cut_into_shards, cut_into_windows, fill_rows
 
 PAD = 0
 

@@ -14,7 +14,7 @@ from data_pipeline.config import DedupSettings
 from data_pipeline.dataset.tables import TableWriter
 from data_pipeline.dedup.candidates import PAIRS_SCHEMA, Pairs, read_pairs
 from data_pipeline.dedup.signatures import shingle
-from data_pipeline.dedup.texts import Texts
+from data_pipeline.dedup.text_lookup import Texts
 from data_pipeline.execution.tasks import commit_result
 from data_pipeline.text.batch import TextBatch
 

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.config import DedupSettings
-from data_pipeline.dedup.overlap import load_benchmarks
+from data_pipeline.dedup.benchmarks import load_benchmarks
 from data_pipeline.dedup.signatures import Keys, Shingles, shingle, sign
-from data_pipeline.dedup.verify import jaccard
+from data_pipeline.dedup.similarity import jaccard
 from data_pipeline.text.batch import TextBatch
 
 __all__ = ["BenchmarkLeaks", "Example", "LeakReport", "TextOfDocument", "check_leaks"]

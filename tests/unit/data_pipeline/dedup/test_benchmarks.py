@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import SourceError
-from data_pipeline.dedup.overlap import index_items, load_benchmarks, read_items
+from data_pipeline.dedup.benchmarks import index_items, load_benchmarks, read_items
 from data_pipeline.text.batch import TextBatch
 from tests.support.duplicates import shingles_of
 

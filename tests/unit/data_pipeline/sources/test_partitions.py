@@ -3,8 +3,7 @@ from itertools import groupby, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.partitions import cut_into_partitions
-from data_pipeline.sources.inputs import InputFile
+from data_pipeline.sources.inputs import InputFile, cut_into_partitions
 from data_pipeline.sources.storage import Location
 
 input_files = st.lists(

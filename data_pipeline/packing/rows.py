@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.dataset.shards import ShardContent, Tokens
-from data_pipeline.packing import Packing
+from data_pipeline.packing.pieces import Packing
 
 __all__ = ["Window", "cut_into_shards", "cut_into_windows", "fill_rows"]
 

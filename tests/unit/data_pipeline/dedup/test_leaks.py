@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.config import DedupSettings
-from data_pipeline.leaks import check_leaks
+from data_pipeline.dedup.leaks import check_leaks
 from tests.support.duplicates import find, plant, true_pairs
 
 SETTINGS = DedupSettings()
@@ -34,7 +34,7 @@ def test_what_is_equal_and_what_is_similar_is_counted_once_for_each_validation_d
 
 
 def test_a_document_that_is_similar_to_one_and_equal_to_another_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_pipeline.leaks._BATCH_CHARS", 1)
+    monkeypatch.setattr("data_pipeline.dedup.leaks._BATCH_CHARS", 1)
     report = check_leaks(documents([f"{TEXT} Rain came.", TEXT]), documents([TEXT]), SETTINGS)
     assert (report.exact, report.near) == (1, 0)
 

@@ -1,0 +1,50 @@
+"""Best-fit decreasing in linear space."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from data_pipeline.packing.pieces import Int64s
+
+
+def best_fit_decreasing(lengths: Int64s, row_length: int) -> Int64s:
+    """The row of each piece; rows are numbered by the first piece in them, so that neighbours in the input stay neighbours.
+
+    Pieces of one length are placed together. That changes nothing: the row a piece went into has the least room of all that could
+    take it, and less after, so as long as it takes one more of the same length it is the best fit for it.
+    """
+    row_of_piece = np.empty(len(lengths), np.int64)
+    rows_by_room: list[list[int]] = [[] for _ in range(row_length + 1)]
+    rooms = 0  # bit r is set where rows_by_room[r] is not empty
+    num_rows = 0
+    by_length = np.argsort(-lengths, kind="stable")
+    sizes, counts = np.unique(lengths, return_counts=True)
+    position = 0
+    for size, count in zip(sizes[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        end = position + count
+        while position < end:
+            left = end - position
+            if candidates := rooms >> size:
+                room = size + (candidates & -candidates).bit_length() - 1
+                per_row = room // size
+                stock = rows_by_room[room]
+                num_kept = max(len(stock) + -left // per_row, 0)
+                rows = stock[num_kept:]
+                del stock[num_kept:]
+                if not stock:
+                    rooms ^= 1 << room
+            else:
+                room = row_length
+                per_row = room // size
+                rows = list(range(num_rows, num_rows - (-left // per_row)))
+                num_rows += len(rows)
+            placed = min(left, per_row * len(rows))
+            row_of_piece[by_length[position : position + placed]] = np.repeat(rows, per_row)[:placed]
+            position += placed
+            in_last_row = placed - per_row * (len(rows) - 1)
+            for emptied, changed in ((room - per_row * size, rows[:-1]), (room - in_last_row * size, rows[-1:])):
+                if emptied and changed:
+                    rows_by_room[emptied] += changed
+                    rooms |= 1 << emptied
+    _, first_pieces, compact = np.unique(row_of_piece, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first_pieces))[compact]
