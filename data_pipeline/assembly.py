@@ -22,9 +22,8 @@ from data_pipeline.publish import publish
 from data_pipeline.report_html import render_report
 from data_pipeline.sources.formats import printable
 from data_pipeline.sources.storage import files_below
-from data_pipeline.stages.packing_rows import PackResult, PackTask
-from data_pipeline.stages.plan import DocumentsOf
-from data_pipeline.stages.vocabulary import TrainedTokenizer
+from data_pipeline.stages.pack import PackTask
+from data_pipeline.stages.results import DocumentsOf, PackResult, TrainedTokenizer
 from data_pipeline.tokenizer import supplied_files
 
 __all__ = ["PIPELINE_VERSION", "Prepared", "assemble", "fingerprint_of", "settings_of"]

@@ -10,7 +10,6 @@ import logging
 
 from common.storage_errors import naming
 from data_pipeline.assembly import Prepared, assemble, fingerprint_of, settings_of
-from data_pipeline.checks import check_positions_exist, check_rejected, check_selected, check_split, check_trusted, warn_of_losses
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dataset.layout import INPUTS, REJECTS, TOKENIZER
 from data_pipeline.dataset.manifest import Manifest
@@ -18,22 +17,26 @@ from data_pipeline.execution.local_engine import stop_on_signals
 from data_pipeline.execution.runner import open_runner_of
 from data_pipeline.finished import check_may_replace
 from data_pipeline.publish import exclusive, find_finished, json_lines, settle, work_directory
-from data_pipeline.report import Results, collect_rejects, make_report
+from data_pipeline.report import Results, make_report
 from data_pipeline.sources.inputs import cut_into_partitions, find_inputs, remember_digests
-from data_pipeline.stages.plan import (
-    Job,
-    cuts_of_sources,
-    documents_of,
-    drop_duplicates,
-    pack_all,
-    read_all,
-    select_all,
-    split_all,
-    stage_names,
-    tokenize_all,
-    train_on_sample,
-    train_quality,
+from data_pipeline.stages.checks import (
+    check_positions_exist,
+    check_rejected,
+    check_selected,
+    check_split,
+    check_trusted,
+    warn_of_losses,
 )
+from data_pipeline.stages.deduplicate import drop_duplicates
+from data_pipeline.stages.job import Job, stage_names
+from data_pipeline.stages.pack import pack_all
+from data_pipeline.stages.read import read_all
+from data_pipeline.stages.rejects import collect_rejects
+from data_pipeline.stages.select import cuts_of_sources, documents_of, select_all
+from data_pipeline.stages.split import split_all
+from data_pipeline.stages.tokenize import tokenize_all
+from data_pipeline.stages.train_quality import train_quality
+from data_pipeline.stages.train_tokenizer import train_on_sample
 
 __all__ = ["prepare"]
 

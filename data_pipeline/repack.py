@@ -31,8 +31,8 @@ from data_pipeline.inspection import check_report
 from data_pipeline.lengths import compare_row_lengths
 from data_pipeline.publish import exclusive, work_directory
 from data_pipeline.report import row_counts
-from data_pipeline.stages.plan import DocumentsOf, pack_all
-from data_pipeline.stages.vocabulary import TrainedTokenizer
+from data_pipeline.stages.pack import pack_all
+from data_pipeline.stages.results import DocumentsOf, TrainedTokenizer
 
 __all__ = ["repack"]
 

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any
 
 from data_pipeline.config import PrepareConfig
@@ -20,17 +20,20 @@ from data_pipeline.packing.pieces import METHODS
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
 from data_pipeline.quality.perplexity import SCORE_STEPS, perplexity
 from data_pipeline.sources.inputs import Partition
-from data_pipeline.stages.packing_rows import PackResult
-from data_pipeline.stages.reading import ReadResult
-from data_pipeline.stages.scoring import ClassifierResult
-from data_pipeline.stages.selecting import Cuts, SelectResult
-from data_pipeline.stages.splitting import SplitResult
-from data_pipeline.stages.tokenizing import TokenizeResult
-from data_pipeline.stages.vocabulary import TrainedTokenizer
+from data_pipeline.stages.rejects import collect_rejects
+from data_pipeline.stages.results import (
+    ClassifierResult,
+    Cuts,
+    PackResult,
+    ReadResult,
+    SelectResult,
+    SplitResult,
+    TokenizeResult,
+    TrainedTokenizer,
+)
 
-__all__ = ["Results", "collect_rejects", "make_report", "row_counts"]
+__all__ = ["Results", "make_report", "row_counts"]
 
-_MAX_SAMPLES_PER_REASON = 1000
 _SHOWN_SAMPLES_PER_REASON = 3
 _BIN_STEPS = SCORE_STEPS // 4
 
@@ -108,22 +111,6 @@ def row_counts(packed: Sequence[tuple[Split, PackResult]], row_length: int) -> d
             for method, counts in methods.items()
         },
     }
-
-
-def collect_rejects(
-    partitions: Sequence[Partition], read: Sequence[ReadResult], *later: Sequence[SplitResult | SelectResult]
-) -> Iterator[dict[str, Any]]:
-    """A sample of what each stage rejected, by partition, with the line numbers of whole files instead of their ranges."""
-    shown: Counter[str] = Counter()
-    lines_before = 0
-    for partition, result, *others in zip(partitions, read, *later, strict=True):
-        lines_before = lines_before if partition.parts[0].start else 0
-        for sample in chain(result.samples, *(other.samples for other in others)):
-            shown[sample["reason"]] += 1
-            if shown[sample["reason"]] <= _MAX_SAMPLES_PER_REASON:
-                line = sample["line"] and sample["line"] + lines_before
-                yield {**sample, "stage": Reason(sample["reason"]).stage, "source": result.source, "line": line}
-        lines_before += result.documents
 
 
 def _few(rejects: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:

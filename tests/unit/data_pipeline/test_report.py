@@ -6,16 +6,20 @@ from data_pipeline.config import PrepareConfig
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.quality.bounds import Bounds
 from data_pipeline.quality.perplexity import SCORE_STEPS
-from data_pipeline.report import Results, collect_rejects, make_report
+from data_pipeline.report import Results, make_report
 from data_pipeline.sources.inputs import InputFile, Part, Partition
 from data_pipeline.sources.storage import Location
-from data_pipeline.stages.packing_rows import PackResult
-from data_pipeline.stages.reading import ReadResult
-from data_pipeline.stages.scoring import ClassifierResult
-from data_pipeline.stages.selecting import Cuts, SelectResult
-from data_pipeline.stages.splitting import SplitResult
-from data_pipeline.stages.tokenizing import TokenizeResult
-from data_pipeline.stages.vocabulary import TrainedTokenizer
+from data_pipeline.stages.rejects import collect_rejects
+from data_pipeline.stages.results import (
+    ClassifierResult,
+    Cuts,
+    PackResult,
+    ReadResult,
+    SelectResult,
+    SplitResult,
+    TokenizeResult,
+    TrainedTokenizer,
+)
 
 CONFIG = PrepareConfig(sources=("a", "b"), row_length=10)
 SHARD = {"rows": 5, "tokens": 48, "targets": 44, "bytes": 1, "sha256": "", "name": ""}

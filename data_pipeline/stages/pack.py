@@ -3,25 +3,73 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from common.files import digest_file, unfinished_path
 from data_pipeline.config import PackingSettings
-from data_pipeline.dataset.shards import ShardContent, write_shard
+from data_pipeline.dataset.layout import CHOSEN, TOKENS
+from data_pipeline.dataset.shards import ShardContent, token_type, write_shard
 from data_pipeline.dataset.splits import SPLITS, Split
 from data_pipeline.dataset.tables import read_side_by_side
-from data_pipeline.execution.tasks import Counts, add_counts, commit_result
+from data_pipeline.dedup.duplicates import RunStage
+from data_pipeline.execution.tasks import add_counts, commit_result
 from data_pipeline.packing.pieces import METHODS
 from data_pipeline.packing.placement import count_packing, pack
 from data_pipeline.packing.rows import Window, cut_into_shards, cut_into_windows, fill_rows
+from data_pipeline.stages.results import DocumentsOf, PackResult, TrainedTokenizer
 
-__all__ = ["PackResult", "PackTask", "pack_group"]
+__all__ = ["PackTask", "pack_all", "pack_group"]
+
+
+def pack_all(
+    run: RunStage,
+    row_length: int,
+    packing: PackingSettings,
+    tokenizer: TrainedTokenizer,
+    documents: Sequence[DocumentsOf],
+    work: Path,
+) -> list[tuple[PackTask, PackResult]]:
+    """Packs each split of each source, in groups of consecutive partitions that fill about a shard."""
+    token_bytes = token_type(tokenizer.vocab_size).itemsize
+    tasks, sizes = [], []
+    for source, of_source in groupby(documents, key=lambda partition: partition.source):
+        members = list(of_source)
+        for split in SPLITS:
+            for group in group_by_tokens(members, split, packing.shard_bytes // token_bytes):
+                task = PackTask(
+                    source,
+                    tuple(partition.place(TOKENS) for partition in group),
+                    tuple(partition.place(CHOSEN) for partition in group),
+                    split,
+                    row_length,
+                    token_bytes,
+                    tokenizer.pad_id,
+                    packing,
+                    work / "shards" / f"{source}-{split}-{group[0].number:06d}",
+                )
+                tasks.append(task)
+                sizes.append(token_bytes * sum(partition.tokens[split] for partition in group))
+    return list(zip(tasks, run("pack", pack_group, tasks, sizes, PackResult), strict=True))
+
+
+def group_by_tokens(partitions: Sequence[DocumentsOf], split: Split, group_tokens: int) -> Iterator[list[DocumentsOf]]:
+    """Consecutive partitions that together reach `group_tokens` of a split; what is left over makes a last, smaller group."""
+    group: list[DocumentsOf] = []
+    in_group = 0
+    for partition in partitions:
+        group.append(partition)
+        in_group += partition.tokens[split]
+        if in_group >= group_tokens:
+            yield group
+            group, in_group = [], 0
+    if in_group:
+        yield group
 
 
 @dataclass(frozen=True)
@@ -39,22 +87,6 @@ class PackTask:
     settings: PackingSettings
     output: Path
     """The folder that receives the shards."""
-
-
-@dataclass
-class PackResult:
-    """Counts of one group of partitions, and its shards in order."""
-
-    documents: int = 0
-    cut_documents: int = 0
-    document_tokens: int = 0
-    """Tokens of the documents, before some are repeated where a document is cut."""
-    methods: dict[str, Counts] = field(
-        default_factory=lambda: {method: {"rows": 0, "cut_documents": 0, "tokens": 0} for method in METHODS}
-    )
-    """What each way of packing would do with the same documents."""
-    shards: list[dict[str, Any]] = field(default_factory=list)
-    """Name, rows, tokens, targets, bytes and digest of each."""
 
 
 def pack_group(task: PackTask) -> PackResult:

@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
-from data_pipeline.checks import check_trusted
 from data_pipeline.config import PrepareConfig
 from data_pipeline.sources.inputs import InputFile, find_inputs
+from data_pipeline.stages.checks import check_trusted
 
 
 def inputs_of(folder: Path, *names: str) -> tuple[InputFile, ...]:

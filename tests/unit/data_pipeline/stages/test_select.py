@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.balance import copies_of_documents, repeats_of_groups
+from data_pipeline.stages.select import copies_of_documents, repeats_of_groups
 
 groups = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 10**12), min_size=1)
 weights = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 100))

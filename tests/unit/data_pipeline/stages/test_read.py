@@ -5,7 +5,7 @@ import pyarrow.compute as pc
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dataset.tables import read_batches
 from data_pipeline.sources.inputs import cut_into_partitions, find_inputs
-from data_pipeline.stages.reading import ReadTask, read_partition
+from data_pipeline.stages.read import ReadTask, read_partition
 from tests.support.corpora import sentences, write_texts
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +14,83 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data_pipeline.balance import copies_of_documents
 from data_pipeline.config import KINDS, BalanceSettings
-from data_pipeline.dataset.layout import CHOSEN_SCHEMA
+from data_pipeline.dataset.layout import CHOSEN, CHOSEN_SCHEMA, TOKENS
 from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.documents import Reason
-from data_pipeline.execution.tasks import Counts, commit_result
-from data_pipeline.quality.bounds import FATES, Bounds, judge
+from data_pipeline.execution.tasks import add_counts, commit_result
+from data_pipeline.quality.bounds import FATES, judge, resolve_bounds
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
 from data_pipeline.quality.perplexity import perplexity
-from data_pipeline.stages.samples import Samples, rejection_of_row
+from data_pipeline.stages.job import Job
+from data_pipeline.stages.reject_samples import Samples, rejection_of_row
+from data_pipeline.stages.results import Cuts, DocumentsOf, SelectResult, TokenizeResult, WeighResult
+from data_pipeline.text.ngrams import mix_hashes
 
-__all__ = ["Cuts", "SelectResult", "SelectTask", "WeighResult", "WeighTask", "select_partition", "weigh_partition"]
+__all__ = [
+    "SelectTask",
+    "WeighTask",
+    "copies_of_documents",
+    "cuts_of_sources",
+    "documents_of",
+    "repeats_of_groups",
+    "select_all",
+    "select_partition",
+    "weigh_partition",
+]
+
+
+def cuts_of_sources(job: Job, tokenized: Sequence[TokenizeResult]) -> dict[str, Cuts]:
+    """What the documents of each source must reach; percentiles are those of all documents of the source."""
+    cuts = {}
+    for source in dict.fromkeys(partition.source for partition in job.partitions):
+        settings = job.config.for_source(source).quality
+        members = [result for partition, result in zip(job.partitions, tokenized, strict=True) if partition.source == source]
+        bounds = resolve_bounds(add_counts(result.scores for result in members), settings)
+        cuts[source] = Cuts(bounds, settings.trusted not in (None, source), bool(settings.good))
+    return cuts
+
+
+def select_all(job: Job, tokenized: Sequence[TokenizeResult], cuts: Mapping[str, Cuts]) -> list[SelectResult]:
+    """Chooses the documents that are good enough, and balances the groups."""
+    sizes = [result.tokens for result in tokenized]
+    sources = [partition.source for partition in job.partitions]
+    balance = job.config.balance
+    repeats = None
+    if balance.by != "none":
+        weigh = [
+            WeighTask(job.place(TOKENS, number), source, cuts[source], balance, job.place("weighed", number))
+            for number, source in enumerate(sources)
+        ]
+        tokens = add_counts(result.tokens for result in job.run("weigh", weigh_partition, weigh, sizes, WeighResult))
+        repeats = repeats_of_groups(tokens, job.config.weights, balance.max_repeats)
+    tasks = [
+        SelectTask(
+            job.place("text", number),
+            job.place(TOKENS, number),
+            source,
+            cuts[source],
+            balance,
+            repeats,
+            job.config.split.seed,
+            job.place(CHOSEN, number),
+        )
+        for number, source in enumerate(sources)
+    ]
+    return job.run("select", select_partition, tasks, sizes, SelectResult)
+
+
+def documents_of(job: Job, tokenized: Sequence[TokenizeResult], selected: Sequence[SelectResult]) -> list[DocumentsOf]:
+    """The tokenised documents of every partition."""
+    return [
+        DocumentsOf(partition.source, number, job.work, chosen.tokens, {TOKENS: encoded.sha256, CHOSEN: chosen.sha256})
+        for number, (partition, encoded, chosen) in enumerate(zip(job.partitions, tokenized, selected, strict=True))
+    ]
+
 
 _TRAIN = SPLITS.index("train")
 _REASONS = np.array([reason or "" for reason in FATES], np.object_)
-
-
-@dataclass(frozen=True)
-class Cuts:
-    """What a document of a source must reach."""
-
-    bounds: Bounds
-    by_perplexity: bool
-    by_classifier: bool
 
 
 @dataclass(frozen=True)
@@ -49,13 +102,6 @@ class WeighTask:
     cuts: Cuts
     balance: BalanceSettings
     output: Path
-
-
-@dataclass(frozen=True)
-class WeighResult:
-    """Training tokens by group, of documents that are good enough."""
-
-    tokens: Counts
 
 
 def weigh_partition(task: WeighTask) -> WeighResult:
@@ -82,31 +128,6 @@ class SelectTask:
     """Of each group; none where nothing is balanced."""
     seed: int
     output: Path
-
-
-@dataclass
-class SelectResult:
-    """What was chosen of one partition. Lengths, bytes and languages count a document once, however often it is taken."""
-
-    sha256: str = ""
-    """Digest of the table of choices."""
-    kept: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    bytes: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    tokens: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    """With repeats, as they go into rows."""
-    unique_tokens: int = 0
-    rejected: Counts = field(default_factory=dict)
-    characters: Counts = field(default_factory=dict)
-    """Number of documents by their length in characters."""
-    lengths: Counts = field(default_factory=dict)
-    """Number of documents by their length in tokens, bos and eos included."""
-    languages: dict[str, Counts] = field(default_factory=dict)
-    """Documents, bytes and tokens by language."""
-    kinds: Counts = field(default_factory=dict)
-    samples: list[dict[str, Any]] = field(default_factory=list)
-    """The first rejected documents of each reason."""
-    offered: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    """Documents that there were to choose from."""
 
 
 def select_partition(task: SelectTask) -> SelectResult:
@@ -228,3 +249,21 @@ def _members(column: pa.Array) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     encoded = column.dictionary_encode()
     numbers_D = encoded.indices.to_numpy()
     yield from ((value, numbers_D == number) for number, value in enumerate(encoded.dictionary.to_pylist()))
+
+
+def repeats_of_groups(tokens: Mapping[str, int], weights: Mapping[str, float], max_repeats: float) -> dict[str, float]:
+    """How often the documents of each group are taken on average, from 0 to `max_repeats`.
+
+    The shares of the groups' tokens come out as their weights, and as much is taken as that allows: the group that is shortest for
+    its weight is repeated `max_repeats` times, the others less. Groups without a weight have weight 1, groups without tokens none.
+    """
+    wanted = {group: weights.get(group, 1.0) for group, count in tokens.items() if count}
+    scale = min((max_repeats * tokens[group] / weight for group, weight in wanted.items() if weight), default=0.0)
+    return {group: scale * weight / tokens[group] for group, weight in wanted.items()}
+
+
+def copies_of_documents(ids_D: NDArray[np.uint64], repeats: float, seed: int) -> NDArray[np.uint8]:
+    """How often each document is taken so that it is `repeats` times on average; a document's id and the seed decide alone."""
+    whole = math.floor(repeats)
+    fractions_D = (mix_hashes(ids_D + mix_hashes(np.array([seed], np.uint64))) >> np.uint64(11)) * 2.0**-53
+    return (whole + (fractions_D < repeats - whole)).astype(np.uint8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,19 +12,38 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from data_pipeline.augment import Augmenter, is_on
 from data_pipeline.config import KINDS, PrepareConfig
-from data_pipeline.dataset.layout import tokens_schema
+from data_pipeline.dataset.layout import TOKENIZER, TOKENS, tokens_schema
 from data_pipeline.dataset.shards import token_type
 from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.tables import TableWriter
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.quality.perplexity import count_scores
-from data_pipeline.stages.scoring import Models, load_models
-from data_pipeline.stages.splitting import read_kept
+from data_pipeline.stages.augment import Augmenter, is_on
+from data_pipeline.stages.job import Job
+from data_pipeline.stages.results import SplitResult, TokenizeResult
+from data_pipeline.stages.split import read_kept
+from data_pipeline.stages.train_quality import MODELS, Models, load_models
 from data_pipeline.tokenizer import Encoded, Tokenizer, load_tokenizer, round_trip_failures
 
-__all__ = ["TokenizeResult", "TokenizeTask", "tokenize_partition"]
+__all__ = ["TokenizeTask", "tokenize_all", "tokenize_partition"]
+
+
+def tokenize_all(job: Job, split: Sequence[SplitResult]) -> list[TokenizeResult]:
+    """Encodes the documents of every partition and scores them."""
+    tasks = [
+        TokenizeTask(
+            job.place("text", number),
+            job.place("split", number),
+            job.work / TOKENIZER,
+            job.work / MODELS,
+            job.config,
+            job.place(TOKENS, number),
+        )
+        for number in range(len(split))
+    ]
+    return job.run("tokenize", tokenize_partition, tasks, [sum(result.bytes.values()) for result in split], TokenizeResult)
+
 
 _ROUND_TRIPS = 8  # documents of each partition that are decoded again
 
@@ -40,23 +59,6 @@ class TokenizeTask:
     """The folder with the models of quality."""
     config: PrepareConfig
     output: Path
-
-
-@dataclass
-class TokenizeResult:
-    """Counts of one partition."""
-
-    sha256: str = ""
-    """Digest of the table of tokens."""
-    tokens: int = 0
-    unknown: int = 0
-    round_trip_failures: int = 0
-    """How many of the first documents did not come back from their ids as they were."""
-    scores: Counts = field(default_factory=dict)
-    """Number of documents by their score under the reference model."""
-    probabilities: Counts = field(default_factory=dict)
-    """Number of documents by the classifier's probability."""
-    augmented: Counts = field(default_factory=dict)
 
 
 def tokenize_partition(task: TokenizeTask) -> TokenizeResult:

@@ -13,11 +13,9 @@ from data_pipeline.dataset.splits import SPLITS, fewest_held_out
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import Reason
 from data_pipeline.execution.tasks import add_counts
-from data_pipeline.report import collect_rejects
 from data_pipeline.sources.inputs import InputFile, Partition
-from data_pipeline.stages.reading import ReadResult
-from data_pipeline.stages.selecting import SelectResult
-from data_pipeline.stages.splitting import SplitResult
+from data_pipeline.stages.rejects import collect_rejects
+from data_pipeline.stages.results import ReadResult, SelectResult, SplitResult
 
 __all__ = ["check_positions_exist", "check_rejected", "check_selected", "check_split", "check_trusted", "warn_of_losses"]
 

@@ -12,8 +12,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from common.errors import ConfigError
-from data_pipeline.augment import AugmentCounts, Augmenter, is_on, load_synonyms
 from data_pipeline.config import FIM_TOKENS, AugmentSettings, TokenizerSettings
+from data_pipeline.stages.augment import AugmentCounts, Augmenter, is_on, load_synonyms
 from data_pipeline.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokenizer
 from data_pipeline.tokenizer.training import train_tokenizer
 

@@ -12,27 +12,55 @@ from numpy.typing import NDArray
 
 from common.files import digest_bytes, write_atomic
 from data_pipeline.config import PrepareConfig, QualitySettings
+from data_pipeline.dataset.layout import TOKENIZER
 from data_pipeline.execution.tasks import commit_result
 from data_pipeline.filters.html import PageReader
 from data_pipeline.filters.judge import JudgedDocument, judge_batch
 from data_pipeline.quality.classifier import Classifier, train_classifier
 from data_pipeline.quality.perplexity import ReferenceModel, train_reference
-from data_pipeline.sources.inputs import InputFile, Part
+from data_pipeline.sources.inputs import InputFile, Part, find_inputs
 from data_pipeline.sources.readers import read_part
-from data_pipeline.stages.splitting import read_kept, texts_of
+from data_pipeline.stages.job import Job
+from data_pipeline.stages.results import ClassifierResult, ReferenceResult, SplitResult
+from data_pipeline.stages.split import read_kept, texts_of
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
     "MODELS",
-    "ClassifierResult",
     "ClassifierTask",
     "Models",
-    "ReferenceResult",
     "ReferenceTask",
     "load_models",
     "train_content_classifier",
+    "train_quality",
     "train_reference_model",
 ]
+
+
+def train_quality(job: Job, split: Sequence[SplitResult]) -> ClassifierResult | None:
+    """Trains the models by which quality is judged, where the settings ask for them; says how well the classifier does."""
+    quality = job.config.quality
+    tokenizer, models = job.work / TOKENIZER, job.work / MODELS
+    if quality.trusted is not None:
+        numbers = [number for number, partition in enumerate(job.partitions) if partition.source == quality.trusted]
+        documents = tuple((job.place("text", number), job.place("split", number)) for number in numbers)
+        reference = ReferenceTask(documents, tokenizer, job.config, models / "reference")
+        sizes = [sum(split[number].bytes["train"] for number in numbers)]
+        job.run("reference", train_reference_model, [reference], sizes, ReferenceResult)
+    if not quality.good:
+        return None
+    good, bad = (find_examples(paths, job.config, job.work) for paths in (quality.good, quality.bad))
+    classifier = ClassifierTask(good, bad, tokenizer, job.config, models / "classifier")
+    size = sum(file.bytes for file in (*good, *bad))
+    [result] = job.run("classifier", train_content_classifier, [classifier], [size], ClassifierResult)
+    return result
+
+
+def find_examples(paths: Sequence[Path], config: PrepareConfig, work: Path) -> tuple[InputFile, ...]:
+    """The files of examples of a class, read as sources are."""
+    update = {"sources": tuple(map(str, paths)), "source": {}, "if_empty": "error"}
+    return find_inputs(config.model_copy(update=update), work / "examples.json")
+
 
 MODELS = "models"
 _REFERENCE, _CLASSIFIER = "reference.safetensors", "classifier.safetensors"
@@ -48,13 +76,6 @@ class ReferenceTask:
     tokenizer: Path
     config: PrepareConfig
     output: Path
-
-
-@dataclass(frozen=True)
-class ReferenceResult:
-    """How much it was trained on."""
-
-    tokens: int
 
 
 def train_reference_model(task: ReferenceTask) -> ReferenceResult:
@@ -82,17 +103,6 @@ class ClassifierTask:
     tokenizer: Path
     config: PrepareConfig
     output: Path
-
-
-@dataclass(frozen=True)
-class ClassifierResult:
-    """How well it does on examples that it was not trained on."""
-
-    good: int
-    good_kept: int
-    bad: int
-    bad_dropped: int
-    accuracy: float
 
 
 def train_content_classifier(task: ClassifierTask) -> ClassifierResult:

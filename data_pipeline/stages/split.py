@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,13 +14,26 @@ from numpy.typing import NDArray
 from data_pipeline.config import SplitSettings
 from data_pipeline.dataset.splits import SPLITS, Split, fewest_held_out, fractions_of_keys, is_held_out
 from data_pipeline.dataset.tables import TableWriter, read_side_by_side, read_table
-from data_pipeline.dedup.duplicates import REASONS
+from data_pipeline.dedup.duplicates import REASONS, Duplicates
 from data_pipeline.dedup.resolve import Fate
 from data_pipeline.documents import Reason
-from data_pipeline.execution.tasks import Counts, commit_result
-from data_pipeline.stages.samples import Samples, rejection_of_row
+from data_pipeline.execution.tasks import commit_result
+from data_pipeline.stages.job import Job
+from data_pipeline.stages.reject_samples import Samples, rejection_of_row
+from data_pipeline.stages.results import ReadResult, SplitResult
 
-__all__ = ["SplitResult", "SplitTask", "read_kept", "split_partition", "texts_of", "with_enough_held_out"]
+__all__ = ["SplitTask", "read_kept", "split_all", "split_partition", "texts_of", "with_enough_held_out"]
+
+
+def split_all(job: Job, read: Sequence[ReadResult], duplicates: Duplicates) -> list[SplitResult]:
+    """Puts what is no duplicate on the side of training or validation."""
+    places = [job.place("duplicates", number) for number in range(len(read))]
+    settings = with_enough_held_out(job.config.split, duplicates.num_kept, places)
+    tasks = [
+        SplitTask(job.place("text", number), place, settings, job.place("split", number)) for number, place in enumerate(places)
+    ]
+    return job.run("split", split_partition, tasks, [result.bytes for result in read], SplitResult)
+
 
 _DROPPED = 255  # in the place of a side
 _PLENTY = 100
@@ -37,16 +49,6 @@ class SplitTask:
     duplicates: Path
     settings: SplitSettings
     output: Path
-
-
-@dataclass
-class SplitResult:
-    """What is left of one partition."""
-
-    kept: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    bytes: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    samples: list[dict[str, Any]] = field(default_factory=list)
-    """The first documents of each kind of duplicate."""
 
 
 def with_enough_held_out(settings: SplitSettings, num_kept: int, duplicates: Sequence[Path]) -> SplitSettings:
