@@ -90,7 +90,7 @@ def _inspect(arguments: Sequence[str]) -> None:
     parser.add_argument("--document", type=int, metavar="ID", help="print one document by its id, as in the rows' documents")
     options = parser.parse_args(arguments)
     from data_pipeline.dataset.manifest import read_manifest
-    from data_pipeline.inspection import describe, malformed, summarise
+    from data_pipeline.reports.terminal import describe, malformed, summarise
 
     if options.document is not None:
         from common.text import visible

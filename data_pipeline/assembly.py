@@ -12,14 +12,14 @@ from common.errors import ConfigError
 from common.files import UnusableFileError, canonical_json, digest_bytes, digest_file
 from common.settings.model import Section
 from data_pipeline.config import PrepareConfig
-from data_pipeline.data_card import render_card
 from data_pipeline.dataset.layout import CARD, CHOSEN, REPORT, REPORT_PAGE, TIMINGS, TOKENIZER, TOKENS
 from data_pipeline.dataset.manifest import Manifest, ShardEntry
 from data_pipeline.dataset.shards import token_type
 from data_pipeline.dataset.splits import Split
 from data_pipeline.dataset.tables import data_path
 from data_pipeline.publish import publish
-from data_pipeline.report_html import render_report
+from data_pipeline.reports.data_card import render_card
+from data_pipeline.reports.html_page import render_report
 from data_pipeline.sources.formats import printable
 from data_pipeline.sources.storage import files_below
 from data_pipeline.stages.pack import PackTask

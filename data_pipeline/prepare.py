@@ -17,7 +17,7 @@ from data_pipeline.execution.local_engine import stop_on_signals
 from data_pipeline.execution.runner import open_runner_of
 from data_pipeline.finished import check_may_replace
 from data_pipeline.publish import exclusive, find_finished, json_lines, settle, work_directory
-from data_pipeline.report import Results, make_report
+from data_pipeline.reports.totals import Results, make_report
 from data_pipeline.sources.inputs import cut_into_partitions, find_inputs, remember_digests
 from data_pipeline.stages.checks import (
     check_positions_exist,

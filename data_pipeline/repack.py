@@ -27,10 +27,10 @@ from data_pipeline.execution.local_engine import available_cores, stop_on_signal
 from data_pipeline.execution.runner import Runner, open_runner
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.finished import check_may_replace
-from data_pipeline.inspection import check_report
-from data_pipeline.lengths import compare_row_lengths
 from data_pipeline.publish import exclusive, work_directory
-from data_pipeline.report import row_counts
+from data_pipeline.reports.lengths import compare_row_lengths
+from data_pipeline.reports.terminal import check_report
+from data_pipeline.reports.totals import row_counts
 from data_pipeline.stages.pack import pack_all
 from data_pipeline.stages.results import DocumentsOf, TrainedTokenizer
 

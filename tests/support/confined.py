@@ -67,7 +67,7 @@ _FOLDER_DESCRIPTORS = {"os.remove": 1, "os.rmdir": 1, "os.mkdir": 2, "os.rename"
 """Where such an event has the descriptor of the folder that its path is relative to."""
 _MODULES = (
     "data_pipeline.__main__",
-    "data_pipeline.inspection",
+    "data_pipeline.reports.terminal",
     "data_pipeline.dedup.leaks",
     "data_pipeline.prepare",
     "data_pipeline.repack",

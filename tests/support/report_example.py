@@ -10,7 +10,7 @@ import numpy as np
 
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dataset.manifest import Manifest, ShardEntry
-from data_pipeline.lengths import compare_row_lengths, describe_lengths
+from data_pipeline.reports.lengths import compare_row_lengths, describe_lengths
 
 __all__ = ["HOSTILE", "example_manifest", "example_report", "example_timings", "thinned"]
 

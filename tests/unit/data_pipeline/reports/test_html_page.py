@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.report_html import render_report
-from data_pipeline.report_html.charts import Bin, histogram
-from data_pipeline.report_html.parts import bar, element, join, number_table, text
+from data_pipeline.reports.html_charts import Bin, histogram
+from data_pipeline.reports.html_page import render_report
+from data_pipeline.reports.html_parts import bar, element, join, number_table, text
 from tests.support.report_example import HOSTILE, example_manifest, example_report, example_timings, thinned
 
 REPORT = example_report(2000)

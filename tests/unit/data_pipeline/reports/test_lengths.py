@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.lengths import compare_row_lengths, describe_lengths, log_borders, percentiles, truncation_advice
 from data_pipeline.packing.placement import pack
+from data_pipeline.reports.lengths import compare_row_lengths, describe_lengths, log_borders, percentiles, truncation_advice
 
 LENGTHS = st.lists(st.one_of(st.integers(1, 40), st.integers(1, 10**6)), min_size=1)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.dataset.manifest import Manifest
-from data_pipeline.report_html import measures, sections
-from data_pipeline.report_html.parts import Html, element, join, tag
-from data_pipeline.wording import known
+from data_pipeline.reports import html_documents, html_measures
+from data_pipeline.reports.html_parts import Html, element, join, tag
+from data_pipeline.reports.lookup import known
 
 __all__ = ["render_report"]
 
@@ -25,24 +25,24 @@ def render_report(manifest: Manifest, timings: Mapping[str, Any] | None = None) 
     """
     report, config = known(manifest.totals), manifest.config
     parts = {
-        "Documents": sections.documents(report),
-        "Sources": sections.sources(report),
-        "Languages": sections.languages(report, (config.get("language") or {}).get("min_confidence")),
-        "Lengths": measures.lengths(report, manifest.row_length),
-        "Duplicates": sections.duplicates(report),
-        "Quality": measures.quality(report),
-        "Changes": sections.changes(report),
-        "Tokenizer and validation": measures.tokenizer(report, manifest),
-        "Rows": measures.rows(report, (config.get("packing") or {}).get("method")),
-        "Rejected samples": sections.samples(report),
-        "Throughput": sections.throughput(timings or {}),
-        "Settings": sections.settings(manifest),
+        "Documents": html_documents.documents(report),
+        "Sources": html_documents.sources(report),
+        "Languages": html_documents.languages(report, (config.get("language") or {}).get("min_confidence")),
+        "Lengths": html_measures.lengths(report, manifest.row_length),
+        "Duplicates": html_documents.duplicates(report),
+        "Quality": html_measures.quality(report),
+        "Changes": html_documents.changes(report),
+        "Tokenizer and validation": html_measures.tokenizer(report, manifest),
+        "Rows": html_measures.rows(report, (config.get("packing") or {}).get("method")),
+        "Rejected samples": html_documents.samples(report),
+        "Throughput": html_documents.throughput(timings or {}),
+        "Settings": html_documents.settings(manifest),
     }
     shown = {title: body for title, body in parts.items() if body}
     body = element(
         "body",
         element("header", element("h1", "Prepared data"), _digest(manifest), _contents(shown)),
-        element("main", sections.tiles(report, manifest), *(_section(title, content) for title, content in shown.items())),
+        element("main", html_documents.tiles(report, manifest), *(_section(title, content) for title, content in shown.items())),
     )
     return f"<!DOCTYPE html>\n{element('html', _head(), body, lang='en')}\n"
 

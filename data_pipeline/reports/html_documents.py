@@ -7,9 +7,20 @@ from itertools import groupby
 
 from common.text import decimal, duration, share, size
 from data_pipeline.dataset.manifest import Manifest
-from data_pipeline.report_html.cells import NOTHING, UNKNOWN, Report, bytes_of, count_of, decimal_of, flat, listed, others, share_of
-from data_pipeline.report_html.parts import Html, bar, definitions, element, join, note, number_table
-from data_pipeline.wording import largest_first, part
+from data_pipeline.reports.html_cells import (
+    NOTHING,
+    UNKNOWN,
+    Report,
+    bytes_of,
+    count_of,
+    decimal_of,
+    flat,
+    listed,
+    others,
+    share_of,
+)
+from data_pipeline.reports.html_parts import Html, bar, definitions, element, join, note, number_table
+from data_pipeline.reports.lookup import largest_first, part
 
 __all__ = ["changes", "documents", "duplicates", "languages", "samples", "settings", "sources", "throughput", "tiles"]
 

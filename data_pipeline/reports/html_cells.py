@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from common.text import decimal, share, size
-from data_pipeline.report_html.parts import Html, note
+from data_pipeline.reports.html_parts import Html, note
 
 __all__ = [
     "NOTHING",

@@ -10,12 +10,12 @@ from typing import Any
 
 from common.errors import PreparedDataError
 from common.text import share, size, visible
-from data_pipeline.data_card import render_card
 from data_pipeline.dataset.layout import MANIFEST
 from data_pipeline.dataset.manifest import Manifest
-from data_pipeline.lengths import truncation_advice
-from data_pipeline.report_html import render_report
-from data_pipeline.wording import known, largest_first, part
+from data_pipeline.reports.data_card import render_card
+from data_pipeline.reports.html_page import render_report
+from data_pipeline.reports.lengths import truncation_advice
+from data_pipeline.reports.lookup import known, largest_first, part
 
 __all__ = ["check_report", "describe", "malformed", "summarise"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from common.text import decimal
-from data_pipeline.report_html.parts import Html, element, join, text
+from data_pipeline.reports.html_parts import Html, element, join, text
 
 __all__ = ["Bin", "histogram"]
 

@@ -15,10 +15,10 @@ from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import Reason, Stage
 from data_pipeline.execution.tasks import Counts, add_counts
 from data_pipeline.filters.language import threshold_costs
-from data_pipeline.lengths import compare_row_lengths, describe_lengths
 from data_pipeline.packing.pieces import METHODS
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
 from data_pipeline.quality.perplexity import SCORE_STEPS, perplexity
+from data_pipeline.reports.lengths import compare_row_lengths, describe_lengths
 from data_pipeline.sources.inputs import Partition
 from data_pipeline.stages.rejects import collect_rejects
 from data_pipeline.stages.results import (

@@ -7,7 +7,7 @@ import pytest
 
 from common.errors import PreparedDataError
 from data_pipeline.dataset.manifest import verify
-from data_pipeline.inspection import describe, summarise
+from data_pipeline.reports.terminal import describe, summarise
 from tests.support.prepared import write_prepared
 from tests.support.report_example import HOSTILE, example_manifest, example_report, thinned
 

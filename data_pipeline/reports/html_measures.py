@@ -6,11 +6,11 @@ from typing import Any
 
 from common.text import decimal
 from data_pipeline.dataset.manifest import Manifest
-from data_pipeline.lengths import PERCENTS, truncation_advice
-from data_pipeline.report_html.cells import NOTHING, Report, count_of, decimal_of, exact_share_of, flat, listed, share_of
-from data_pipeline.report_html.charts import Bin, histogram
-from data_pipeline.report_html.parts import Html, definitions, element, join, note, number_table
-from data_pipeline.wording import part, round_trip
+from data_pipeline.reports.html_cells import NOTHING, Report, count_of, decimal_of, exact_share_of, flat, listed, share_of
+from data_pipeline.reports.html_charts import Bin, histogram
+from data_pipeline.reports.html_parts import Html, definitions, element, join, note, number_table
+from data_pipeline.reports.lengths import PERCENTS, truncation_advice
+from data_pipeline.reports.lookup import part, round_trip
 
 __all__ = ["lengths", "quality", "rows", "tokenizer"]
 

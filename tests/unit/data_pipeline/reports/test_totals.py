@@ -6,7 +6,7 @@ from data_pipeline.config import PrepareConfig
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.quality.bounds import Bounds
 from data_pipeline.quality.perplexity import SCORE_STEPS
-from data_pipeline.report import Results, make_report
+from data_pipeline.reports.totals import Results, make_report
 from data_pipeline.sources.inputs import InputFile, Part, Partition
 from data_pipeline.sources.storage import Location
 from data_pipeline.stages.rejects import collect_rejects

@@ -18,8 +18,8 @@ from common.text import decimal, share, size, visible
 from data_pipeline.config import BUILTIN, PrepareConfig
 from data_pipeline.config.prepare import OVERRIDABLE
 from data_pipeline.dataset.manifest import Manifest
-from data_pipeline.lengths import truncation_advice
-from data_pipeline.wording import known, largest_first, part, round_trip
+from data_pipeline.reports.lengths import truncation_advice
+from data_pipeline.reports.lookup import known, largest_first, part, round_trip
 
 __all__ = ["render_card"]
 
