@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 
 from common.storage_errors import naming
-from data_pipeline.assembly import Prepared, assemble, fingerprint_of, settings_of
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dataset.layout import INPUTS, REJECTS, TOKENIZER
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.execution.local_engine import stop_on_signals
 from data_pipeline.execution.runner import open_runner_of
-from data_pipeline.finished import check_may_replace
-from data_pipeline.publish import exclusive, find_finished, json_lines, settle, work_directory
+from data_pipeline.publishing.assemble import Prepared, assemble
+from data_pipeline.publishing.fingerprint import fingerprint_of, settings_of
+from data_pipeline.publishing.ownership import exclusive, work_directory
+from data_pipeline.publishing.publish import find_finished, json_lines, settle
+from data_pipeline.publishing.replacement import check_may_replace
 from data_pipeline.reports.totals import Results, make_report
 from data_pipeline.sources.inputs import cut_into_partitions, find_inputs, remember_digests
 from data_pipeline.stages.checks import (

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from common.errors import ConfigError
 from common.settings.messages import explain
 from common.storage_errors import naming
-from data_pipeline.assembly import Prepared, assemble, fingerprint_of
 from data_pipeline.config import BUILTIN, PackingSettings, PrepareConfig
 from data_pipeline.dataset.layout import CHOSEN, TOKENIZER, TOKENS
 from data_pipeline.dataset.locks import reading
@@ -26,8 +25,10 @@ from data_pipeline.dataset.tables import read_side_by_side
 from data_pipeline.execution.local_engine import available_cores, stop_on_signals
 from data_pipeline.execution.runner import Runner, open_runner
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
-from data_pipeline.finished import check_may_replace
-from data_pipeline.publish import exclusive, work_directory
+from data_pipeline.publishing.assemble import Prepared, assemble
+from data_pipeline.publishing.fingerprint import fingerprint_of
+from data_pipeline.publishing.ownership import exclusive, work_directory
+from data_pipeline.publishing.replacement import check_may_replace
 from data_pipeline.reports.lengths import compare_row_lengths
 from data_pipeline.reports.terminal import check_report
 from data_pipeline.reports.totals import row_counts

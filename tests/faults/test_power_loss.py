@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from common.errors import PreparedDataError, ProjectError
-from data_pipeline import publish
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dataset.manifest import read_manifest, verify
 from data_pipeline.prepare import prepare
+from data_pipeline.publishing import publish
 from tests.support.claims import caught, counted
 from tests.support.corpora import sentences, write_texts
 from tests.support.faults import count, seeds

@@ -29,7 +29,7 @@ from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import Manifest, read_manifest, verify
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.prepare import prepare
-from data_pipeline.publish import exclusive
+from data_pipeline.publishing.ownership import exclusive
 from data_pipeline.stages import job
 from data_pipeline.stages.pack import PackTask
 from data_pipeline.stages.results import PackResult
@@ -286,7 +286,7 @@ def test_a_crash_while_publishing_leaves_old_data_or_none_and_the_next_run_compl
 ) -> None:
     old = prepare(config_of(corpus, tmp_path, split={"seed": 1}))
     with monkeypatch.context() as patch:
-        patch.setattr(f"data_pipeline.publish.{name}", forbidden)
+        patch.setattr(f"data_pipeline.publishing.publish.{name}", forbidden)
         with pytest.raises(AssertionError):
             prepare(config_of(corpus, tmp_path, replace=True))
     if (tmp_path / "manifest.json").exists():

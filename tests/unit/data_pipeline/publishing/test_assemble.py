@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
-from data_pipeline.assembly import fingerprint_of, settings_of
 from data_pipeline.config import PrepareConfig
+from data_pipeline.publishing.fingerprint import fingerprint_of, settings_of
 
 
 def fingerprint(**settings: Any) -> str:

@@ -8,28 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from common.files import UnusableFileError, canonical_json, digest_bytes, digest_file
-from common.settings.model import Section
-from data_pipeline.config import PrepareConfig
+from common.files import canonical_json, digest_bytes
 from data_pipeline.dataset.layout import CARD, CHOSEN, REPORT, REPORT_PAGE, TIMINGS, TOKENIZER, TOKENS
 from data_pipeline.dataset.manifest import Manifest, ShardEntry
 from data_pipeline.dataset.shards import token_type
 from data_pipeline.dataset.splits import Split
 from data_pipeline.dataset.tables import data_path
-from data_pipeline.publish import publish
+from data_pipeline.publishing.fingerprint import fingerprint_of
+from data_pipeline.publishing.publish import publish
 from data_pipeline.reports.data_card import render_card
 from data_pipeline.reports.html_page import render_report
-from data_pipeline.sources.formats import printable
-from data_pipeline.sources.storage import files_below
 from data_pipeline.stages.pack import PackTask
 from data_pipeline.stages.results import DocumentsOf, PackResult, TrainedTokenizer
-from data_pipeline.tokenizer import supplied_files
 
-__all__ = ["PIPELINE_VERSION", "Prepared", "assemble", "fingerprint_of", "settings_of"]
-
-PIPELINE_VERSION = 3
-"""Raised whenever the same settings and input would give other bytes, so that what an older version left is not taken for done."""
+__all__ = ["Prepared", "assemble"]
 
 
 @dataclass(frozen=True)
@@ -52,60 +44,6 @@ class Prepared:
     def fingerprint(self) -> str:
         """Of what this was made from."""
         return fingerprint_of(self.settings, self.inputs)
-
-
-def settings_of(config: PrepareConfig) -> dict[str, Any]:
-    """The settings that decide the result, with the digest of a file's content in the place of its path.
-
-    Raises:
-        ConfigError: a file that a setting names cannot be read.
-    """
-    return {name: _without_paths(name, value, config) for name, value in config.portable.items()}
-
-
-def _without_paths(name: str, value: Any, config: PrepareConfig) -> Any:
-    section = getattr(config, name)
-    if not isinstance(section, Section):
-        return value
-    files = {field: _digest_of_files(f"{name}.{field}", getattr(section, field)) for field in type(section).model_fields}
-    return value | {field: digest for field, digest in files.items() if digest is not None}
-
-
-def _digest_of_files(setting: str, value: Any) -> Any:
-    """The digests that stand for a path or several; None where the value is neither."""
-    if isinstance(value, tuple) and value and isinstance(value[0], Path):
-        return [_digest_of_files(setting, path) for path in value]
-    if not isinstance(value, Path):
-        return None
-    try:
-        files = _files_of_tokenizer(value) if setting == "tokenizer.path" else _files_at(value)
-        return digest_bytes(canonical_json([[printable(name), digest_file(path)] for name, path in files]))
-    except OSError as error:
-        raise ConfigError(f"{setting} = {value}: cannot be read ({error.strerror}); check the path") from None
-    except UnusableFileError as error:
-        raise ConfigError(f"{setting} = {value}: {error}") from None
-
-
-def _files_at(path: Path) -> list[tuple[str, Path]]:
-    """The files that a path stands for, each with what its name means: its place in a folder, or else its format."""
-    if not path.is_dir():
-        return [(_extensions(path), path)]
-    return [(file.relative_to(path).as_posix(), file) for file in sorted(files_below(path))]
-
-
-def _files_of_tokenizer(path: Path) -> list[tuple[str, Path]]:
-    """The files that a supplied tokenizer is read from, however it was named."""
-    model, *beside = supplied_files(path)
-    return [(_extensions(model), model), *((file.name, file) for file in beside)]
-
-
-def _extensions(path: Path) -> str:
-    return "".join(path.suffixes[-2:])
-
-
-def fingerprint_of(settings: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]) -> str:
-    """A digest of everything that decides the result: version, settings, and the content of the input."""
-    return digest_bytes(canonical_json({"version": PIPELINE_VERSION, "config": settings, "inputs": list(inputs)}))
 
 
 def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, bytes]) -> Manifest:

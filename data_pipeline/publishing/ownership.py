@@ -1,4 +1,4 @@
-"""Gives finished data its place: built beside the old, swapped in, the manifest last: a reader finds old, new, or none."""
+"""Who may write to an output folder: one preparation at a time, and never over files of others."""
 
 from __future__ import annotations
 
@@ -8,33 +8,27 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from common.errors import ConfigError, PreparedDataError, StorageError
+from common.errors import ConfigError, StorageError
 from common.files import (
     UnusableFileError,
     canonical_json,
-    commit_directory,
-    digest_file,
     is_unfinished,
-    open_input,
     own_folder,
     read_input,
-    sync_directory,
     sync_upwards,
     write_atomic,
 )
-from data_pipeline.dataset.layout import CHOSEN, FOLDERS, INPUTS, LOCK, MANIFEST, PUBLISHED, REJECTS, SINGLE_FILES, TOKENS, WORK
-from data_pipeline.dataset.locks import replacing
-from data_pipeline.dataset.manifest import Manifest, files_in_manifest, read_manifest
+from data_pipeline.dataset.layout import FOLDERS, INPUTS, LOCK, MANIFEST, PUBLISHED, SINGLE_FILES, WORK
+from data_pipeline.dataset.manifest import files_in_manifest
 
-__all__ = ["exclusive", "find_finished", "json_lines", "publish", "settle", "work_directory"]
+__all__ = ["exclusive", "noted_files", "own_files", "work_directory", "work_folders", "write_note"]
 
 logger = logging.getLogger(__name__)
-_NOT_ALWAYS_WRITTEN = (REJECTS, TOKENS, CHOSEN)
 _WORK_NAME = re.compile("[0-9a-f]{16}")
 _NOTE_FORMAT = "published-files/1"
 _MAX_NOTE_BYTES = 512 << 20
@@ -88,7 +82,7 @@ def _clear_half_written(directory: Path) -> None:
     beside = [path for name in (MANIFEST, PUBLISHED, INPUTS) for path in directory.glob(f".{name}.*") if is_unfinished(path)]
     for path in beside:
         _remove(path)
-    for work in _works(directory):
+    for work in work_folders(directory):
         strange = [work] if work.is_symlink() or not work.is_dir() else list(_strange_entries(work))
         for path in strange:
             _remove(path)
@@ -124,7 +118,7 @@ def check_nothing_foreign(directory: Path) -> None:
     Raises:
         ConfigError: there is one.
     """
-    own = _own_files(directory)
+    own = own_files(directory)
     foreign = [name for name in _files_in_the_way(directory) if name not in own]
     if foreign:
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
@@ -134,9 +128,9 @@ def check_nothing_foreign(directory: Path) -> None:
         )
 
 
-def _own_files(directory: Path) -> set[str]:
+def own_files(directory: Path) -> set[str]:
     """What preparations have put into a folder, by their own records of it."""
-    listed = _noted(directory).keys() | files_in_manifest(directory)
+    listed = noted_files(directory).keys() | files_in_manifest(directory)
     if listed:
         return {*listed, *SINGLE_FILES}
     # The only one that is there before anything is published.
@@ -168,7 +162,7 @@ def _is_at_work(directory: Path) -> bool:
     return work.is_dir() and not work.is_symlink() and all(_WORK_NAME.fullmatch(path.name) for path in work.iterdir())
 
 
-def _noted(directory: Path) -> dict[str, Any]:
+def noted_files(directory: Path) -> dict[str, Any]:
     """The files that the note names, as they were when they were last found in order; nothing without a note."""
     try:
         value = json.loads(read_input(directory / PUBLISHED, _MAX_NOTE_BYTES, below=directory))
@@ -178,28 +172,9 @@ def _noted(directory: Path) -> dict[str, Any]:
     return value["files"] if is_note else {}
 
 
-def _note(directory: Path, files: Mapping[str, Any]) -> None:
+def write_note(directory: Path, files: Mapping[str, Any]) -> None:
+    """Writes down which files of a folder a preparation has put there, and their state."""
     write_atomic(directory / PUBLISHED, canonical_json({"format": _NOTE_FORMAT, "files": files}))
-
-
-def find_finished(directory: Path, fingerprint: str, *, with_rejects: bool) -> Manifest | None:
-    """The manifest of a folder that already holds what these settings and inputs give, every file in its place and undamaged.
-
-    A file that is as the note says is not read: a terabyte would take an hour. Of any other the digest decides.
-    """
-    try:
-        manifest = read_manifest(directory)
-    except PreparedDataError:
-        return None
-    if manifest.fingerprint != fingerprint or (with_rejects and _state(directory, REJECTS) is None):
-        return None
-    noted = _noted(directory)
-    for name, digest in manifest.digests.items():
-        state = _state(directory, name)
-        if state is None or (state != noted.get(name) and not _matches(directory, name, digest)):
-            logger.warning("%s: missing or damaged since it was published; all is prepared again", directory / name)
-            return None
-    return manifest
 
 
 def work_directory(directory: Path, fingerprint: str) -> Path:
@@ -210,112 +185,6 @@ def work_directory(directory: Path, fingerprint: str) -> Path:
     return own_folder(own_folder(directory / WORK) / fingerprint.removeprefix("sha256:")[:16])
 
 
-def settle(directory: Path, manifest: Manifest) -> None:
-    """Removes the work of published data, and notes its files as they are, so that they need not be read to be known again."""
-    clear_work(directory)  # first: a file that loses one of its names has another time of change
-    files = {name: _state(directory, name) for name in manifest.digests}
-    if files != _noted(directory):
-        _note(directory, files)
-
-
-def clear_work(directory: Path) -> None:
-    """Removes the stages' results, of any settings: once data is published they have no use."""
-    for work in _works(directory):
-        shutil.rmtree(work, ignore_errors=True)
-    with suppress(OSError):  # it is not there, or holds something else
-        (directory / WORK).rmdir()
-
-
-def _works(directory: Path) -> list[Path]:
+def work_folders(directory: Path) -> list[Path]:
     """The folders that `work_directory` has made, without anything else that is beside them."""
     return [path for path in (directory / WORK).glob("*") if _WORK_NAME.fullmatch(path.name)]
-
-
-def publish(
-    directory: Path,
-    work: Path,
-    manifest: Manifest,
-    shards: Mapping[str, Path],
-    files: Mapping[str, Path | bytes],
-) -> Manifest:
-    """Puts shards and files in their place under `directory`, replaces what an earlier preparation left, and removes the work.
-
-    Returns the manifest with its root digest. Killed at any point, running it again completes it: until the work is removed, the
-    stages' results stay where they are, as links to the same bytes, and the note says what in the folder is a preparation's.
-
-    Raises:
-        ConfigError: files of somebody else's would be replaced, or the data there is in use.
-    """
-    check_nothing_foreign(directory)
-    built = work / "final"
-    shutil.rmtree(built, ignore_errors=True)
-    sealed, manifest_bytes = manifest.sealed()
-    for name, content in {**shards, **files}.items():
-        target = built / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, bytes):
-            target.write_bytes(content)
-        else:
-            _link(content, target)
-    for split in ("train", "val"):
-        (built / split).mkdir(exist_ok=True)
-    with replacing(directory):
-        _note(directory, dict.fromkeys({*_own_files(directory), *shards, *files}))
-        _swap(built, directory)
-        write_atomic(directory / MANIFEST, manifest_bytes)
-        settle(directory, sealed)
-    return sealed
-
-
-def _swap(built: Path, directory: Path) -> None:
-    """Moves everything in `built` into `directory`, in the place of what has the same name there."""
-    outgoing = built.with_name("outgoing")
-    shutil.rmtree(outgoing, ignore_errors=True)
-    outgoing.mkdir()
-    ready = built.with_name("ready")
-    shutil.rmtree(ready, ignore_errors=True)
-    commit_directory(built, ready)
-    # From here until the new manifest is written the folder holds no prepared data, and says so, before anything else goes: a power
-    # failure could keep the manifest and lose what it names.
-    names = sorted(os.listdir(ready))  # noqa: PTH208 - names are wanted
-    _move((MANIFEST,), directory, outgoing)
-    sync_directory(directory)
-    _move((*_NOT_ALWAYS_WRITTEN, *names), directory, outgoing)
-    _move(names, ready, directory)
-    sync_directory(directory)
-
-
-def _move(names: Iterable[str], source: Path, target: Path) -> None:
-    """Moves those of the names that there are from one folder to another, where they must not be yet."""
-    for name in names:
-        if os.path.lexists(source / name):
-            (source / name).rename(target / name)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(source, target)
-
-
-def _state(directory: Path, name: str) -> list[int] | None:
-    """Size and times of a file, which change when it is written to; None if it does not exist or is a link."""
-    try:
-        with open_input(directory / name, below=directory) as file:
-            status = os.fstat(file.fileno())
-    except (OSError, UnusableFileError):
-        return None
-    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-
-
-def _matches(directory: Path, name: str, digest: str) -> bool:
-    try:
-        return digest_file(directory / name, below=directory) == digest
-    except (OSError, UnusableFileError):  # a device that cannot read it, which writing it again may mend
-        return False
-
-
-def json_lines(values: Iterable[Mapping[str, Any]]) -> bytes:
-    """One JSON object a line."""
-    return b"".join(json.dumps(value, sort_keys=True, ensure_ascii=False).encode() + b"\n" for value in values)

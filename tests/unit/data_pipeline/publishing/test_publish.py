@@ -14,7 +14,8 @@ from common.errors import ConfigError, PreparedDataError
 from common.files import digest_bytes
 from data_pipeline.dataset.manifest import Manifest, ShardEntry, read_manifest, verify
 from data_pipeline.dataset.shards import Rows
-from data_pipeline.publish import exclusive, find_finished, publish, settle, work_directory
+from data_pipeline.publishing.ownership import exclusive, work_directory
+from data_pipeline.publishing.publish import find_finished, publish, settle
 
 
 def manifest_of(shards: dict[str, bytes], files: dict[str, bytes]) -> Manifest:
@@ -156,7 +157,7 @@ def found(directory: Path, manifest: Manifest) -> Manifest | None:
 
 def test_published_data_is_found_without_reading_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = give(tmp_path)
-    monkeypatch.setattr("data_pipeline.publish.digest_file", lambda path: pytest.fail(f"{path} was read"))
+    monkeypatch.setattr("data_pipeline.publishing.publish.digest_file", lambda path: pytest.fail(f"{path} was read"))
     assert found(tmp_path, manifest) == manifest
 
 
@@ -175,7 +176,7 @@ def test_a_copy_is_read_once_and_then_known(tmp_path: Path, monkeypatch: pytest.
     shutil.copytree(tmp_path / "first", tmp_path / "copy", copy_function=shutil.copyfile)
     assert found(tmp_path / "copy", manifest) == manifest
     settle(tmp_path / "copy", manifest)
-    monkeypatch.setattr("data_pipeline.publish.digest_file", lambda path: pytest.fail(f"{path} was read"))
+    monkeypatch.setattr("data_pipeline.publishing.publish.digest_file", lambda path: pytest.fail(f"{path} was read"))
     assert found(tmp_path / "copy", manifest) == manifest
 
 
