@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
-__all__ = ["decimal", "duration", "share", "size", "visible"]
+__all__ = ["decimal", "duration", "format_bytes", "share", "size", "visible"]
 
 _UNSEEN = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"))
 """Unicode categories of characters that show nothing, or that change how others are shown."""
@@ -68,3 +68,13 @@ def _named(character: str) -> str:
     if character in "\n\t" or unicodedata.category(character) not in _UNSEEN:
         return character
     return f"⟨U+{ord(character):04X}⟩"
+
+
+def format_bytes(size: int) -> str:
+    """Bytes for people: "512 B", "1.5 GiB"."""
+    value, units = float(size), iter(("B", "KiB", "MiB", "GiB"))
+    for unit in units:
+        if value < 1024:
+            return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

@@ -16,7 +16,7 @@ from common.command_line import end_at_once, importing, run_command
 from common.errors import ConfigError, ExitCode, ProjectError, StorageError
 from trainer.allocator import keep_memory
 from trainer.caches import use_private_caches
-from trainer.first_failure import only_first_failure
+from trainer.launch.first_failure import only_first_failure
 from trainer.watchdog import end_with_parent, leave_reason
 
 

@@ -16,9 +16,9 @@ from typing import Literal, get_args
 
 from trainer.config import AlertAction, AlertsConfig, GuardConfig
 from trainer.convergence import Signal
+from trainer.distributed.stragglers import SlowRank
 from trainer.guard import Reason, Verdict
 from trainer.hardware import GpuReading, HardwareReading
-from trainer.straggler import SlowRank
 from trainer.trend import trend
 
 __all__ = [
@@ -237,7 +237,7 @@ class AlertRules:
         return found
 
     def slow_rank(self, step: int, slow: SlowRank) -> list[Alert]:
-        """The alert for a rank for which the others wait; `trainer.straggler` finds each once."""
+        """The alert for a rank for which the others wait; `trainer.distributed.stragglers` finds each once."""
         return list(self._alert("slow_rank", step, "warning", f"step {step}: {slow.describe()}", slow.factor))
 
     def signal(self, signal: Signal) -> list[Alert]:

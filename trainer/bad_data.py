@@ -15,7 +15,7 @@ from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import ShardError
 from trainer.changes import Change
 from trainer.config import BadDataConfig
-from trainer.distributed import Group, RemoteError
+from trainer.distributed.group import Group, RemoteError
 
 __all__ = ["as_project_error", "decide", "shared_faults"]
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from common.errors import CheckpointError
+from common.untrusted import Count, Form, check_form
 from trainer.config import BatchConfig
-from trainer.run_inputs import Count, Form, check_form
 
 __all__ = ["Change", "Changes", "smaller_micro"]
 

@@ -10,8 +10,8 @@ from typing import IO, Any
 
 from common.errors import ConfigError
 from common.files import UnusableFileError, parse_json, read_input
+from common.untrusted import MAX_PROMPTS_BYTES
 from data_pipeline.tokenizer import Tokenizer
-from trainer.run_inputs import MAX_PROMPTS_BYTES
 from trainer.sampling import Sampling
 
 __all__ = ["HELP", "converse", "read_prompts", "stop_token_ids"]

@@ -18,7 +18,7 @@ from common.errors import GuardError, ProjectError
 from common.redaction import secrets_of, without
 from trainer.alerts import Alert
 from trainer.config import TrainConfig
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.metrics import Monitor
 from trainer.record import complete_record
 

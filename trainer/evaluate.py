@@ -25,7 +25,7 @@ from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.text_bytes import TextBytes, count_text_bytes
 from trainer.attention import Backend
 from trainer.config import TrainConfig
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.exact import NUM_PARTS, add_exactly, rounded_sum
 from trainer.loader import MicroBatch, micro_batch, share_of_rank
 from trainer.loss import IGNORE

@@ -31,10 +31,10 @@ from torch import Tensor, nn
 
 from common.errors import ConfigError, ProjectError
 from common.files import UnusableFileError, read_input
+from common.untrusted import MAX_EXTENSION_BYTES
 from trainer.attention import make_layout
 from trainer.config import ModelConfig, TrainConfig
 from trainer.model import build_model
-from trainer.run_inputs import MAX_EXTENSION_BYTES
 from trainer.state import Progress
 
 __all__ = ["Extension", "RunView", "execute_extension", "load_extension", "seeded_model"]

@@ -10,7 +10,7 @@ from trainer.accumulation import Accumulation
 from trainer.attention import Backend
 from trainer.changes import Change, Changes, smaller_micro
 from trainer.config import TrainConfig
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.memory import release_memory
 from trainer.step import LossModule, MicroTooLarge, wrap_for_training
 

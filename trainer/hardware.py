@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 import psutil
 import pynvml
 
-from trainer.memory import available_host_bytes
+from common.host_memory import available_host_bytes
 
 __all__ = [
     "GpuReading",

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from common.errors import CheckpointError
 from common.files import parse_json
-from trainer.run_inputs import MAX_COUNT, is_number, read_lines
+from common.untrusted import MAX_COUNT, is_number, read_lines
 
 __all__ = ["METRICS", "Known", "Selection", "events_until", "lines_until", "read_events"]
 

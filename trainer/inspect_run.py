@@ -17,6 +17,7 @@ from common.errors import CheckpointError, ConfigError, PreparedDataError
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.messages import explain
 from common.settings.toml import parse_toml
+from common.untrusted import read_run_file
 from data_pipeline.dataset.layout import MANIFEST
 from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import Manifest, read_manifest
@@ -27,15 +28,14 @@ from trainer.changes import Changes
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import TrainConfig
 from trainer.determinism import configure_determinism
-from trainer.devices import check_no_gpu_is_hidden
-from trainer.distributed import joined_group
+from trainer.distributed.devices import check_no_gpu_is_hidden
+from trainer.distributed.group import joined_group
 from trainer.evaluate import Grouping, evaluate
 from trainer.extension import seeded_model
 from trainer.generate import TextModel
 from trainer.limits import check_model_size, most_rows
 from trainer.parallel import load_full
 from trainer.record import read_record
-from trainer.run_inputs import read_run_file
 from trainer.score_table import describe_evaluation
 from trainer.state import load_whole
 from trainer.step import LossModule

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.memory import is_out_of_memory
 from trainer.model import parameters_by_name
 

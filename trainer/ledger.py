@@ -28,8 +28,8 @@ from pydantic import Field
 
 from common.errors import CheckpointError
 from common.files import parse_json, sync_directory
+from common.untrusted import MAX_COUNT, Count, Finite, Form, check_form, read_lines
 from trainer.run_files import make_folder, open_own
-from trainer.run_inputs import MAX_COUNT, Count, Finite, Form, check_form, read_lines
 
 __all__ = [
     "LEDGER",

@@ -13,8 +13,10 @@ import sys
 import torch
 
 from common.errors import CheckpointError, ConfigError
+from common.host_memory import available_host_bytes
+from common.text import format_bytes
 from trainer.config import ModelConfig
-from trainer.memory import available_host_bytes, format_bytes, num_weights
+from trainer.memory import num_weights
 
 __all__ = ["check_model_size", "check_ranks", "most_ranks", "most_rows", "most_threads"]
 

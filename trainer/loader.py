@@ -26,7 +26,7 @@ from common.storage_errors import explain_os_error
 from data_pipeline.dataset.shards import RowBatch, Rows, ShardError
 from trainer.changes import Changes
 from trainer.config import BatchConfig
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.loss import IGNORE
 from trainer.order import RowOrder
 

@@ -18,6 +18,8 @@ from pathlib import Path
 import torch
 
 from common.errors import ConfigError
+from common.host_memory import available_host_bytes, process_bytes
+from common.text import format_bytes
 from trainer.attention import Backend
 from trainer.config import ModelConfig, TrainConfig
 from trainer.loss import default_chunk_tokens
@@ -27,10 +29,8 @@ __all__ = [
     "PeakMeter",
     "activation_bytes",
     "available_bytes",
-    "available_host_bytes",
     "choose_micro",
     "estimate",
-    "format_bytes",
     "is_out_of_memory",
     "isolated_rng",
     "micro_candidates",
@@ -41,10 +41,8 @@ __all__ = [
 
 USABLE_SHARE = 0.9
 """Share of the free memory that is planned with; the rest is for the allocator's gaps and what the model leaves out."""
-
 _UNEVEN = 1.125
 """How much more than an even share the busiest rank may have for the sake of a larger micro-batch."""
-
 _FP32 = 4
 _OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
@@ -295,13 +293,13 @@ class PeakMeter:
             return cls(device, 0)
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        return cls(device, _process_bytes("VmRSS"))
+        return cls(device, process_bytes("VmRSS"))
 
     def bytes(self) -> int:
         """The peak until now."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
-        return max(0, _process_bytes("VmHWM") - self.resident_before)
+        return max(0, process_bytes("VmHWM") - self.resident_before)
 
 
 def available_bytes(device: torch.device, num_local_ranks: int) -> int:
@@ -315,24 +313,6 @@ def available_bytes(device: torch.device, num_local_ranks: int) -> int:
         return available_host_bytes() // num_local_ranks
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-
-
-def available_host_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """What the system has left, or what this process's cgroup and those above it have left, whichever is least.
-
-    Files that a cgroup has read count as used there, but the kernel drops them when memory is short; they count as left.
-    """
-    return min([_field(proc / "meminfo", "MemAvailable:") * 1024, *_cgroup_rooms(proc, cgroups)])
-
-
-def format_bytes(size: int) -> str:
-    """Bytes for people: "512 B", "1.5 GiB"."""
-    value, units = float(size), iter(("B", "KiB", "MiB", "GiB"))
-    for unit in units:
-        if value < 1024:
-            return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
 
 
 def _layer_matrices(model: ModelConfig) -> int:
@@ -403,45 +383,3 @@ def _fits(run: Callable[[int], None], micro: int) -> bool:
             raise
         return False
     return True
-
-
-def _cgroup_rooms(proc: Path, cgroups: Path) -> Iterator[int]:
-    """Bytes left in each limited cgroup from this process's own up to the root, of version 2 and 1."""
-    lines = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines() if (proc / "self/cgroup").exists() else []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            root, limit, usage, inactive = cgroups, "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            root, limit, usage, inactive = (
-                cgroups / "memory",
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-                "total_inactive_file",
-            )
-        else:
-            continue
-        # Inside a container the path is often that of the host, and the container's own cgroup stands at the root.
-        relative = Path(path.strip("/"))
-        for directory in (root / relative, *(root / parent for parent in relative.parents)):
-            with suppress(OSError, ValueError):
-                most = int((directory / limit).read_text(encoding="ascii"))  # "max", or a number near 2^63, where there is none
-                used = int((directory / usage).read_text(encoding="ascii"))
-                yield max(0, most - max(0, used - _field(directory / "memory.stat", inactive)))
-
-
-def _process_bytes(name: str) -> int:
-    return _field(Path("/proc/self/status"), f"{name}:") * 1024
-
-
-def _field(path: Path, name: str) -> int:
-    """The number after a name in a file of lines "name number …".
-
-    Raises:
-        ValueError: no line has that name.
-    """
-    for line in path.read_text(encoding="utf-8").splitlines():
-        words = line.split()
-        if words and words[0] == name:
-            return int(words[1])
-    raise ValueError(f"{path} has no line for {name}")

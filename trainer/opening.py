@@ -27,7 +27,9 @@ from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, check_sp
 from trainer.config import CheckpointConfig, TrainConfig
 from trainer.convergence import LossMean
 from trainer.determinism import configure_determinism, device_name
-from trainer.distributed import Group, joined_group
+from trainer.distributed.group import Group, joined_group
+from trainer.distributed.replica_check import ReplicaCheck
+from trainer.distributed.stragglers import DeviceMark, HostMark, OwnTimer, StragglerDetector
 from trainer.ema import WeightAverage
 from trainer.ending import Ending, opened_ending
 from trainer.evaluate import Grouping
@@ -55,7 +57,6 @@ from trainer.record import (
     recorded_changes,
     recorded_micro,
 )
-from trainer.replicas import ReplicaCheck
 from trainer.report import report_at_end
 from trainer.run_files import check_places
 from trainer.session import Session, known_to, restore
@@ -63,7 +64,6 @@ from trainer.signals import stop_request
 from trainer.sizing import with_micro
 from trainer.state import Progress, load_whole
 from trainer.step import LossModule, TrainingModule, make_scaler
-from trainer.straggler import DeviceMark, HostMark, OwnTimer, StragglerDetector
 from trainer.throughput import flops_per_token, peak_flops, rate_kind, unknown_mfu
 from trainer.trust import note_trained_with
 from trainer.watchdog import Heartbeat, Patience, ProcessId, clear_heartbeats, watched

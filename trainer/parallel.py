@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from common.errors import CheckpointError, ConfigError
 from trainer.config import TrainConfig
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.model import parameters_by_name
 
 __all__ = ["ShardedModule", "check_parallel", "distribute_like", "full_tensors", "gathered", "load_full", "shard"]

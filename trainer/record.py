@@ -41,17 +41,7 @@ from common.files import (
 from common.redaction import redacted_settings
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.toml import parse_toml, to_toml
-from data_pipeline.dataset.manifest import Manifest
-from trainer.changes import Change, Changes
-from trainer.checkpoint import CheckpointStore
-from trainer.config import TrainConfig
-from trainer.determinism import device_name, flags, threads_per_rank
-from trainer.distributed import Group
-from trainer.environment import Difference, environment_facts, find_differences, flattened
-from trainer.history import METRICS, Known, events_until
-from trainer.ledger import LEDGER
-from trainer.run_files import open_own
-from trainer.run_inputs import (
+from common.untrusted import (
     MAX_NOTE_BYTES,
     MAX_RECORD_BYTES,
     Count,
@@ -62,6 +52,16 @@ from trainer.run_inputs import (
     digest_run_file,
     read_run_file,
 )
+from data_pipeline.dataset.manifest import Manifest
+from trainer.changes import Change, Changes
+from trainer.checkpoint import CheckpointStore
+from trainer.config import TrainConfig
+from trainer.determinism import device_name, flags, threads_per_rank
+from trainer.distributed.group import Group
+from trainer.environment import Difference, environment_facts, find_differences, flattened
+from trainer.history import METRICS, Known, events_until
+from trainer.ledger import LEDGER
+from trainer.run_files import open_own
 
 __all__ = [
     "check_identity",

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 
 __all__ = ["GradientTree", "add_pairwise"]
 

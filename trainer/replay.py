@@ -21,6 +21,7 @@ from torch import Tensor
 from common.errors import CheckpointError, ConfigError, ExitCode, ProjectError
 from common.settings.messages import explain
 from common.settings.toml import to_toml
+from common.untrusted import copy_run_file
 from data_pipeline.tokenizer import load_tokenizer
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.tensor_file import same_bytes, spec_of
@@ -32,7 +33,6 @@ from trainer.ledger import LEDGER
 from trainer.limits import check_model_size, check_ranks
 from trainer.loop import train
 from trainer.record import read_record
-from trainer.run_inputs import copy_run_file
 from trainer.state import load_whole
 from trainer.trust import EXTENSION, checked_extension
 from trainer.watchdog import EXIT_FILE_VARIABLE

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from common.errors import ConfigError, GuardError, ProjectError
+from common.text import format_bytes
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import Rows, ShardError
 from data_pipeline.tokenizer import Tokenizer
@@ -20,9 +21,12 @@ from trainer.alerts import Alert, Rule, guard_alert
 from trainer.bad_data import as_project_error, decide, shared_faults
 from trainer.changes import Change, Changes
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore
+from trainer.checkpoint.weights import check_finite, weights_digest
 from trainer.config import TrainConfig
 from trainer.convergence import LossMean, judge_convergence
-from trainer.distributed import LET_GO_S, Group
+from trainer.distributed.group import LET_GO_S, Group
+from trainer.distributed.replica_check import ReplicaCheck
+from trainer.distributed.stragglers import OwnTime, OwnTimer, StragglerDetector
 from trainer.ema import WeightAverage
 from trainer.ending import Ending
 from trainer.evaluate import Evaluation, EvaluationStopped, Grouping, evaluate
@@ -34,7 +38,7 @@ from trainer.history import Known
 from trainer.layer_stats import LayerObserver
 from trainer.ledger import Ledger, LedgerHead
 from trainer.loader import RETRY_WAITS_S, GlobalBatch, prefetched_batches
-from trainer.memory import MemoryEstimate, PeakMeter, format_bytes, is_out_of_memory, release_memory
+from trainer.memory import MemoryEstimate, PeakMeter, is_out_of_memory, release_memory
 from trainer.metrics import Monitor, StepFacts, StepMetrics
 from trainer.model import parameters_by_name
 from trainer.optim import optimizer_tensors, restore_optimizer
@@ -42,16 +46,13 @@ from trainer.order import RowOrder
 from trainer.parallel import distribute_like, full_tensors, gathered, load_full
 from trainer.plan import Plan
 from trainer.record import leave_note, note_change
-from trainer.replicas import ReplicaCheck
 from trainer.samples import prompts_of, sample_and_score
 from trainer.scores import Scores
 from trainer.signals import StopRequest
 from trainer.state import Progress
 from trainer.step import StepResult, TrainingModule, make_scaler
-from trainer.straggler import OwnTime, OwnTimer, StragglerDetector
 from trainer.throughput import mfu
 from trainer.watchdog import Heartbeat
-from trainer.weights import check_finite, weights_digest
 
 __all__ = ["GoBack", "RollBack", "Session", "StepAgain", "known_to", "restore"]
 
@@ -274,7 +275,7 @@ class Session:
         training = self.training
         scaler = make_scaler(self.config, self.group.device)
         scaler.load_state_dict(training.scaler.state_dict())
-        # DDP's hooks on the weights go with it, and it waits for its exchanges when it goes: see `trainer.distributed`.
+        # DDP's hooks on the weights go with it, and it waits for its exchanges when it goes: see `trainer.distributed.group`.
         self.training = replace(training, module=training.loss, accumulation=PlainAccumulation(()), scaler=scaler)
         del training
         time.sleep(LET_GO_S)

@@ -10,7 +10,7 @@ import torch
 from data_pipeline.dataset.manifest import Manifest
 from trainer.attention import Backend
 from trainer.config import BatchConfig, TrainConfig
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.extension import Extension, seeded_model
 from trainer.memory import available_bytes, choose_micro, estimate, micro_candidates, probe
 from trainer.step import LossModule, empty_micro_batch, forward_pass

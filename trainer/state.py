@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from common.errors import CheckpointError
+from common.untrusted import Count, Finite, Form, check_form
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.convergence import Evaluated
-from trainer.run_inputs import Count, Finite, Form, check_form
 
 __all__ = ["Progress", "check_state", "load_whole"]
 

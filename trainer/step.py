@@ -24,7 +24,8 @@ from trainer.accumulation import Accumulation, DdpAccumulation, FsdpAccumulation
 from trainer.attention import Backend, Layout, make_layout
 from trainer.config import LossConfig, TrainConfig
 from trainer.determinism import seed_micro_batch
-from trainer.distributed import Group
+from trainer.distributed.group import Group
+from trainer.distributed.stragglers import OwnTime
 from trainer.guard import Thresholds
 from trainer.layer_stats import StepObserver
 from trainer.loader import DataFault, GlobalBatch, MicroBatch, blank_micro_batch, share_of_rank
@@ -34,7 +35,6 @@ from trainer.model import Decoder, parameters_by_name
 from trainer.optim import step_unless
 from trainer.parallel import shard
 from trainer.reduction import GradientTree
-from trainer.straggler import OwnTime
 
 __all__ = [
     "LossModule",

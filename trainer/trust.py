@@ -16,8 +16,8 @@ from pathlib import Path
 
 from common.errors import CheckpointError, ConfigError
 from common.files import UnusableFileError, digest_bytes, read_input
+from common.untrusted import MAX_EXTENSION_BYTES
 from trainer.extension import Extension, execute_extension
-from trainer.run_inputs import MAX_EXTENSION_BYTES
 
 __all__ = ["EXTENSION", "checked_extension", "note_trained_with", "recorded_source", "run_extension"]
 

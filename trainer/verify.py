@@ -19,6 +19,7 @@ from typing import Any
 
 from common.errors import CheckpointError, ConfigError, PreparedDataError
 from common.settings.toml import to_toml
+from common.untrusted import digest_run_file
 from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import Manifest, check_digests, read_manifest
 from trainer.attention import choose_backend
@@ -27,7 +28,7 @@ from trainer.changes import Changes
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.determinism import configure_determinism, device_name, flags, threads_per_rank
-from trainer.distributed import joined_group
+from trainer.distributed.group import joined_group
 from trainer.environment import Difference, environment_facts, find_differences, flattened
 from trainer.history import METRICS, read_events
 from trainer.inspect_run import data_folder, load_config, settings_here
@@ -36,7 +37,6 @@ from trainer.ledger import LEDGER, LedgerStep, read_ledger
 from trainer.record import read_record
 from trainer.replay import replay_run
 from trainer.run_files import foreign_files
-from trainer.run_inputs import digest_run_file
 from trainer.trust import EXTENSION, recorded_source
 
 __all__ = [

@@ -27,7 +27,7 @@ from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.dataset.shards import Rows
 from tests.support.runs import ROOT, metrics
 from trainer.config import BatchConfig
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.loader import prefetched_batches
 from trainer.mixture import build_order
 

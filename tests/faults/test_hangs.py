@@ -24,7 +24,7 @@ from tests.support.prepared import write_prepared
 from tests.support.runs import losses, metrics, tiny_config, wait_for_step
 from tests.support.two_ranks import all_ended, log, parent_of, pids_of, seconds_until, started
 from trainer.config import TrainConfig
-from trainer.straggler import OwnTime, StragglerDetector
+from trainer.distributed.stragglers import OwnTime, StragglerDetector
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
 

@@ -42,7 +42,7 @@ from tests.support.runs import ROOT, arguments, losses, metrics, tiny_config, wa
 from trainer.audit import audit_run
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore
 from trainer.config import TrainConfig
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.extension import Extension
 from trainer.ledger import LEDGER, LedgerStep, read_ledger
 from trainer.loop import train
@@ -79,7 +79,7 @@ def test_a_run_whose_checkpoints_do_not_fit_ends_before_its_first_step_with_the_
     needed = sum(path.stat().st_size for path in (whole.run / "checkpoints").rglob("*.safetensors"))
     for seed in seeds(2, 20):
         free = random.Random(seed).randrange(needed)
-        monkeypatch.setattr("trainer.checkpoint.space.os.statvfs", lambda _: status(free, 1))  # noqa: B023 - in this turn only
+        monkeypatch.setattr("trainer.checkpoint.disk_space.os.statvfs", lambda _: status(free, 1))  # noqa: B023 - in this turn only
         run = tmp_path / f"run-{seed}"
         with pytest.raises(ConfigError, match=rf"{free / 1e9:.3f} GB are free, and checkpoints need 0\.\d+ GB more") as refused:
             train(tiny_config(data, run))

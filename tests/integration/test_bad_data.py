@@ -26,7 +26,7 @@ from trainer import opening as openings
 from trainer import session as sessions
 from trainer.audit import audit_run, show_step
 from trainer.config import TrainConfig
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.inspect_run import evaluate_run
 from trainer.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
 from trainer.loop import train

@@ -17,9 +17,10 @@ import torch
 from common.errors import ConfigError, GuardError, PreparedDataError, StoppedBySignal, StorageError
 from tests.support.prepared import write_prepared
 from tests.support.runs import metrics, tiny_config
-from trainer import loop, record, replicas, session
+from trainer import loop, record, session
 from trainer import step as steps
 from trainer.checkpoint import CheckpointStore
+from trainer.distributed import replica_check
 from trainer.loop import train
 from trainer.metrics.jsonlines import JsonLinesSink
 from trainer.report import write_report
@@ -143,7 +144,7 @@ ENDS = {
     "replicas differ": End(
         "failed",
         "weights differ",
-        replaced(replicas.ReplicaCheck, "check", raising(GuardError, "the weights differ")),
+        replaced(replica_check.ReplicaCheck, "check", raising(GuardError, "the weights differ")),
         GuardError,
         "failed",
     ),

@@ -25,7 +25,7 @@ from trainer import session as sessions
 from trainer import step as steps
 from trainer.audit import audit_run
 from trainer.config import TrainConfig
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.ledger import LEDGER, LedgerEvent, read_ledger
 from trainer.loop import train
 from trainer.reduction import GradientTree

@@ -16,7 +16,7 @@ from tests.support.ranks import run_ranks
 from tests.support.runs import losses, metrics, start_ranks, tiny_config
 from trainer import loop
 from trainer.config import TrainConfig
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.inspect_run import evaluate_run, load_checkpoint
 from trainer.loader import global_batch
 from trainer.loop import train

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from common.errors import CheckpointError
 from trainer.checkpoint import Checkpoint, CheckpointStore, steps_to_keep
+from trainer.checkpoint.filesystem import Storage, read_file
 from trainer.checkpoint.manifest import MAX_MANIFEST_BYTES, parse_manifest
 from trainer.checkpoint.objects import ObjectFiles, damage_named
-from trainer.checkpoint.storage import Storage, read_file
 from trainer.checkpoint.tensor_file import decode_tensors
 
 from .storage import Sloppy

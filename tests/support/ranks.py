@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from trainer.distributed import LET_GO_S, Group
+from trainer.distributed.group import LET_GO_S, Group
 
 __all__ = ["RankError", "run_ranks"]
 
@@ -41,7 +41,7 @@ def run_ranks(function: Callable[..., _ResultT], num_ranks: int, *arguments: Any
     were killed, when this returns.
 
     Args:
-        function: defined at the top level of a module; `group` is the rank's `trainer.distributed.Group`.
+        function: defined at the top level of a module; `group` is the rank's `trainer.distributed.group.Group`.
         num_ranks: number of processes.
         arguments: picklable values, the same for each rank; so must be what the function returns.
         timeout_s: seconds until all are killed.
@@ -87,7 +87,7 @@ def _run_rank(
         sender.send_bytes(pickle.dumps((result, "")))
     except BaseException:
         sender.send_bytes(pickle.dumps((None, traceback.format_exc())))
-    time.sleep(LET_GO_S)  # see trainer.distributed.joined_group
+    time.sleep(LET_GO_S)  # see trainer.distributed.group.joined_group
     with suppress(Exception):
         dist.destroy_process_group()
 

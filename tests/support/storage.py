@@ -1,6 +1,6 @@
 """File layers that fail: a disk in memory that can lose its power, calls that stop or fail, and layers that are wrong on purpose.
 
-They stand in for `trainer.checkpoint.storage.Storage`. A layer wraps another: a `Sloppy` layer does the store's calls badly, an
+They stand in for `trainer.checkpoint.filesystem.Storage`. A layer wraps another: a `Sloppy` layer does the store's calls badly, an
 `Intercepted` one runs a hook before each call that reaches the disk, and `SimulatedDisk` is the disk. The sloppy layers are the
 broken variants on which each claim must fail.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainer.checkpoint.storage import Storage
+from trainer.checkpoint.filesystem import Storage
 
 __all__ = ["CHANGES", "Crash", "CrashAt", "FailAt", "Intercepted", "SimulatedDisk", "Sloppy"]
 

@@ -9,9 +9,9 @@ the commit. What has a checkpoint's name is therefore whole; it is verified all 
 can change afterwards.
 """
 
+from trainer.checkpoint.async_saver import AsyncSaver
 from trainer.checkpoint.copying import checkpoint_files
-from trainer.checkpoint.saver import AsyncSaver
-from trainer.checkpoint.space import check_space, required_bytes
+from trainer.checkpoint.disk_space import check_space, required_bytes
 from trainer.checkpoint.store import Checkpoint, CheckpointStore, steps_to_keep
 
 __all__ = ["AsyncSaver", "Checkpoint", "CheckpointStore", "check_space", "checkpoint_files", "required_bytes", "steps_to_keep"]

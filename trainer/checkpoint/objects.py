@@ -15,8 +15,8 @@ from pathlib import Path
 from torch import Tensor
 
 from common.errors import CheckpointError
+from trainer.checkpoint.filesystem import Storage, read_file, sync_directory, write_all
 from trainer.checkpoint.manifest import CheckpointManifest, StoredTensor
-from trainer.checkpoint.storage import Storage, read_file, sync_directory, write_all
 from trainer.checkpoint.tensor_file import decode_tensors, digest_of, encode_header, raw_bytes, same_bytes, spec_of
 
 __all__ = ["LARGE_BYTES", "ObjectFiles", "StoredTensors", "damage_named"]

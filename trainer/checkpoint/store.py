@@ -15,16 +15,9 @@ from typing import Any
 from torch import Tensor
 
 from common.errors import CheckpointError
+from trainer.checkpoint.filesystem import Storage, make_directories, read_file, remove_directory, sync_directory, write_file
 from trainer.checkpoint.manifest import MAX_MANIFEST_BYTES, CheckpointManifest, OtherFormatError, encode_manifest, parse_manifest
 from trainer.checkpoint.objects import LARGE_BYTES, ObjectFiles, damage_named
-from trainer.checkpoint.storage import (
-    Storage,
-    make_directories,
-    read_file,
-    remove_directory,
-    sync_directory,
-    write_file,
-)
 
 __all__ = ["Checkpoint", "CheckpointStore", "steps_to_keep"]
 

@@ -35,7 +35,7 @@ from torch.distributed.launcher import api as launcher_api
 from torch.distributed.run import get_args_parser, parse_min_max_nnodes, run
 
 from common.errors import ConfigError, ExitCode
-from trainer.network import STORE_VARIABLE
+from trainer.distributed.network import STORE_VARIABLE
 from trainer.watchdog import EXIT_FILE_VARIABLE, LAUNCHER_VARIABLE
 
 EXPLAINED_BY_THE_RANK = set(ExitCode) - {ExitCode.DONE, ExitCode.CRASHED}

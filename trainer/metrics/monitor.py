@@ -11,6 +11,7 @@ from typing import Any
 from trainer.alerts import Alert, AlertRules
 from trainer.config import AlertsConfig
 from trainer.convergence import Signal
+from trainer.distributed.stragglers import SlowRank
 from trainer.evaluate import Evaluation
 from trainer.hardware import HardwareReading
 from trainer.history import Known
@@ -18,7 +19,6 @@ from trainer.layer_stats import LayerReading
 from trainer.metrics.running import RunningNumbers
 from trainer.metrics.sink import Sink
 from trainer.metrics.values import SampleText, ScoreTable, StepMetrics
-from trainer.straggler import SlowRank
 
 __all__ = ["Monitor"]
 

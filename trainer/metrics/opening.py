@@ -14,7 +14,7 @@ import torch
 from common.files import parse_json, read_input
 from common.redaction import redacted_settings
 from trainer.config import TrainConfig
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.hardware import HardwareReading, HardwareSampler, Host, KernelLog, opened_gpus
 from trainer.history import METRICS, Known, events_until
 from trainer.metrics.jsonlines import JsonLinesSink, NodeHardwareSink

@@ -15,12 +15,12 @@ from common.files import digest_bytes
 from common.redaction import redacted_settings
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.toml import parse_toml
+from common.untrusted import read_run_file
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import parse_manifest
 from trainer.history import METRICS, read_events
 from trainer.record import read_record
 from trainer.report.curves import Curve, median
-from trainer.run_inputs import read_run_file
 
 __all__ = ["Event", "RecordedRun", "SavedCheckpoint", "groups_of", "number", "part", "read_run", "tables"]
 

@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.ranks import run_ranks
 from trainer.accumulation import Accumulation, DdpAccumulation, PlainAccumulation, TreeAccumulation
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.reduction import GradientTree
 
 LAYERS, WIDTH = 6, 16

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from trainer.alerts import RULES, Alert, AlertRules, Episode, MemoryTrend, SpeedDrop, WaitShare, guard_alert
 from trainer.config import AlertsConfig, GuardConfig
 from trainer.convergence import Signal
+from trainer.distributed.stragglers import SlowRank
 from trainer.guard import Guard
 from trainer.hardware import GpuReading, HardwareReading, HostReading
-from trainer.straggler import SlowRank
 
 HOST = HostReading(rss_mib=1500.0, private_mib=1000.0, available_mib=16000.0, cpu=0.5, disk_free_gb=100.0)
 GPU = GpuReading(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from common.errors import CheckpointError
 from tests.support.ranks import run_ranks
 from trainer.config import EmaConfig, ModelConfig
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.ema import WeightAverage, decay_at
 from trainer.model import build_model, parameters_by_name
 from trainer.parallel import full_tensors, load_full, shard

@@ -18,7 +18,7 @@ from data_pipeline.tokenizer import load_tokenizer
 from tests.support.grouped import write_grouped
 from tests.support.ranks import run_ranks
 from tests.support.runs import tiny_config
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.evaluate import Evaluation, Grouping, Score, Tally, evaluate, length_ranges
 from trainer.exact import NUM_PARTS, exact_sum
 from trainer.loader import micro_batch

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.support.ranks import run_ranks
 from trainer import layer_stats
 from trainer.config import ModelConfig
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.layer_stats import BIN_LIMITS, Histogram, LayerNorms, LayerObserver, LayerReading, layer_of
 from trainer.model import build_model, parameters_by_name
 from trainer.parallel import shard

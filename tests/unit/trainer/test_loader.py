@@ -14,7 +14,7 @@ from common.errors import PreparedDataError, StorageError
 from data_pipeline.dataset.shards import RowBatch, Rows, ShardError
 from trainer.changes import Change, Changes
 from trainer.config import BatchConfig
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.loader import MicroBatch, global_batch, micro_batch, num_bounds, prefetched_batches, share_of_rank
 from trainer.loss import IGNORE
 from trainer.order import UniformOrder, rows_at

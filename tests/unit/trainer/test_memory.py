@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
 from common.errors import ConfigError
+from common.host_memory import available_host_bytes
+from common.text import format_bytes
 from trainer.attention import make_layout
 from trainer.config import ModelConfig, TrainConfig
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.loss import linear_cross_entropy_sum
 from trainer.memory import (
     MemoryEstimate,
     PeakMeter,
     activation_bytes,
     available_bytes,
-    available_host_bytes,
     choose_micro,
     estimate,
-    format_bytes,
     is_out_of_memory,
     isolated_rng,
     micro_candidates,

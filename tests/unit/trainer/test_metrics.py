@@ -17,7 +17,8 @@ from common.errors import ConfigError, StorageError
 from tests.support.runs import tiny_config
 from trainer.alerts import Alert
 from trainer.config import AlertsConfig, LogConfig
-from trainer.distributed import Group
+from trainer.distributed.group import Group
+from trainer.distributed.stragglers import SlowRank
 from trainer.evaluate import Evaluation, Score
 from trainer.hardware import GpuReading, HardwareReading, HostReading
 from trainer.history import Known, events_until, read_events
@@ -26,7 +27,6 @@ from trainer.metrics import JsonLinesSink, Monitor, RunFacts, Sample, Sink, Step
 from trainer.metrics.running import RunningNumbers
 from trainer.metrics.values import numbers_in
 from trainer.quantities import perplexity
-from trainer.straggler import SlowRank
 
 HOST = HostReading(1500.0, 1000.0, 16000.0, 0.5, 100.0)
 READING = HardwareReading((GpuReading(0, "GPU", temperature_c=61.0, throttle=()),), HOST)

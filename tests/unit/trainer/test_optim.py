@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from common.errors import CheckpointError, ConfigError
 from tests.support.ranks import run_ranks
 from trainer.config import LimitsConfig, ModelConfig, OptimConfig, TrainConfig
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.model import build_model, parameters_by_name
 from trainer.optim import (
     build_optimizers,

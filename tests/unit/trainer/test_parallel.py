@@ -24,7 +24,7 @@ from tests.support.runs import tiny_config
 from trainer.accumulation import DdpAccumulation, FsdpAccumulation
 from trainer.attention import Layout, make_layout
 from trainer.config import ModelConfig
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.model import Decoder, build_model, parameters_by_name
 from trainer.parallel import check_parallel, distribute_like, full_tensors, gathered, load_full, shard
 

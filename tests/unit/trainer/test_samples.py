@@ -17,7 +17,7 @@ from tests.support.ranks import run_ranks
 from tests.support.runs import tiny_config
 from trainer.attention import make_layout
 from trainer.config import EvalConfig, ModelConfig
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.generate import Continuation, Sampling, TextModel
 from trainer.model import build_model
 from trainer.parallel import gathered, shard

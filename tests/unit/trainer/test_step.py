@@ -12,7 +12,7 @@ from data_pipeline.dataset.shards import RowBatch
 from tests.support.runs import tiny_config
 from trainer.attention import Layout, make_layout
 from trainer.config import TrainConfig
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.guard import Thresholds
 from trainer.loader import DataFault, GlobalBatch, MicroBatch, micro_batch
 from trainer.model import build_model, parameters_by_name

@@ -23,7 +23,7 @@ from torch import nn
 
 from tests.support.report_example import example_report
 from trainer.alerts import Alert
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 from trainer.evaluate import Evaluation, Score
 from trainer.hardware import GpuReading, HardwareReading, HostReading
 from trainer.history import Known

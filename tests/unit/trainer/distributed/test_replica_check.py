@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from common.errors import GuardError
 from tests.support.ranks import run_ranks
-from trainer.distributed import Group
-from trainer.replicas import Difference, ReplicaCheck, bit_sums, find_difference
+from trainer.distributed.group import Group
+from trainer.distributed.replica_check import Difference, ReplicaCheck, bit_sums, find_difference
 
 ALONE = Group(0, 1, 0, torch.device("cpu"))
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.float16]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from trainer.straggler import HostMark, OwnTime, OwnTimer, SlowRank, StragglerDetector, slow_rank
+from trainer.distributed.stragglers import HostMark, OwnTime, OwnTimer, SlowRank, StragglerDetector, slow_rank
 
 STEP_S = 0.2
 OWN_S = 0.1

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from common import untrusted
 from common.errors import CheckpointError, ConfigError, ProjectError
 from common.files import parse_json, sealed
 from common.settings.load import load_settings
@@ -22,7 +23,6 @@ from common.settings.toml import parse_toml
 from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
 from tests.support.tampered_cases import chain_ledger
-from trainer import run_inputs
 from trainer.audit import audit_run
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
@@ -107,7 +107,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "manifest": (STEP_4, lambda run: CheckpointStore(run / "checkpoints").load(4)),
     "manifest for audit": (STEP_4, lambda run: CheckpointStore(run / "checkpoints").manifest_bytes(4)),
     "note": ("change-0.json", lambda run: recorded_changes(run, read_record(run)["identity"], ())),
-    "digest": ("tokenizer/bytes.json", lambda run: run_inputs.digest_run_file(run, "tokenizer/bytes.json")),
+    "digest": ("tokenizer/bytes.json", lambda run: untrusted.digest_run_file(run, "tokenizer/bytes.json")),
 }
 
 
@@ -141,11 +141,11 @@ def test_a_folder_of_a_run_that_is_a_link_is_not_followed(run: Path, place: Path
 
 
 def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_inputs, "MAX_LINE_BYTES", 5000)
+    monkeypatch.setattr(untrusted, "MAX_LINE_BYTES", 5000)
     (run / METRICS).write_bytes(b"x" * 6000)
     with pytest.raises(CheckpointError, match="line 1: longer than 5000 bytes"):
         list(read_events(run / METRICS))
-    monkeypatch.setattr(run_inputs, "MAX_LINES_BYTES", 5500)
+    monkeypatch.setattr(untrusted, "MAX_LINES_BYTES", 5500)
     with pytest.raises(CheckpointError, match="larger than 5500 bytes"):
         list(read_events(run / METRICS))
 

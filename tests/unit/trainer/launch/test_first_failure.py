@@ -9,8 +9,8 @@ import pytest
 
 from common.command_line import run_command
 from common.errors import ExitCode
-from trainer import first_failure
-from trainer.first_failure import only_first_failure
+from trainer.launch import first_failure
+from trainer.launch.first_failure import only_first_failure
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:38045"
 NCCL = "NCCL error in: ProcessGroupNCCL.cpp:1, remote process exited or there was a network error"

@@ -12,12 +12,12 @@ import pytest
 
 from common.errors import ExitCode
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 RANK = """
 import signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})  # before torch starts threads
 from torch._C._distributed_c10d import FileStore
-from trainer.joining import stoppable_wait
+from trainer.distributed.joining import stoppable_wait
 print("waits", flush=True)
 with stoppable_wait(float(sys.argv[2])):
     FileStore(sys.argv[1], 2).wait(["others"])

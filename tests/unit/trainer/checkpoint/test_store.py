@@ -22,8 +22,8 @@ from common.errors import CheckpointError, ConfigError, StorageError
 from common.files import sealed, unsealed
 from tests.support.storage import FailAt, Intercepted
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, check_space, required_bytes, steps_to_keep
+from trainer.checkpoint.filesystem import Storage
 from trainer.checkpoint.manifest import FORMAT
-from trainer.checkpoint.storage import Storage
 from trainer.checkpoint.tensor_file import decode_tensors, encode_header, raw_bytes, same_bytes, spec_of
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.int32, torch.uint8, torch.bool]
@@ -447,7 +447,7 @@ def test_a_saving_thread_that_dies_is_reported_once_however_it_died(error: BaseE
 
 def test_a_thread_that_ends_without_a_word_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     saver = AsyncSaver(lambda _one: None)
-    monkeypatch.setattr("trainer.checkpoint.saver._Job.run", lambda _job: None)
+    monkeypatch.setattr("trainer.checkpoint.async_saver._Job.run", lambda _job: None)
     saver.submit(checkpoint(1))
     with pytest.raises(StorageError, match="the saving thread died"):
         saver.wait()
@@ -500,7 +500,7 @@ def test_too_little_room_for_the_checkpoints_is_refused_with_the_numbers(
         asked.append(path)
         return Free(free, 1)
 
-    monkeypatch.setattr("trainer.checkpoint.space.os.statvfs", status)
+    monkeypatch.setattr("trainer.checkpoint.disk_space.os.statvfs", status)
     if fits:
         check_space(directory, 1_000_000)
     else:

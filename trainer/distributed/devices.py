@@ -7,18 +7,13 @@ would take many times as long, and nothing would say why.
 from __future__ import annotations
 
 import os
-import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
-from common.command_line import run_command
 from common.errors import ConfigError
-from common.settings.load import load_settings
-from common.settings.options import help_parser
-from trainer.config import TrainConfig
 
 __all__ = ["check_no_gpu_is_hidden", "num_gpus", "signs_of_gpus"]
 
@@ -103,13 +98,3 @@ def _reason(environment: Mapping[str, str]) -> str:
         reason = " ".join(str(error).split()).rstrip(".")
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     return reason if visible is None else f"{reason} (CUDA_VISIBLE_DEVICES = {visible})"
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Prints how many GPUs a training with these arguments uses on this machine; `entrypoints/train` starts one rank for each."""
-    parser = help_parser(TrainConfig, "python -m trainer train", "Prints the number of GPUs that a training uses.")
-    sys.stdout.write(f"{num_gpus(load_settings(TrainConfig, arguments, parser).device)}\n")
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, sys.argv[1:]))

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from trainer import network
-from trainer.network import chosen_interfaces, keep_private, public_addresses
+from trainer.distributed import network
+from trainer.distributed.network import chosen_interfaces, keep_private, public_addresses
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 NAMES = ["lo", "eth0", "eth1", "ib0"]

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, Store
 
 from common.errors import ConfigError, ExitCode, ProjectError, exit_code_of
-from trainer.devices import num_gpus
-from trainer.joining import stoppable_wait
-from trainer.network import STORE_VARIABLE, keep_private
+from trainer.distributed.devices import num_gpus
+from trainer.distributed.joining import stoppable_wait
+from trainer.distributed.network import STORE_VARIABLE, keep_private
 
 __all__ = ["LET_GO_S", "Group", "RemoteError", "joined_group"]
 

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 
 from common.errors import ConfigError
-from trainer.memory import available_host_bytes
+from common.host_memory import available_host_bytes
 
 __all__ = [
     "Storage",

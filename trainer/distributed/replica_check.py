@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from common.errors import GuardError
-from trainer.distributed import Group
+from trainer.distributed.group import Group
 
 __all__ = ["Difference", "ReplicaCheck", "bit_sums", "find_difference"]
 

@@ -1,0 +1,58 @@
+"""Settings of batches, mixture and unreadable data."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from common.settings.model import Section
+
+__all__ = ["BadDataConfig", "BatchConfig", "MixtureConfig"]
+
+
+class BatchConfig(Section):
+    """How many rows make one optimizer step, and one forward pass."""
+
+    global_rows: int = Field(32, ge=1, le=1 << 20, description="rows in one optimizer step, over all ranks")
+    micro: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = Field(
+        8, description="rows in one forward and backward pass of one rank; auto: as many as the memory takes"
+    )
+
+    @model_validator(mode="after")
+    def _check_division(self) -> BatchConfig:
+        if self.micro != "auto" and self.global_rows % self.micro:
+            near = max(self.micro, round(self.global_rows / self.micro) * self.micro)
+            raise ValueError(
+                f"batch.global_rows = {self.global_rows} is no multiple of batch.micro = {self.micro}; "
+                f"{near} would be, or choose another micro"
+            )
+        return self
+
+    @property
+    def micro_rows(self) -> int:
+        """`micro`, once it is a number: `auto` is resolved before anything is built."""
+        assert self.micro != "auto"
+        return self.micro
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches in one global batch."""
+        return self.global_rows // self.micro_rows
+
+
+class MixtureConfig(Section):
+    """How often each source is drawn, whatever its size."""
+
+    weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict, description="share of the rows by name of the source, relative to each other; none: all rows alike"
+    )
+
+
+class BadDataConfig(Section):
+    """What is done about a shard of the prepared data that cannot be read, on whatever rank."""
+
+    policy: Literal["stop", "quarantine"] = Field(
+        "stop", description="quarantine: from then on its rows are padding, on all ranks, and training goes on"
+    )
+    max_share: float = Field(0.05, ge=0, le=1, description="share of a split's rows in such shards above which training stops")

@@ -1,0 +1,63 @@
+"""Settings of the model."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from common.settings.model import Section
+
+__all__ = ["ModelConfig"]
+
+
+class ModelConfig(Section):
+    """Shape of the decoder; the defaults follow from `width` and `heads`."""
+
+    layers: int = Field(6, ge=1, le=512, description="number of decoder layers")
+    width: int = Field(384, ge=8, le=65536, description="width of the residual stream")
+    heads: int = Field(6, ge=1, le=1024, description="number of query heads")
+    kv_heads: int | None = Field(None, ge=1, le=1024, description="number of key and value heads; none: as many as query heads")
+    head_dim: int | None = Field(None, ge=2, le=1024, description="width of one head; none: width / heads")
+    mlp_width: int | None = Field(None, ge=8, description="hidden width of SwiGLU; none: 8/3 of width, to a multiple of 64")
+    context: int = Field(1024, ge=2, le=1 << 20, description="longest row, in tokens")
+    rope_theta: float = Field(10_000.0, gt=1, description="base of the rotary embedding")
+    norm_eps: float = Field(1e-6, gt=0, lt=1e-2, description="epsilon of RMSNorm")
+    tie_embeddings: bool = Field(True, description="output projection shares the embedding's weights")
+    vocab_multiple: int = Field(64, ge=1, le=1024, description="pad the vocabulary to a multiple of this, for faster kernels")
+    init_std: float = Field(0.02, gt=0, lt=1, description="standard deviation of the initial weights")
+    activation_checkpointing: Literal["none", "selective", "full"] = Field(
+        "none",
+        description="recompute in backward to save memory; full: each layer, selective: all but its matrix products and attention",
+    )
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> ModelConfig:
+        if self.head_dim is None and self.width % self.heads:
+            raise ValueError(
+                f"model.width = {self.width} does not divide into model.heads = {self.heads}; change one, or set model.head_dim"
+            )
+        if self.head_size % 2:
+            raise ValueError(f"a head of width {self.head_size} cannot be rotated in pairs; make model.head_dim even")
+        if self.heads % self.num_kv_heads:
+            raise ValueError(f"model.kv_heads = {self.kv_heads} must divide model.heads = {self.heads}")
+        return self
+
+    @property
+    def head_size(self) -> int:
+        """Width of one head."""
+        return self.head_dim or self.width // self.heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Number of key and value heads."""
+        return self.kv_heads or self.heads
+
+    @property
+    def mlp_size(self) -> int:
+        """Hidden width of SwiGLU: 8/3 of the width gives three matrices the size of two of 4 x width."""
+        return self.mlp_width or -(-self.width * 8 // 3 // 64) * 64
+
+    def padded_vocab(self, vocab_size: int) -> int:
+        """The number of rows of the embedding for a tokenizer of `vocab_size` pieces."""
+        return -(-vocab_size // self.vocab_multiple) * self.vocab_multiple

@@ -1,0 +1,80 @@
+"""Settings of loss, optimizer, schedule and weight average."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from common.settings.model import Section
+
+__all__ = ["EmaConfig", "LossConfig", "OptimConfig", "ScheduleConfig"]
+
+
+class LossConfig(Section):
+    """What is minimised."""
+
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target's probability spread over the vocabulary")
+    z_loss: float = Field(0.0, ge=0, le=1, description="weight of the squared logarithm of the softmax's denominator; 0: none")
+    temperature: float = Field(1.0, gt=0, le=100, description="logits are divided by it before the softmax")
+    normalise: Literal["tokens", "sequences"] = Field(
+        "tokens", description="mean over targets, or over documents' means; a document cut by packing counts once for each piece"
+    )
+    chunk_tokens: int | None = Field(
+        None, ge=1, le=1 << 24, description="positions whose logits exist at one time; none: chosen from the vocabulary's size"
+    )
+
+
+class OptimConfig(Section):
+    """The optimizer and gradient clipping."""
+
+    kind: Literal["adamw", "muon"] = Field("adamw", description="muon: for the matrices of the layers, with AdamW for all others")
+    lr: float = Field(6e-4, gt=0, le=1, description="peak learning rate")
+    weight_decay: float = Field(0.1, ge=0, le=1, description="decoupled decay of matrices; vectors have none")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the gradient average")
+    beta2: float = Field(0.95, ge=0, lt=1, description="decay of the squared-gradient average")
+    eps: float = Field(1e-8, gt=0, lt=1, description="AdamW's epsilon")
+    clip_norm: float = Field(
+        1.0, gt=0, description="largest global gradient norm; a larger one is scaled down to it; with 1e9 none ever is"
+    )
+    muon_momentum: float = Field(0.95, ge=0, lt=1, description="decay of Muon's momentum")
+
+
+class ScheduleConfig(Section):
+    """Learning rate over the steps."""
+
+    kind: Literal["cosine", "linear", "wsd", "polynomial", "exponential", "step", "constant"] = Field(
+        "cosine", description="shape after the warm-up; wsd: constant, then a straight line down in the last `decay_share`"
+    )
+    warmup_steps: int = Field(100, ge=0, description="steps of linear rise to the peak")
+    decay_steps: int | None = Field(None, ge=1, description="step at which the floor is reached; none: the last step of the limits")
+    floor: float = Field(0.1, ge=0, le=1, description="lowest learning rate, as a share of the peak")
+    decay_share: float = Field(0.2, gt=0, le=1, description="wsd: share of the steps to `decay_steps` in which the rate falls")
+    power: float = Field(2.0, gt=0, le=10, description="polynomial: the exponent")
+    milestones: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (), description="step: steps at which the rate is multiplied by `gamma`"
+    )
+    gamma: float = Field(0.1, gt=0, lt=1, description="step: that factor")
+
+    @model_validator(mode="after")
+    def _check_shape(self) -> Self:
+        if self.kind == "step" and (not self.milestones or list(self.milestones) != sorted(set(self.milestones))):
+            raise ValueError(
+                f"schedule.kind = step needs rising schedule.milestones and has {list(self.milestones)}; "
+                "name the steps, lowest first"
+            )
+        if self.kind == "step" and self.milestones[0] < self.warmup_steps:
+            raise ValueError(
+                f"schedule.milestones begin at {self.milestones[0]}, before schedule.warmup_steps = {self.warmup_steps} are over; "
+                "warm up for fewer steps, or begin later"
+            )
+        if self.kind == "exponential" and self.floor == 0:
+            raise ValueError("schedule.kind = exponential never reaches schedule.floor = 0; use a floor above it, such as 0.01")
+        return self
+
+
+class EmaConfig(Section):
+    """A moving average of the weights, which is evaluated, and generates text, when it is on."""
+
+    decay: float | None = Field(None, gt=0, lt=1, description="share of the average that a step keeps, such as 0.999; none: off")
+    warmup_steps: int = Field(100, ge=0, description="steps in which the decay rises, so that the first weights are soon forgotten")

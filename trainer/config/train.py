@@ -1,0 +1,102 @@
+"""Every setting of a training run, with its meaning, unit and bounds.
+
+The checks here need only the settings themselves. What depends on the data or the machine is checked in `trainer.opening` and
+`trainer.plan`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from common.settings.model import Settings
+from trainer.config.data import BadDataConfig, BatchConfig, MixtureConfig
+from trainer.config.health import AlertsConfig, GuardConfig, WatchdogConfig
+from trainer.config.model import ModelConfig
+from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
+from trainer.config.run import CheckpointConfig, EvalConfig, LimitsConfig, LogConfig, ResumeConfig
+
+__all__ = ["TrainConfig"]
+
+
+class TrainConfig(Settings):
+    """All settings of `trainer train`."""
+
+    environment_prefix: ClassVar[str] = "TRAIN_"
+    recipe_table: ClassVar[str] = "train"
+
+    recipe: str | None = Field(None, description="name in env/recipes, or a .toml file")
+    data: Path = Field(description="directory that `data_pipeline prepare` wrote")
+    run: Path = Field(description="directory of this run; a run that is there already is continued")
+    seed: int = Field(1337, ge=0, lt=1 << 63, description="decides the initial weights, the order of rows and the samples")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute; auto: on GPUs if the machine has any")
+    threads: int | None = Field(
+        None, ge=1, le=1024, description="CPU threads of one rank; none: OMP_NUM_THREADS or its share of the cores"
+    )
+    precision: Literal["fp32", "bf16", "fp16", "float8"] = Field(
+        "fp32", description="of the forward and backward pass; weights stay fp32. float8: in matrix products, bf16 elsewhere"
+    )
+    tf32: bool = Field(False, description="let GPUs round the inputs of fp32 matrix products to 10 bits, which is faster")
+    reproducibility: Literal["off", "run", "elastic"] = Field(
+        "run",
+        description="run: the same bits for the same number of ranks, also after a resume; elastic: for 1, 2, 4 or 8 ranks",
+    )
+    parallel: Literal["ddp", "fsdp"] = Field(
+        "ddp", description="fsdp: each rank keeps a part of weights and optimizer state, for models that do not fit one GPU"
+    )
+    attention: Literal["auto", "varlen", "flex", "documents", "sdpa"] = Field(
+        "auto", description="kernel of the attention; auto: the fastest that the machine has"
+    )
+    extension: Path | None = Field(None, description="a Python file with callbacks, a loss or a model of your own")
+    compile: Literal["auto", "on", "off"] = Field("auto", description="torch.compile; auto: on CUDA only")
+    verify_data: bool = Field(True, description="check a shard's digest when it is first opened")
+    prefetch: int = Field(2, ge=1, le=64, description="global batches read ahead")
+    model: ModelConfig = Field(ModelConfig(), description="shape of the decoder")
+    batch: BatchConfig = Field(BatchConfig(), description="rows of one step")
+    mixture: MixtureConfig = Field(MixtureConfig(), description="shares of the sources")
+    loss: LossConfig = Field(LossConfig(), description="what is minimised")
+    optim: OptimConfig = Field(OptimConfig(), description="optimizer and clipping")
+    schedule: ScheduleConfig = Field(ScheduleConfig(), description="learning rate over the steps")
+    ema: EmaConfig = Field(EmaConfig(), description="moving average of the weights")
+    guard: GuardConfig = Field(GuardConfig(), description="what is done when the numbers of a step are bad")
+    limits: LimitsConfig = Field(LimitsConfig(), description="when training ends, whichever comes first")
+    eval: EvalConfig = Field(EvalConfig(), description="validation and samples")
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="saving the state")
+    log: LogConfig = Field(LogConfig(), description="what is shown")
+    alerts: AlertsConfig = Field(AlertsConfig(), description="what is watched besides loss and gradient")
+    watchdog: WatchdogConfig = Field(WatchdogConfig(), description="ranks that stand still")
+    bad_data: BadDataConfig = Field(BadDataConfig(), description="shards that cannot be read")
+    resume: ResumeConfig = Field(ResumeConfig(), description="continuing a run")
+
+    def compiles(self, device_type: str) -> bool:
+        """True where the model is compiled on devices of this type."""
+        return self.compile == "on" or (self.compile == "auto" and device_type == "cuda")
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> TrainConfig:
+        limits = self.limits
+        if limits.steps is None and limits.epochs is None and limits.tokens is None:
+            raise ValueError(
+                "no end is set; give limits.steps, limits.epochs or limits.tokens (limits.minutes may "
+                "come on top; alone it would leave "
+                "the learning rate without a length)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_elastic(self) -> Self:
+        if self.reproducibility != "elastic":
+            return self
+        if self.parallel == "fsdp":
+            raise ValueError("reproducibility = elastic adds gradients in its own order, which parallel = fsdp does not; use ddp")
+        if self.batch.micro == "auto":
+            raise ValueError("reproducibility = elastic needs a fixed batch.micro, because its bits depend on it; give a number")
+        if self.batch.micro_batches & (self.batch.micro_batches - 1):
+            raise ValueError(
+                f"reproducibility = elastic adds gradients in a binary tree, and batch.global_rows = {self.batch.global_rows} "
+                f"with batch.micro = {self.batch.micro} make {self.batch.micro_batches} micro-batches, which is no power of two; "
+                f"batch.global_rows = {self.batch.micro << (self.batch.micro_batches.bit_length() - 1)} would be"
+            )
+        return self
