@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainer.config import ScheduleConfig
-from trainer.schedule import learning_rate_factor
+from trainer.optim.schedule import learning_rate_factor
 
 __all__ = ["PICTURE", "draw"]
 

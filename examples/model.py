@@ -3,7 +3,7 @@
     python -m trainer train --extension examples/model.py ...
 
 Any module will do whose `forward(tokens_BL, layout)` returns the logits of the next token and looks, for each position, only at
-earlier ones of the same document; `trainer.attention.attend` sees to that.
+earlier ones of the same document; `trainer.model.attention.attend` sees to that.
 
 B rows of a micro-batch   L tokens of a row   D width   F hidden width
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from trainer.config import ModelConfig
-from trainer.model import Decoder
+from trainer.model.decoder import Decoder
 
 
 class SquaredReluMlp(nn.Module):

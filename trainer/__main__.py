@@ -14,10 +14,10 @@ from typing import Any
 
 from common.command_line import end_at_once, importing, run_command
 from common.errors import ConfigError, ExitCode, ProjectError, StorageError
-from trainer.allocator import keep_memory
-from trainer.caches import use_private_caches
 from trainer.launch.first_failure import only_first_failure
-from trainer.watchdog import end_with_parent, leave_reason
+from trainer.machine.allocator import keep_memory
+from trainer.machine.private_caches import use_private_caches
+from trainer.watchdog.watch import end_with_parent, leave_reason
 
 
 def main(arguments: Sequence[str]) -> None:

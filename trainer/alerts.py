@@ -18,7 +18,8 @@ from trainer.config import AlertAction, AlertsConfig, GuardConfig
 from trainer.convergence import Signal
 from trainer.distributed.stragglers import SlowRank
 from trainer.guard import Reason, Verdict
-from trainer.hardware import GpuReading, HardwareReading
+from trainer.machine.gpus import GpuReading
+from trainer.machine.sampler import HardwareReading
 from trainer.trend import trend
 
 __all__ = [

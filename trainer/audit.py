@@ -29,10 +29,10 @@ from data_pipeline.dataset.shards import Rows, ShardError
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import OtherFormatError, parse_manifest
+from trainer.data.mixture import MixedOrder, build_order
+from trainer.data.order import RowOrder, UniformOrder
 from trainer.inspect_run import data_folder
 from trainer.ledger import LEDGER, LedgerEvent, LedgerHead, LedgerStep, digest_of_rows, read_ledger
-from trainer.mixture import MixedOrder, build_order
-from trainer.order import RowOrder, UniformOrder
 from trainer.record import read_record
 from trainer.state import check_state
 

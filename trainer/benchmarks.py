@@ -18,11 +18,11 @@ from typing import Any
 from common.errors import ConfigError
 from data_pipeline.tokenizer import load_tokenizer
 from trainer.config import TrainConfig
-from trainer.determinism import configure_determinism
 from trainer.distributed.group import joined_group
 from trainer.generate import TextModel
 from trainer.inspect_run import load_config, load_model, settings_here
 from trainer.likelihood import Window, cut_windows, num_common, score_windows
+from trainer.machine.determinism import configure_determinism
 from trainer.sampling import Sampling
 
 __all__ = ["HarnessModel", "benchmark_run", "describe_benchmarks", "run_benchmarks"]

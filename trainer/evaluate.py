@@ -23,14 +23,13 @@ from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.text_bytes import TextBytes, count_text_bytes
-from trainer.attention import Backend
 from trainer.config import TrainConfig
+from trainer.data.batch import IGNORE, MicroBatch, micro_batch, share_of_rank
 from trainer.distributed.group import Group
 from trainer.exact import NUM_PARTS, add_exactly, rounded_sum
-from trainer.loader import MicroBatch, micro_batch, share_of_rank
-from trainer.loss import IGNORE
-from trainer.quantities import perplexity
-from trainer.step import LossModule, empty_micro_batch, forward_pass
+from trainer.model.attention import Backend
+from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
+from trainer.model.loss import perplexity
 
 __all__ = ["Evaluation", "EvaluationStopped", "Grouping", "Score", "Tally", "evaluate", "length_ranges"]
 

@@ -32,9 +32,9 @@ from torch import Tensor, nn
 from common.errors import ConfigError, ProjectError
 from common.files import UnusableFileError, read_input
 from common.untrusted import MAX_EXTENSION_BYTES
-from trainer.attention import make_layout
 from trainer.config import ModelConfig, TrainConfig
-from trainer.model import build_model
+from trainer.model.attention import make_layout
+from trainer.model.decoder import build_model
 from trainer.state import Progress
 
 __all__ = ["Extension", "RunView", "execute_extension", "load_extension", "seeded_model"]
@@ -124,7 +124,7 @@ class Extension:
 
         Args:
             logits_BLV: in the type of the computation, bf16 for example; `.float()` before any exponential.
-            targets_BL: int64 ids, `trainer.loss.IGNORE` where there is no target; there may be none at all.
+            targets_BL: int64 ids, `trainer.data.batch.IGNORE` where there is no target; there may be none at all.
             weights_BL: fp32 weight of each target, or None where all count alike.
 
         Raises:
@@ -211,7 +211,7 @@ def seeded_model(extension: Extension, config: ModelConfig, vocab_size: int, see
     """The user's model with fresh weights, or the decoder where there is none: the same for the same seed (CPU, fp32).
 
     A user's `build_model(model_config, vocab_size)` returns a module with `forward(tokens_BL, layout)`, which gives the logits
-    (B, L, V or more) of the next token; `layout` is a `trainer.attention.Layout`. It takes random numbers from torch's global
+    (B, L, V or more) of the next token; `layout` is a `trainer.model.attention.Layout`. It takes random numbers from torch's global
     generator, which is seeded here and afterwards as it was before. One pass over two tokens tries the model.
 
     Raises:

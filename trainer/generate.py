@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from data_pipeline.tokenizer import Tokenizer
-from trainer.attention import Layout, make_layout
-from trainer.cache import KeyValueCache
-from trainer.model import Attention, Decoder, DecoderLayer
+from trainer.model.attention import Layout, make_layout
+from trainer.model.decoder import Decoder
+from trainer.model.kv_cache import KeyValueCache
+from trainer.model.layers import Attention, DecoderLayer
 from trainer.sampling import GumbelNoise, Sampling, choose_tokens
 
 __all__ = [

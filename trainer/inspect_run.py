@@ -23,22 +23,22 @@ from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
-from trainer.attention import choose_backend
-from trainer.changes import Changes
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import TrainConfig
-from trainer.determinism import configure_determinism
+from trainer.data.adjustments import Changes
 from trainer.distributed.devices import check_no_gpu_is_hidden
 from trainer.distributed.group import joined_group
 from trainer.evaluate import Grouping, evaluate
 from trainer.extension import seeded_model
 from trainer.generate import TextModel
 from trainer.limits import check_model_size, most_rows
-from trainer.parallel import load_full
+from trainer.machine.determinism import configure_determinism
+from trainer.model.attention import choose_backend
+from trainer.model.forward import LossModule
+from trainer.parallel.fsdp import load_full
 from trainer.record import read_record
 from trainer.score_table import describe_evaluation
 from trainer.state import load_whole
-from trainer.step import LossModule
 from trainer.trust import run_extension
 
 __all__ = ["data_folder", "evaluate_run", "load_checkpoint", "load_config", "load_model", "opened_text_model", "settings_here"]

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainer.distributed.group import Group
-from trainer.memory import is_out_of_memory
-from trainer.model import parameters_by_name
+from trainer.machine.memory import is_out_of_memory
+from trainer.model.parameters import parameters_by_name
 
 __all__ = ["BIN_LIMITS", "Histogram", "LayerNorms", "LayerObserver", "LayerReading", "StepObserver", "layer_of"]
 

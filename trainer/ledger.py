@@ -160,7 +160,7 @@ class Ledger:
 
         `skip` with `start` and `count` names positions from there on that are never used: a batch that would touch one of them
         begins after the last. `micro` with `rows` and `quarantine` with `shards` say what holds from the next step on: see
-        `trainer.changes`.
+        `trainer.data.adjustments`.
         """
         self._write(step, {"event": kind, "step": step, **facts})
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from trainer.attention import Layout, make_layout
 from trainer.config import TrainConfig
-from trainer.model import Decoder
-from trainer.step import autocast
+from trainer.model.attention import Layout, make_layout
+from trainer.model.decoder import Decoder
+from trainer.model.forward import autocast
 
 __all__ = ["Likelihood", "Window", "cut_windows", "num_common", "score_windows"]
 

@@ -16,7 +16,7 @@ from common.errors import CheckpointError, ConfigError
 from common.host_memory import available_host_bytes
 from common.text import format_bytes
 from trainer.config import ModelConfig
-from trainer.memory import num_weights
+from trainer.model.memory_estimate import num_weights
 
 __all__ = ["check_model_size", "check_ranks", "most_ranks", "most_rows", "most_threads"]
 

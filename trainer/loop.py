@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 from common.errors import StoppedBySignal
 from trainer.config import TrainConfig
-from trainer.loader import GlobalBatch
+from trainer.data.batch import GlobalBatch
 from trainer.metrics import StepFacts
 from trainer.opening import opened_session
-from trainer.optim import set_learning_rate
-from trainer.schedule import learning_rate_factor
+from trainer.optim.optimizers import set_learning_rate
+from trainer.optim.schedule import learning_rate_factor
 from trainer.session import GoBack, Session
 from trainer.state import Progress
-from trainer.step import OutOfMemoryAloneError, StepResults, train_step
+from trainer.training.step import OutOfMemoryAloneError, StepResults, train_step
 
 __all__ = ["train"]
 

@@ -21,32 +21,37 @@ from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
-from trainer.attention import Backend, choose_backend, describe_backend
-from trainer.changes import Changes
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, check_space, required_bytes, steps_to_keep
 from trainer.config import CheckpointConfig, TrainConfig
 from trainer.convergence import LossMean
-from trainer.determinism import configure_determinism, device_name
+from trainer.data.adjustments import Changes
+from trainer.data.mixture import build_order
 from trainer.distributed.group import Group, joined_group
 from trainer.distributed.replica_check import ReplicaCheck
 from trainer.distributed.stragglers import DeviceMark, HostMark, OwnTimer, StragglerDetector
-from trainer.ema import WeightAverage
 from trainer.ending import Ending, opened_ending
 from trainer.evaluate import Grouping
 from trainer.extension import Extension, load_extension, seeded_model
-from trainer.fitting import wrapped
-from trainer.float8 import convert_to_float8
 from trainer.guard import Guard
 from trainer.layer_stats import LayerObserver
 from trainer.ledger import LEDGER, Ledger, LedgerHead
 from trainer.limits import check_model_size
-from trainer.memory import PeakMeter, estimate
+from trainer.machine.determinism import configure_determinism, device_name
+from trainer.machine.memory import PeakMeter
+from trainer.machine.peak_rates import peak_flops, rate_kind, unknown_mfu
 from trainer.metrics import Monitor, opened_monitor
 from trainer.metrics.model_graph import model_graph
-from trainer.mixture import build_order
-from trainer.model import Decoder, parameters_by_name
-from trainer.optim import build_optimizers, check_optimizer
-from trainer.parallel import check_parallel, load_full
+from trainer.model.attention import Backend, choose_backend, describe_backend
+from trainer.model.decoder import Decoder
+from trainer.model.float8 import convert_to_float8
+from trainer.model.flops import flops_per_token
+from trainer.model.forward import LossModule
+from trainer.model.memory_estimate import estimate
+from trainer.model.parameters import parameters_by_name
+from trainer.optim.optimizers import build_optimizers, check_optimizer
+from trainer.optim.weight_average import WeightAverage
+from trainer.parallel.fsdp import check_parallel, load_full
+from trainer.parallel.wrapping import TrainingModule
 from trainer.plan import Plan, plan_run
 from trainer.record import (
     check_identity,
@@ -61,12 +66,12 @@ from trainer.report import report_at_end
 from trainer.run_files import check_places
 from trainer.session import Session, known_to, restore
 from trainer.signals import stop_request
-from trainer.sizing import with_micro
 from trainer.state import Progress, load_whole
-from trainer.step import LossModule, TrainingModule, make_scaler
-from trainer.throughput import flops_per_token, peak_flops, rate_kind, unknown_mfu
+from trainer.training.micro_batch_size import with_micro
+from trainer.training.step import make_scaler
+from trainer.training.wrapped_model import wrapped
 from trainer.trust import note_trained_with
-from trainer.watchdog import Heartbeat, Patience, ProcessId, clear_heartbeats, watched
+from trainer.watchdog.watch import Heartbeat, Patience, ProcessId, clear_heartbeats, watched
 
 __all__ = ["opened_session"]
 

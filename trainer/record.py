@@ -53,14 +53,14 @@ from common.untrusted import (
     read_run_file,
 )
 from data_pipeline.dataset.manifest import Manifest
-from trainer.changes import Change, Changes
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
-from trainer.determinism import device_name, flags, threads_per_rank
+from trainer.data.adjustments import Change, Changes
 from trainer.distributed.group import Group
-from trainer.environment import Difference, environment_facts, find_differences, flattened
 from trainer.history import METRICS, Known, events_until
 from trainer.ledger import LEDGER
+from trainer.machine.determinism import device_name, flags, threads_per_rank
+from trainer.machine.environment import Difference, environment_facts, find_differences, flattened
 from trainer.run_files import open_own
 
 __all__ = [

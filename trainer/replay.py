@@ -35,7 +35,7 @@ from trainer.loop import train
 from trainer.record import read_record
 from trainer.state import load_whole
 from trainer.trust import EXTENSION, checked_extension
-from trainer.watchdog import EXIT_FILE_VARIABLE
+from trainer.watchdog.watch import EXIT_FILE_VARIABLE
 
 __all__ = ["ChildError", "Replay", "choose_start", "first_difference", "replay_run"]
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer
-from trainer import quantities
 from trainer.config import EvalConfig, TrainConfig
 from trainer.generate import Continuation, Sampling, TextModel, evaluating, uncompiled
 from trainer.likelihood import cut_windows, num_common, score_windows
+from trainer.model import loss
 from trainer.scores import Scores, score_texts
 
 __all__ = ["perplexity", "prompts_of", "sample_and_score"]
@@ -80,7 +80,7 @@ def perplexity(reference: TextModel, config: TrainConfig, written: Sequence[Cont
         return None
     with evaluating(reference.model), uncompiled():
         scored = score_windows(reference.model, windows, reference.tokenizer.vocab_size, config, _WINDOWS_AT_ONCE)
-    return quantities.perplexity(math.fsum(likelihood.nats for likelihood in scored) / num_tokens)
+    return loss.perplexity(math.fsum(likelihood.nats for likelihood in scored) / num_tokens)
 
 
 def _beginnings(rows: Rows, tokenizer: Tokenizer) -> list[str]:

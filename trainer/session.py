@@ -16,43 +16,46 @@ from common.text import format_bytes
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import Rows, ShardError
 from data_pipeline.tokenizer import Tokenizer
-from trainer.accumulation import PlainAccumulation
 from trainer.alerts import Alert, Rule, guard_alert
-from trainer.bad_data import as_project_error, decide, shared_faults
-from trainer.changes import Change, Changes
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore
 from trainer.checkpoint.weights import check_finite, weights_digest
 from trainer.config import TrainConfig
 from trainer.convergence import LossMean, judge_convergence
+from trainer.data.adjustments import Change, Changes
+from trainer.data.bad_shards import as_project_error, decide, shared_faults
+from trainer.data.batch import GlobalBatch
+from trainer.data.loader import RETRY_WAITS_S, prefetched_batches
+from trainer.data.order import RowOrder
 from trainer.distributed.group import LET_GO_S, Group
 from trainer.distributed.replica_check import ReplicaCheck
 from trainer.distributed.stragglers import OwnTime, OwnTimer, StragglerDetector
-from trainer.ema import WeightAverage
 from trainer.ending import Ending
 from trainer.evaluate import Evaluation, EvaluationStopped, Grouping, evaluate
 from trainer.extension import Extension, RunView
-from trainer.fitting import smaller_batches, wrapped
 from trainer.generate import Continuation, Sampling, TextModel
 from trainer.guard import Guard
 from trainer.history import Known
 from trainer.layer_stats import LayerObserver
 from trainer.ledger import Ledger, LedgerHead
-from trainer.loader import RETRY_WAITS_S, GlobalBatch, prefetched_batches
-from trainer.memory import MemoryEstimate, PeakMeter, is_out_of_memory, release_memory
+from trainer.machine.memory import PeakMeter, is_out_of_memory, release_memory
+from trainer.machine.peak_rates import mfu
 from trainer.metrics import Monitor, StepFacts, StepMetrics
-from trainer.model import parameters_by_name
-from trainer.optim import optimizer_tensors, restore_optimizer
-from trainer.order import RowOrder
-from trainer.parallel import distribute_like, full_tensors, gathered, load_full
+from trainer.model.memory_estimate import MemoryEstimate
+from trainer.model.parameters import parameters_by_name
+from trainer.optim.optimizers import optimizer_tensors, restore_optimizer
+from trainer.optim.weight_average import WeightAverage
+from trainer.parallel.accumulation import PlainAccumulation
+from trainer.parallel.fsdp import distribute_like, full_tensors, gathered, load_full
+from trainer.parallel.wrapping import TrainingModule
 from trainer.plan import Plan
 from trainer.record import leave_note, note_change
 from trainer.samples import prompts_of, sample_and_score
 from trainer.scores import Scores
 from trainer.signals import StopRequest
 from trainer.state import Progress
-from trainer.step import StepResult, TrainingModule, make_scaler
-from trainer.throughput import mfu
-from trainer.watchdog import Heartbeat
+from trainer.training.step import StepResult, make_scaler
+from trainer.training.wrapped_model import smaller_batches, wrapped
+from trainer.watchdog.watch import Heartbeat
 
 __all__ = ["GoBack", "RollBack", "Session", "StepAgain", "known_to", "restore"]
 

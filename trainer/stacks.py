@@ -8,7 +8,7 @@ from pathlib import Path
 from common.errors import ConfigError
 from common.files import open_input
 from trainer.running import Rank, ranks_of
-from trainer.watchdog import Beat, collect_stacks, process_state, send_signal, stacks_file
+from trainer.watchdog.watch import Beat, collect_stacks, process_state, send_signal, stacks_file
 
 __all__ = ["show_stacks"]
 

@@ -22,18 +22,18 @@ from common.settings.toml import to_toml
 from common.untrusted import digest_run_file
 from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import Manifest, check_digests, read_manifest
-from trainer.attention import choose_backend
 from trainer.audit import AuditReport, audit_run
-from trainer.changes import Changes
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
-from trainer.determinism import configure_determinism, device_name, flags, threads_per_rank
+from trainer.data.adjustments import Changes
 from trainer.distributed.group import joined_group
-from trainer.environment import Difference, environment_facts, find_differences, flattened
 from trainer.history import METRICS, read_events
 from trainer.inspect_run import data_folder, load_config, settings_here
 from trainer.launching import run_tied
 from trainer.ledger import LEDGER, LedgerStep, read_ledger
+from trainer.machine.determinism import configure_determinism, device_name, flags, threads_per_rank
+from trainer.machine.environment import Difference, environment_facts, find_differences, flattened
+from trainer.model.attention import choose_backend
 from trainer.record import read_record
 from trainer.replay import replay_run
 from trainer.run_files import foreign_files

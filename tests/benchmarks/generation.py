@@ -21,7 +21,7 @@ from tests.support.runs import ROOT
 from trainer.config import ModelConfig
 from trainer.generate import Sampling, TokenRows
 from trainer.inspect_run import load_config, opened_text_model
-from trainer.model import build_model
+from trainer.model.decoder import build_model
 
 PROMPT_TOKENS = 16
 

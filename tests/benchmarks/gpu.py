@@ -44,7 +44,7 @@ from trainer.config import ModelConfig
 
 Result = dict[str, Any]
 GPU_TESTS = ("tests/unit/trainer", "tests/integration/test_device_training.py")
-REHEARSED_TESTS = ("tests/unit/trainer/test_loss.py",)
+REHEARSED_TESTS = ("tests/unit/trainer/model/test_loss.py",)
 
 
 @dataclass(frozen=True)

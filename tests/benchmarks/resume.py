@@ -27,9 +27,9 @@ from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.dataset.shards import Rows
 from tests.support.runs import ROOT, metrics
 from trainer.config import BatchConfig
+from trainer.data.loader import prefetched_batches
+from trainer.data.mixture import build_order
 from trainer.distributed.group import Group
-from trainer.loader import prefetched_batches
-from trainer.mixture import build_order
 
 EVERY = 100
 

@@ -33,7 +33,7 @@ print(json.dumps({
 """
 
 COMPILE = """
-from trainer.caches import use_private_caches
+from trainer.machine.private_caches import use_private_caches
 use_private_caches()
 import torch
 torch.manual_seed(0)

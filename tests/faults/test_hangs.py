@@ -60,13 +60,13 @@ import threading
 from pathlib import Path
 import trainer.loader
 def on_train_start(run):
-    read = trainer.loader.global_batch
+    read = trainer.data.loader.global_batch
     def blocking(rows, order, config, group, position, **options):
         if run.rank == 1 and position >= 6 * config.global_rows and not Path("{once}").exists():
             Path("{once}").touch()
             threading.Event().wait()
         return read(rows, order, config, group, position, **options)
-    trainer.loader.global_batch = blocking
+    trainer.data.loader.global_batch = blocking
 """
 
 

@@ -377,7 +377,7 @@ def kept_out(data: Path, run: Path, step: int, name: str, policy: str) -> list[s
 
 @pytest.mark.broken("25", "updates whatever the numbers")
 def test_bad_numbers_find_a_step_that_updates_whatever_they_are(data: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("trainer.step._is_healthy", lambda loss, *_: torch.ones_like(loss, dtype=torch.bool))
+    monkeypatch.setattr("trainer.training.step._is_healthy", lambda loss, *_: torch.ones_like(loss, dtype=torch.bool))
     found = [kept_out(data, tmp_path / policy, 5, "loss NaN", policy) for policy in ("skip", "stop")]
     caught(sum(map(bool, found)), 2)
 

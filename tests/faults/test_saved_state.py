@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import nn
 
-import trainer.step
+import trainer.training.step
 from tests.support.claims import noted
 from tests.support.disturbed import differences, kill, multiplied, outcome, spoiled, stop, trained
 from tests.support.prepared import write_prepared
@@ -29,7 +29,7 @@ from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.convergence import LossMean
 from trainer.extension import Extension
 from trainer.ledger import LedgerHead
-from trainer.model import Decoder
+from trainer.model.decoder import Decoder
 
 Patch = pytest.MonkeyPatch
 Mutation = Callable[[Checkpoint], Checkpoint]
@@ -267,8 +267,8 @@ def left_out(mutation: Mutation) -> Callable[[Patch], None]:
 
 
 def seeded_from_the_start_of_the_process(patch: Patch) -> None:
-    seed_micro_batch = vars(trainer.step)["seed_micro_batch"]
-    patch.setattr(trainer.step, "seed_micro_batch", lambda seed, step, number: seed_micro_batch(seed, step - 7, number))
+    seed_micro_batch = vars(trainer.training.step)["seed_micro_batch"]
+    patch.setattr(trainer.training.step, "seed_micro_batch", lambda seed, step, number: seed_micro_batch(seed, step - 7, number))
 
 
 def compared(folder: Path, run: Path, name: str, change: Callable[[Patch], None]) -> list[str]:

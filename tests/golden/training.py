@@ -21,7 +21,7 @@ from common.settings.options import help_parser
 from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT, losses, metrics
 from trainer.config import TrainConfig
-from trainer.determinism import cpu_kernels
+from trainer.machine.determinism import cpu_kernels
 
 __all__ = ["LOSSES", "RECIPES", "processor", "train_recipe"]
 

@@ -21,18 +21,19 @@ from data_pipeline.dataset.shards import Rows, ShardError
 from tests.support.prepared import write_prepared
 from tests.support.ranks import run_ranks
 from tests.support.runs import losses, metrics, tiny_config
-from trainer import loader, loop
+from trainer import loop
 from trainer import opening as openings
 from trainer import session as sessions
 from trainer.audit import audit_run, show_step
 from trainer.config import TrainConfig
+from trainer.data import loader
 from trainer.distributed.group import Group
 from trainer.inspect_run import evaluate_run
 from trainer.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
 from trainer.loop import train
 from trainer.metrics import StepFacts
 from trainer.replay import replay_run
-from trainer.step import StepResult, StepResults
+from trainer.training.step import StepResult, StepResults
 from trainer.verify import check_integrity
 
 LOST = "train/b-00000.arrow"
@@ -41,7 +42,7 @@ QUARANTINE = {"policy": "quarantine", "max_share": 0.6}
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.loader.RETRY_WAITS_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr("trainer.data.loader.RETRY_WAITS_S", (0.01, 0.01, 0.01))
     monkeypatch.setattr(sessions, "RETRY_WAITS_S", (0.01,))
 
 
@@ -252,7 +253,7 @@ def on_each(group: Group, failing_rank: int, kind: str, *configs: TrainConfig) -
     results = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Rows, "num_targets", reading)
-        patch.setattr("trainer.loader.RETRY_WAITS_S", (0.01, 0.01, 0.01))
+        patch.setattr("trainer.data.loader.RETRY_WAITS_S", (0.01, 0.01, 0.01))
         for config in configs:
             path, broken[0] = str(config.data / LOST), False
             with after_step(3, lambda: broken.__setitem__(0, True)):

@@ -20,11 +20,11 @@ from data_pipeline.dataset.manifest import read_manifest
 from data_pipeline.tokenizer import CharacterTokenizer, load_tokenizer
 from tests.support.grouped import ROW_LENGTH, write_grouped
 from tests.support.runs import metrics, run_command, tiny_config
-from trainer.attention import make_layout
 from trainer.benchmarks import HarnessModel, benchmark_run
 from trainer.generate import TextModel
 from trainer.inspect_run import evaluate_run, load_config, load_model
 from trainer.loop import train
+from trainer.model.attention import make_layout
 from trainer.sampling import Sampling
 from trainer.writing import WritingRequest, written_texts
 

@@ -18,7 +18,7 @@ from trainer.config import TrainConfig
 from trainer.inspect_run import load_checkpoint
 from trainer.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
 from trainer.loop import train
-from trainer.step import StepResults
+from trainer.training.step import StepResults
 
 ROWS, STEPS = 8, 30
 

@@ -22,14 +22,14 @@ from tests.support.ranks import RankError, run_ranks
 from tests.support.runs import losses, metrics, tiny_config
 from trainer import opening as openings
 from trainer import session as sessions
-from trainer import step as steps
 from trainer.audit import audit_run
 from trainer.config import TrainConfig
 from trainer.distributed.group import Group
 from trainer.ledger import LEDGER, LedgerEvent, read_ledger
 from trainer.loop import train
-from trainer.reduction import GradientTree
+from trainer.parallel.gradient_tree import GradientTree
 from trainer.replay import replay_run
+from trainer.training import step as steps
 
 
 @dataclass

@@ -134,7 +134,7 @@ def test_accumulation_is_over_targets_not_over_micro_batches(data: Path, tmp_pat
     """Shows that the test above can fail: with another normalisation the losses differ by more than it allows."""
     train(tiny_config(data, tmp_path / "right", limits={"steps": 3}))
     monkeypatch.setattr(
-        "trainer.step.linear_cross_entropy_sum",
+        "trainer.model.forward.linear_cross_entropy_sum",
         lambda hidden, weight, targets, *_: (
             torch.nn.functional.cross_entropy((hidden @ weight.T).flatten(0, 1), targets.flatten(), ignore_index=-100) * 60
         ),
@@ -276,7 +276,7 @@ def test_a_run_is_not_moved_unnoticed_to_a_processor_that_gives_other_bits(
     run, moved = tmp_path / "run", {"device": "cpu", "limits": {"steps": 12}}
     train(tiny_config(data, run, device="cpu", limits={"steps": 5}))
     (tmp_path / "cpuinfo").write_text("vendor_id\t: Another\n")
-    monkeypatch.setattr("trainer.environment._CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("trainer.machine.environment._CPUINFO", tmp_path / "cpuinfo")
     with pytest.raises(ConfigError, match=r"device was cpu, \S.* and is cpu, Another .*--resume.allow_changes device"):
         train(tiny_config(data, run, **moved))
     assert train(tiny_config(data, run, **moved, resume={"allow_changes": ["device"]})).endswith("steps 12")

@@ -16,14 +16,16 @@ from tests.support.ranks import run_ranks
 from tests.support.runs import losses, metrics, start_ranks, tiny_config
 from trainer import loop
 from trainer.config import TrainConfig
+from trainer.data.loader import global_batch
+from trainer.data.order import UniformOrder
 from trainer.distributed.group import Group
 from trainer.inspect_run import evaluate_run, load_checkpoint
-from trainer.loader import global_batch
 from trainer.loop import train
-from trainer.model import build_model
-from trainer.optim import build_optimizers
-from trainer.order import UniformOrder
-from trainer.step import LossModule, StepResults, TrainingModule, make_scaler, train_step, wrap_for_training
+from trainer.model.decoder import build_model
+from trainer.model.forward import LossModule
+from trainer.optim.optimizers import build_optimizers
+from trainer.parallel.wrapping import TrainingModule, wrap_for_training
+from trainer.training.step import StepResults, make_scaler, train_step
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +87,7 @@ def test_automatic_micro_batches_are_tried_recorded_and_kept(
     train(tiny_config(data, run, batch={"micro": "auto"}, limits={"steps": 5}))
     assert "batch.micro = auto: 8 rows; memory estimate" in caplog.text
     assert "measured peak" in caplog.text
-    monkeypatch.setattr("trainer.sizing.probe", lambda *_: 4)  # a resume must not ask again
+    monkeypatch.setattr("trainer.training.micro_batch_size.probe", lambda *_: 4)  # a resume must not ask again
     assert train(tiny_config(data, run, batch={"micro": "auto"})) == by_hand
 
 

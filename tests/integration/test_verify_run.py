@@ -26,7 +26,7 @@ from trainer.ledger import LEDGER
 from trainer.loop import train
 from trainer.record import read_record
 from trainer.replay import replay_run
-from trainer.step import train_step
+from trainer.training.step import train_step
 from trainer.verify import Outcome, check_integrity, compare_environment, verify_run
 
 KEEP_ALL: dict[str, Any] = {"checkpoint": {"every_steps": 4, "keep_last": 10}}

@@ -21,9 +21,9 @@ from tests.support.runs import metrics
 from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
+from trainer.data.batch import IGNORE
 from trainer.extension import Extension
 from trainer.ledger import LEDGER
-from trainer.loss import IGNORE
 
 __all__ = [
     "Killed",

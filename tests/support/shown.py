@@ -22,10 +22,10 @@ from common.errors import ProjectError
 from tests.support.disturbed import multiplied, spoiled
 from tests.support.runs import metrics
 from trainer import loop, session
-from trainer import step as steps
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.metrics import Monitor, tensorboard
+from trainer.training import step as steps
 
 __all__ = [
     "Trouble",

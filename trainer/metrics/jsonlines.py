@@ -15,9 +15,9 @@ from common.files import plain, sync_directory, write_atomic
 from common.storage_errors import explain_os_error, naming
 from trainer.alerts import Alert
 from trainer.evaluate import Evaluation
-from trainer.hardware import HardwareReading
 from trainer.history import Known, lines_until
 from trainer.layer_stats import LayerReading
+from trainer.machine.sampler import HardwareReading
 from trainer.metrics.sink import Sink
 from trainer.metrics.values import SampleText, ScoreTable, StepMetrics
 from trainer.run_files import open_own

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from trainer.attention import make_layout
+from trainer.model.attention import make_layout
 
 __all__ = ["model_graph"]
 

@@ -13,9 +13,9 @@ from trainer.config import AlertsConfig
 from trainer.convergence import Signal
 from trainer.distributed.stragglers import SlowRank
 from trainer.evaluate import Evaluation
-from trainer.hardware import HardwareReading
 from trainer.history import Known
 from trainer.layer_stats import LayerReading
+from trainer.machine.sampler import HardwareReading
 from trainer.metrics.running import RunningNumbers
 from trainer.metrics.sink import Sink
 from trainer.metrics.values import SampleText, ScoreTable, StepMetrics

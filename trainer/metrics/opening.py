@@ -15,8 +15,10 @@ from common.files import parse_json, read_input
 from common.redaction import redacted_settings
 from trainer.config import TrainConfig
 from trainer.distributed.group import Group
-from trainer.hardware import HardwareReading, HardwareSampler, Host, KernelLog, opened_gpus
 from trainer.history import METRICS, Known, events_until
+from trainer.machine.gpus import KernelLog, opened_gpus
+from trainer.machine.host import Host
+from trainer.machine.sampler import HardwareReading, HardwareSampler
 from trainer.metrics.jsonlines import JsonLinesSink, NodeHardwareSink
 from trainer.metrics.mlflow_sink import MlflowSink
 from trainer.metrics.monitor import Monitor
@@ -26,7 +28,7 @@ from trainer.metrics.tensorboard import TensorBoardSink
 from trainer.metrics.terminal import TerminalSink
 from trainer.metrics.values import RunFacts
 from trainer.metrics.wandb_sink import WandbSink
-from trainer.watchdog import LAUNCHER_VARIABLE
+from trainer.watchdog.watch import LAUNCHER_VARIABLE
 
 __all__ = ["opened_monitor"]
 

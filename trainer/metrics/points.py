@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from trainer.evaluate import Evaluation
-from trainer.hardware import GpuReading, HardwareReading
 from trainer.layer_stats import LayerReading
+from trainer.machine.gpus import GpuReading
+from trainer.machine.sampler import HardwareReading
 from trainer.metrics.values import StepMetrics, encodable
 
 __all__ = ["FINAL_METRICS", "Points", "evaluation_points", "hardware_points", "layer_points", "saving_points", "train_points"]

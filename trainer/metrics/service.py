@@ -8,8 +8,8 @@ from typing import Any
 
 from common.redaction import without
 from trainer.evaluate import Evaluation
-from trainer.hardware import HardwareReading
 from trainer.layer_stats import LayerReading
+from trainer.machine.sampler import HardwareReading
 from trainer.metrics.points import evaluation_points, hardware_points, layer_points, saving_points, train_points
 from trainer.metrics.sink import Sink
 from trainer.metrics.values import StepMetrics

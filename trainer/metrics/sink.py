@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from trainer.alerts import Alert
 from trainer.evaluate import Evaluation
-from trainer.hardware import HardwareReading
 from trainer.history import Known
 from trainer.layer_stats import LayerReading
+from trainer.machine.sampler import HardwareReading
 from trainer.metrics.values import RunFacts, SampleText, ScoreTable, StepMetrics
 
 __all__ = ["Sink"]

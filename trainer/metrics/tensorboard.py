@@ -15,9 +15,9 @@ from torch.utils.tensorboard.summary import hparams
 from common.errors import StorageError
 from trainer.alerts import Alert
 from trainer.evaluate import Evaluation
-from trainer.hardware import HardwareReading
 from trainer.history import Known
 from trainer.layer_stats import BIN_LIMITS, Histogram, LayerReading
+from trainer.machine.sampler import HardwareReading
 from trainer.metrics.event_files import cut_event_files
 from trainer.metrics.figures import Picture, length_histogram, perplexity_bars
 from trainer.metrics.layout import LAYOUT, hyper_parameters

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.quantities import perplexity
+from trainer.model.loss import perplexity
 from trainer.state import Progress
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from trainer.quantities import perplexity
+from trainer.model.loss import perplexity
 from trainer.report.chart import Chart
 from trainer.report.curves import average_window
 from trainer.report.parts import NOTHING, UNKNOWN, Html, element, folded, join, note, table

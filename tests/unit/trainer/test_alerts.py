@@ -13,7 +13,9 @@ from trainer.config import AlertsConfig, GuardConfig
 from trainer.convergence import Signal
 from trainer.distributed.stragglers import SlowRank
 from trainer.guard import Guard
-from trainer.hardware import GpuReading, HardwareReading, HostReading
+from trainer.machine.gpus import GpuReading
+from trainer.machine.host import HostReading
+from trainer.machine.sampler import HardwareReading
 
 HOST = HostReading(rss_mib=1500.0, private_mib=1000.0, available_mib=16000.0, cpu=0.5, disk_free_gb=100.0)
 GPU = GpuReading(

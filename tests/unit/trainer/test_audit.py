@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from common.errors import CheckpointError
 from trainer.audit import Auditor, AuditReport, Skipped, passes_at
+from trainer.data.mixture import MixedOrder, SourceOrder, chairman_assignment
+from trainer.data.order import RowOrder, UniformOrder
 from trainer.ledger import Ledger, LedgerEvent, LedgerHead, LedgerStep, digest_of_rows, read_ledger
-from trainer.mixture import MixedOrder, SourceOrder, chairman_assignment
-from trainer.order import RowOrder, UniformOrder
 
 ROWS, BATCH, SEED = 21, 4, 7
 ORDER = UniformOrder(SEED, ROWS)

@@ -18,13 +18,12 @@ from data_pipeline.tokenizer import load_tokenizer
 from tests.support.grouped import write_grouped
 from tests.support.ranks import run_ranks
 from tests.support.runs import tiny_config
+from trainer.data.batch import IGNORE, micro_batch
 from trainer.distributed.group import Group
 from trainer.evaluate import Evaluation, Grouping, Score, Tally, evaluate, length_ranges
 from trainer.exact import NUM_PARTS, exact_sum
-from trainer.loader import micro_batch
-from trainer.loss import IGNORE
-from trainer.model import build_model
-from trainer.step import LossModule
+from trainer.model.decoder import build_model
+from trainer.model.forward import LossModule
 
 LENGTH, VOCAB = 32, 50
 ALONE = Group(0, 1, 0, torch.device("cpu"))

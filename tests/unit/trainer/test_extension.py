@@ -14,11 +14,11 @@ from torch.nn import functional
 
 from common.errors import ConfigError, ExitCode, GuardError, ProjectError
 from tests.support.runs import ROOT, tiny_config
-from trainer.attention import make_layout
 from trainer.config import ModelConfig
+from trainer.data.batch import IGNORE
 from trainer.extension import Extension, RunView, load_extension, seeded_model
-from trainer.loss import IGNORE
-from trainer.model import build_model
+from trainer.model.attention import make_layout
+from trainer.model.decoder import build_model
 from trainer.state import Progress
 
 MODEL = ModelConfig(layers=1, width=16, heads=2, context=8, vocab_multiple=1)

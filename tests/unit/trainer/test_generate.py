@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from data_pipeline.tokenizer import ByteTokenizer, CharacterTokenizer
-from trainer.attention import Layout, make_layout
 from trainer.config import ModelConfig
 from trainer.generate import Sampling, TextModel, TokenRows, can_cache, window_start
-from trainer.model import Decoder, build_model
+from trainer.model.attention import Layout, make_layout
+from trainer.model.decoder import Decoder, build_model
 
 CONTEXT, VOCAB = 16, 60
 SMALL: dict[str, Any] = {"layers": 2, "width": 32, "context": CONTEXT, "init_std": 0.3}

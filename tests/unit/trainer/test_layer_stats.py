@@ -17,8 +17,9 @@ from trainer import layer_stats
 from trainer.config import ModelConfig
 from trainer.distributed.group import Group
 from trainer.layer_stats import BIN_LIMITS, Histogram, LayerNorms, LayerObserver, LayerReading, layer_of
-from trainer.model import build_model, parameters_by_name
-from trainer.parallel import shard
+from trainer.model.decoder import build_model
+from trainer.model.parameters import parameters_by_name
+from trainer.parallel.fsdp import shard
 
 ALONE = Group(0, 1, 0, torch.device("cpu"))
 SHAPE = ModelConfig(layers=11, width=16, heads=2, kv_heads=2, context=16, mlp_width=24, vocab_multiple=1)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import CheckpointError
+from trainer.data.order import rows_at
 from trainer.ledger import Ledger, LedgerEvent, LedgerHead, LedgerStep, digest_of_rows, read_ledger
-from trainer.order import rows_at
 
 ROWS, BATCH, SEED = 61, 8, 7
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.support.runs import tiny_config
-from trainer.attention import Layout, make_layout
 from trainer.likelihood import Likelihood, Window, cut_windows, num_common, score_windows
-from trainer.model import Decoder, build_model
+from trainer.model.attention import Layout, make_layout
+from trainer.model.decoder import Decoder, build_model
 
 VOCAB, CONTEXT = 50, 8
 CONFIG = tiny_config(Path("data"), Path("run"), model={"context": CONTEXT})

@@ -20,13 +20,15 @@ from trainer.config import AlertsConfig, LogConfig
 from trainer.distributed.group import Group
 from trainer.distributed.stragglers import SlowRank
 from trainer.evaluate import Evaluation, Score
-from trainer.hardware import GpuReading, HardwareReading, HostReading
 from trainer.history import Known, events_until, read_events
 from trainer.layer_stats import LayerNorms, LayerReading
+from trainer.machine.gpus import GpuReading
+from trainer.machine.host import HostReading
+from trainer.machine.sampler import HardwareReading
 from trainer.metrics import JsonLinesSink, Monitor, RunFacts, Sample, Sink, StepMetrics, TerminalSink, jsonlines, opened_monitor
 from trainer.metrics.running import RunningNumbers
 from trainer.metrics.values import numbers_in
-from trainer.quantities import perplexity
+from trainer.model.loss import perplexity
 
 HOST = HostReading(1500.0, 1000.0, 16000.0, 0.5, 100.0)
 READING = HardwareReading((GpuReading(0, "GPU", temperature_c=61.0, throttle=()),), HOST)

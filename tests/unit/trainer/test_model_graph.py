@@ -10,10 +10,10 @@ from tensorboard.compat.proto.graph_pb2 import GraphDef
 from tensorboard.compat.proto.node_def_pb2 import NodeDef
 from torch import Tensor, nn
 
-from trainer.attention import Layout
 from trainer.config import ModelConfig
 from trainer.metrics.model_graph import model_graph
-from trainer.model import Decoder
+from trainer.model.attention import Layout
+from trainer.model.decoder import Decoder
 
 CONFIG = ModelConfig(layers=3, width=32, heads=4, context=24, tie_embeddings=True)
 

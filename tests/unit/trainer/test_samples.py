@@ -15,14 +15,14 @@ from data_pipeline.tokenizer import ByteTokenizer
 from tests.support.prepared import write_prepared
 from tests.support.ranks import run_ranks
 from tests.support.runs import tiny_config
-from trainer.attention import make_layout
 from trainer.config import EvalConfig, ModelConfig
 from trainer.distributed.group import Group
 from trainer.generate import Continuation, Sampling, TextModel
-from trainer.model import build_model
-from trainer.parallel import gathered, shard
+from trainer.model.attention import make_layout
+from trainer.model.decoder import build_model
+from trainer.model.forward import LossModule
+from trainer.parallel.fsdp import gathered, shard
 from trainer.samples import perplexity, prompts_of, sample_and_score
-from trainer.step import LossModule
 
 TOKENIZER = ByteTokenizer()
 CONFIG = tiny_config(Path("data"), Path("run"))

@@ -18,16 +18,17 @@ import pytest
 from common.errors import ConfigError
 from tests.support.runs import ROOT
 from tests.support.two_ranks import seconds_until
-from trainer import stacks, watchdog
+from trainer import stacks
 from trainer.stacks import show_stacks
-from trainer.watchdog import Beat, ProcessId
+from trainer.watchdog import watch
+from trainer.watchdog.watch import Beat, ProcessId
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
 
 RANK = """
     import sys
     from pathlib import Path
-    from trainer.watchdog import Patience, watched
+    from trainer.watchdog.watch import Patience, watched
 
     def wait_for_the_test():
         sys.stdin.read()
@@ -75,7 +76,7 @@ def process(code: str, *arguments: object, before: Sequence[str] = ()) -> Iterat
 
 
 def identity(started: subprocess.Popen[str]) -> ProcessId:
-    found = watchdog._process(started.pid)
+    found = watch._process(started.pid)
     assert found is not None
     return ProcessId(started.pid, found[1])
 
@@ -123,9 +124,7 @@ def test_a_heartbeat_that_names_a_process_of_others_has_nothing_sent_to_it(tmp_p
 def test_a_rank_that_would_be_ended_by_the_signal_does_not_get_it(tmp_path: Path) -> None:
     with process(RANK, tmp_path, 0, "off") as unwatched, process(RANK, tmp_path, 1, "on"):
         shown = show_stacks(tmp_path)
-        assert shown.endswith(
-            "rank 0: the watchdog is off, so it answers to no signal; start the training with --watchdog.enabled on"
-        )
+        assert shown.endswith("rank 0: the watchdog is off, so it answers to no signal; start the training with --watch.enabled on")
         assert " rank 1, process " in shown
     assert unwatched.returncode == 0
 
@@ -150,7 +149,7 @@ def test_a_rank_that_ends_meanwhile_gets_no_signal_nor_does_another_with_its_num
             return original(run, beats, ask)  # type: ignore[arg-type]
 
         monkeypatch.setattr(stacks, "collect_stacks", collect)
-        monkeypatch.setattr(watchdog, "_STACKS_S", 0.0)
+        monkeypatch.setattr(watch, "_STACKS_S", 0.0)
         assert show_stacks(tmp_path) == f"rank 0: its process {bystander.pid} has ended"
         assert rank.poll() is None
     assert bystander.returncode == 0
@@ -162,14 +161,14 @@ def test_where_the_kernel_cannot_name_a_process_for_ever_nothing_is_sent(tmp_pat
 
     with process(RANK, tmp_path, 0, "on"):
         monkeypatch.setattr(os, "pidfd_open", refuse)
-        monkeypatch.setattr(watchdog, "_STACKS_S", 0.0)
+        monkeypatch.setattr(watch, "_STACKS_S", 0.0)
         assert show_stacks(tmp_path).startswith("rank 0: it could not be asked (Function not implemented); ")
 
 
 def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
     with process(RANK, tmp_path, 0, "on") as rank:
         rank.send_signal(signal.SIGSTOP)
-        seconds_until(lambda: watchdog.process_state(identity(rank)) == "T", 20)
+        seconds_until(lambda: watch.process_state(identity(rank)) == "T", 20)
         with pytest.raises(ConfigError, match="rank 0: a signal has stopped it; it answers after SIGCONT"):
             show_stacks(tmp_path)
 

@@ -25,9 +25,11 @@ from tests.support.report_example import example_report
 from trainer.alerts import Alert
 from trainer.distributed.group import Group
 from trainer.evaluate import Evaluation, Score
-from trainer.hardware import GpuReading, HardwareReading, HostReading
 from trainer.history import Known
 from trainer.layer_stats import BIN_LIMITS, Histogram, LayerNorms, LayerObserver, LayerReading
+from trainer.machine.gpus import GpuReading
+from trainer.machine.host import HostReading
+from trainer.machine.sampler import HardwareReading
 from trainer.metrics import RunFacts, Sample, StepMetrics, TensorBoardSink
 from trainer.metrics.figures import length_histogram, perplexity_bars
 from trainer.metrics.layout import LAYOUT, hyper_parameters

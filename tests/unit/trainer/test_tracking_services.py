@@ -16,8 +16,9 @@ import pytest
 from common.errors import ConfigError
 from trainer.alerts import Alert
 from trainer.evaluate import Evaluation
-from trainer.hardware import HardwareReading, HostReading
 from trainer.layer_stats import LayerNorms, LayerReading
+from trainer.machine.host import HostReading
+from trainer.machine.sampler import HardwareReading
 from trainer.metrics import RunFacts, Sample, Sink, StepMetrics, mlflow_sink
 from trainer.metrics.mlflow_sink import MlflowSink
 from trainer.metrics.points import train_points

@@ -1,0 +1,393 @@
+import errno
+import threading
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from common.errors import PreparedDataError, StorageError
+from data_pipeline.dataset.shards import RowBatch, Rows, ShardError
+from trainer.config import BatchConfig
+from trainer.data.adjustments import Change, Changes
+from trainer.data.batch import IGNORE, MicroBatch, micro_batch, num_bounds, share_of_rank
+from trainer.data.loader import global_batch, prefetched_batches
+from trainer.data.order import UniformOrder, rows_at
+from trainer.distributed.group import Group
+
+LENGTH = 16
+
+packed_rows = st.lists(st.lists(st.integers(1, 6), max_size=4), min_size=1, max_size=4)
+"""Lengths of the documents of each row of 24 tokens; the rest is padding."""
+
+
+class NumberedRows:
+    """Rows that say which they are: every token of row i is i, in i % 3 + 1 documents, the last of them of one token."""
+
+    def __init__(self, num_rows: int, before_read: Callable[[int], None] = lambda number: None) -> None:
+        self.num_rows, self.reads, self.before_read = num_rows, 0, before_read
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def read(self, indices: NDArray[np.int64]) -> RowBatch:
+        self.reads += 1
+        self.before_read(self.reads)
+        tokens = np.repeat(indices.astype(np.uint16)[:, None], LENGTH, axis=1)
+        segments = np.zeros(tokens.shape, np.int32)
+        segments[indices % 3 == 1, 8:] = 1
+        segments[indices % 3 == 2, 8:] = 1
+        segments[indices % 3 == 2, -1] = 2
+        return RowBatch(tokens, segments)
+
+    def num_targets(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        return LENGTH - 1 - indices % 3
+
+    def num_sequences(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.minimum(indices % 3 + 1, 2)
+
+
+def numbered(num_rows: int, before_read: Callable[[int], None] = lambda number: None) -> tuple[NumberedRows, Rows]:
+    """Such rows, as what they are and as what the loader takes them for."""
+    rows = NumberedRows(num_rows, before_read)
+    return rows, cast(Rows, rows)
+
+
+def group(rank: int = 0, world_size: int = 1) -> Group:
+    return Group(rank, world_size, rank, torch.device("cpu"))
+
+
+def rows_in(micro_batches: tuple[MicroBatch, ...]) -> list[int]:
+    return [int(row) for micro in micro_batches for row in micro.tokens[:, 0]]
+
+
+def rows_of_rank(num_rows: int, config: BatchConfig, member: Group, start: int, count: int) -> list[list[int]]:
+    _, rows = numbered(num_rows)
+    with prefetched_batches(rows, config, member, UniformOrder(5, num_rows), start, depth=2) as batches:
+        taken = [next(batches) for _ in range(count)]
+    return [rows_in(batch.micro_batches) for batch in taken]
+
+
+def packed(lengths: list[list[int]], seed: int = 0) -> RowBatch:
+    tokens = np.random.default_rng(seed).integers(0, 100, (len(lengths), 24), dtype=np.uint16)
+    segments = np.full((len(lengths), 24), -1, dtype=np.int32)
+    for row, documents in enumerate(lengths):
+        segments[row, : sum(documents)] = np.repeat(np.arange(len(documents)), documents)
+    return RowBatch(tokens, segments)
+
+
+def loader_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "loader"]
+
+
+@given(lengths=packed_rows, seed=st.integers(0, 99))
+def test_a_target_is_the_next_token_of_the_same_document(lengths: list[list[int]], seed: int) -> None:
+    rows = packed(lengths, seed)
+    batch = micro_batch(rows)
+    assert batch.tokens.tolist() == rows.tokens_BL.tolist()
+    assert batch.segments.tolist() == rows.segments_BL.tolist()
+    assert [tensor.dtype for tensor in (batch.tokens, batch.segments, batch.positions, batch.targets)] == [
+        torch.int64,
+        torch.int32,
+        torch.int64,
+        torch.int64,
+    ]
+    for row, documents in enumerate(lengths):
+        expected_targets: list[int] = []
+        expected_positions: list[int] = []
+        start = 0
+        for length in documents:
+            expected_targets += [*rows.tokens_BL[row, start + 1 : start + length].tolist(), IGNORE]
+            expected_positions += range(length)
+            start += length
+        assert batch.targets[row].tolist() == expected_targets + [IGNORE] * (24 - start)
+        assert batch.positions[row].tolist() == [*expected_positions, *range(24 - start)]
+
+
+@given(lengths=packed_rows)
+def test_each_piece_with_a_target_weighs_one(lengths: list[list[int]]) -> None:
+    batch = micro_batch(packed(lengths), with_weights=True)
+    assert batch.weights is not None
+    assert batch.weights.dtype == torch.float32
+    for row, documents in enumerate(lengths):
+        expected = [[1 / (length - 1)] * (length - 1) + [0.0] if length > 1 else [0.0] for length in documents]
+        flat = [weight for piece in expected for weight in piece]
+        assert batch.weights[row].tolist() == pytest.approx(flat + [0.0] * (24 - len(flat)), rel=1e-7)
+
+
+@given(lengths=packed_rows)
+def test_bounds_are_where_pieces_begin_and_then_the_end(lengths: list[list[int]]) -> None:
+    batch = micro_batch(packed(lengths), with_bounds=True)
+    assert batch.bounds is not None
+    assert batch.bounds.dtype == torch.int32
+    pieces = [length for documents in lengths for length in [*documents, 24 - sum(documents)] if length]
+    end = 24 * len(lengths)
+    expected = [sum(pieces[:number]) for number in range(len(pieces))]
+    assert len(batch.bounds) == num_bounds(len(pieces), len(lengths))
+    assert batch.bounds.tolist() == expected + [end] * (len(batch.bounds) - len(pieces))
+
+
+@given(num_pieces=st.integers(1, 1 << 20), num_rows=st.integers(1, 512))
+def test_bounds_have_room_for_all_pieces_and_few_lengths(num_pieces: int, num_rows: int) -> None:
+    room = num_bounds(num_pieces, num_rows) - 1
+    assert room & (room - 1) == 0
+    assert room >= num_pieces
+    assert room == num_bounds(1, num_rows) - 1 or room < 2 * num_pieces
+    assert num_bounds(1, num_rows) == num_bounds(16 * num_rows, num_rows)
+
+
+def test_nothing_is_made_that_was_not_asked_for() -> None:
+    batch = micro_batch(packed([[3]]))
+    assert batch.weights is None
+    assert batch.bounds is None
+
+
+def test_a_batch_moves_with_all_that_it_has() -> None:
+    moved = micro_batch(packed([[3, 1], [5]]), with_bounds=True).to(torch.device("meta"))
+    assert moved.weights is None
+    assert moved.bounds is not None
+    assert {tensor.device.type for tensor in (moved.tokens, moved.segments, moved.positions, moved.targets, moved.bounds)} == {
+        "meta"
+    }
+
+
+@given(micro_batches=st.integers(1, 64), world_size=st.integers(1, 64))
+def test_the_shares_of_the_ranks_are_consecutive_complete_and_even(micro_batches: int, world_size: int) -> None:
+    shares = [share_of_rank(micro_batches, group(rank, world_size)) for rank in range(world_size)]
+    assert [number for share in shares for number in share] == list(range(micro_batches))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@settings(deadline=None)
+@given(
+    num_rows=st.integers(1, 40),
+    micro=st.integers(1, 5),
+    micro_batches=st.integers(1, 6),
+    world_size=st.integers(1, 8),
+    epochs=st.integers(1, 3),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_all_ranks_together_read_each_row_once_in_every_epoch(
+    num_rows: int, micro: int, micro_batches: int, world_size: int, epochs: int, seed: int
+) -> None:
+    config, (_, rows) = BatchConfig(global_rows=micro * micro_batches, micro=micro), numbered(num_rows)
+    together: list[int] = []
+    for position in range(0, epochs * num_rows, config.global_rows):
+        for rank in range(world_size):
+            batch = global_batch(rows, UniformOrder(seed, num_rows), config, group(rank, world_size), position)
+            together += rows_in(batch.micro_batches)
+    for epoch in range(epochs):
+        assert sorted(together[epoch * num_rows : (epoch + 1) * num_rows]) == list(range(num_rows))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_all_ranks_together_read_the_order_exactly(world_size: int) -> None:
+    config = BatchConfig(global_rows=12, micro=2)
+    by_rank = [rows_of_rank(31, config, group(rank, world_size), start=24, count=5) for rank in range(world_size)]
+    together = [[row for ranks in by_rank for row in ranks[number]] for number in range(5)]
+    assert together == rows_at(5, 24, 60, 31).reshape(5, 12).tolist()
+
+
+def test_a_fresh_loader_goes_on_at_every_position() -> None:
+    config = BatchConfig(global_rows=4, micro=2)
+    whole = [row for batch in rows_of_rank(7, config, group(), start=0, count=8) for row in batch]
+    for position in range(28):
+        assert rows_of_rank(7, config, group(), start=position, count=1) == [whole[position : position + 4]]
+
+
+@pytest.mark.parametrize("with_weights", [False, True])
+def test_the_normaliser_is_that_of_the_whole_batch_on_every_rank(with_weights: bool) -> None:
+    config, (_, rows) = BatchConfig(global_rows=12, micro=2), numbered(31)
+    batches = [global_batch(rows, UniformOrder(1, 31), config, group(rank, 3), 5, with_weights=with_weights) for rank in range(3)]
+    micros = [micro for batch in batches for micro in batch.micro_batches]
+    targets = sum(int((micro.targets != IGNORE).sum()) for micro in micros)
+    pieces = sum(float(micro.weights.sum()) for micro in micros if micro.weights is not None)
+    assert {batch.num_targets for batch in batches} == {targets}
+    assert {batch.normaliser for batch in batches} == {round(pieces) if with_weights else targets}
+    assert [micro.bounds for micro in micros] == [None] * len(micros)
+
+
+def test_a_batch_without_a_target_is_divided_by_one() -> None:
+    rows, as_rows = numbered(4)
+    rows.num_targets = lambda indices: np.zeros(len(indices), np.int64)  # type: ignore[method-assign]
+    assert global_batch(as_rows, UniformOrder(1, 4), BatchConfig(global_rows=2, micro=2), group(), 0).normaliser == 1
+
+
+def test_what_is_asked_for_is_in_every_prefetched_batch() -> None:
+    _, rows = numbered(8)
+    config, order = BatchConfig(global_rows=4, micro=2), UniformOrder(0, 8)
+    with prefetched_batches(rows, config, group(), order, 0, 2, with_weights=True, with_bounds=True) as batches:
+        micros = [micro for _ in range(3) for micro in next(batches).micro_batches]
+    assert all(micro.weights is not None and micro.bounds is not None for micro in micros)
+
+
+def test_damaged_data_is_raised_at_its_batch_and_not_read_again() -> None:
+    def fail_at_third(number: int) -> None:
+        if number == 3:
+            raise PreparedDataError("train/a-00000.arrow: damaged")
+
+    rows, as_rows = numbered(8, fail_at_third)
+    with prefetched_batches(as_rows, BatchConfig(global_rows=2, micro=2), group(), UniformOrder(0, 8), 0, depth=4) as batches:
+        next(batches)
+        next(batches)
+        with pytest.raises(PreparedDataError, match="a-00000"):
+            next(batches)
+    assert rows.reads == 3
+    assert not loader_threads()
+
+
+def failing(numbers: range) -> Callable[[int], None]:
+    """Fails the reads with these numbers as a disk does."""
+
+    def fail(number: int) -> None:
+        if number in numbers:
+            raise OSError(errno.EIO, "Input/output error", "train/a-00000.arrow")
+
+    return fail
+
+
+def test_a_read_that_fails_three_times_is_made_a_fourth_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("trainer.data.loader.RETRY_WAITS_S", (0.0, 0.0, 0.0))
+    _, rows = numbered(8, failing(range(2, 5)))
+    order = UniformOrder(3, 8)
+    with prefetched_batches(rows, BatchConfig(global_rows=2, micro=2), group(), order, 0, depth=1) as batches:
+        taken = [row for _ in range(3) for row in rows_in(next(batches).micro_batches)]
+    assert taken == order.rows_at(0, 6).tolist()
+    assert caplog.text.count("Input/output error: 'train/a-00000.arrow'; reading it again in 0.0 s") == 3
+
+
+def test_a_read_that_fails_four_times_is_raised_at_its_batch_and_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.data.loader.RETRY_WAITS_S", (0.0, 0.0, 0.0))
+    rows, as_rows = numbered(8, failing(range(2, 6)))
+    with prefetched_batches(as_rows, BatchConfig(global_rows=2, micro=2), group(), UniformOrder(3, 8), 0, depth=2) as batches:
+        next(batches)
+        with pytest.raises(
+            StorageError, match=r"train/a-00000\.arrow: input/output error.*; look .* \(4 attempts to read it failed\)"
+        ):
+            next(batches)
+    assert rows.reads == 5
+
+
+def test_closing_does_not_wait_for_a_read_that_is_to_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.data.loader.RETRY_WAITS_S", (5.0, 0.0, 0.0))
+    failed = threading.Event()
+
+    def fail(number: int) -> None:
+        failed.set()
+        raise OSError(errno.EIO, "Input/output error")
+
+    rows, as_rows = numbered(8, fail)
+    with prefetched_batches(as_rows, BatchConfig(global_rows=2, micro=2), group(), UniformOrder(3, 8), 0, depth=2):
+        failed.wait()
+    assert rows.reads == 1
+    assert not loader_threads()
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_no_more_is_read_ahead_than_the_depth(depth: int) -> None:
+    rows, as_rows = numbered(8)
+    enough, too_much = threading.Event(), threading.Event()
+
+    def watch(number: int) -> None:
+        if number == 10 + depth:
+            enough.set()
+        if number > 10 + depth:
+            too_much.set()
+
+    rows.before_read = watch
+    with prefetched_batches(as_rows, BatchConfig(global_rows=2, micro=2), group(), UniformOrder(0, 8), 0, depth) as batches:
+        for _ in range(10):
+            next(batches)
+        assert enough.wait(10)
+        assert not too_much.wait(0.2)
+    assert not loader_threads()
+
+
+@given(lengths=st.lists(st.lists(st.integers(1, 6), max_size=4), min_size=2, max_size=5), seed=st.integers(0, 99))
+def test_the_halves_of_a_micro_batch_are_what_its_rows_alone_would_make(lengths: list[list[int]], seed: int) -> None:
+    rows, middle = packed(lengths, seed), len(lengths) // 2
+    wanted = {"with_weights": True, "with_bounds": True}
+    halves = micro_batch(rows, **wanted).halves()
+    for half, part in zip(halves, (slice(0, middle), slice(middle, None)), strict=True):
+        alone = micro_batch(RowBatch(rows.tokens_BL[part], rows.segments_BL[part]), **wanted)
+        assert all(torch.equal(vars(half)[name], tensor) for name, tensor in vars(alone).items())
+
+
+class ShardedRows(NumberedRows):
+    """Rows in shards of four; some of the shards may be padding."""
+
+    row_length = LENGTH
+
+    def without(self, shards: frozenset[str]) -> "ShardedRows":
+        rows = ShardedRows(self.num_rows, self.before_read)
+        rows.blank = shards
+        return rows
+
+    blank: frozenset[str] = frozenset()
+
+    def read(self, indices: NDArray[np.int64]) -> RowBatch:
+        batch = super().read(indices)
+        batch.segments_BL[[f"train/{row // 4}" in self.blank for row in indices.tolist()]] = -1
+        return batch
+
+
+def test_rows_change_with_the_step_that_they_are_for() -> None:
+    rows, order, config = ShardedRows(16), UniformOrder(2, 16), BatchConfig(global_rows=8, micro=4)
+    changes = Changes((Change(4, "memory", micro=2), Change(5, "data", shards=("train/1",))))
+    with prefetched_batches(
+        cast(Rows, rows), config, group(), order, 16, 2, first_step=3, changes=changes, shard_of=lambda _: None
+    ) as batches:
+        taken = [next(batches) for _ in range(3)]
+    assert [(batch.num_micro_batches, len(batch.micro_batches)) for batch in taken] == [(2, 2), (4, 4), (4, 4)]
+    assert [row for batch in taken for row in rows_in(batch.micro_batches)] == order.rows_at(16, 24).tolist()
+    for batch, blank in zip(taken, (set(), set(), {4, 5, 6, 7}), strict=True):
+        padding = {
+            int(micro.tokens[row, 0]) for micro in batch.micro_batches for row in range(2) if int(micro.segments[row, 0]) < 0
+        }
+        assert padding == blank & set(batch.rows.tolist())
+
+
+def test_a_shard_that_cannot_be_read_gives_padding_of_the_same_shape_and_the_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("trainer.data.loader.RETRY_WAITS_S", (0.0, 0.0, 0.0))
+
+    def fail(number: int) -> None:
+        if number in (3, 4):
+            raise ShardError("train/1", "train/1: damaged")
+
+    rows, order = ShardedRows(16, fail), UniformOrder(2, 16)
+    config = BatchConfig(global_rows=4, micro=2)
+    with prefetched_batches(
+        cast(Rows, rows), config, group(1, 2), order, 0, 1, with_weights=True, shard_of=lambda error: getattr(error, "shard", None)
+    ) as batches:
+        taken = [next(batches) for _ in range(4)]
+    assert [batch.fault is not None for batch in taken] == [False, False, True, False]
+    [lost] = [batch for batch in taken if batch.fault]
+    assert lost.fault is not None
+    assert (lost.fault.shard, str(lost.fault.error)) == ("train/1", "train/1: damaged")
+    assert (lost.start, lost.rows.tolist()) == (8, order.rows_at(8, 4).tolist())
+    [micro] = lost.micro_batches
+    assert micro.tokens.shape == taken[0].micro_batches[0].tokens.shape
+    assert micro.weights is not None
+    assert micro.weights.sum() == 0
+    assert (micro.targets == IGNORE).all()
+    assert caplog.text.count("train/1: damaged; it is read again") == 1
+
+
+def test_a_damaged_shard_that_is_put_back_in_time_is_read_as_if_nothing_had_been(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.data.loader.RETRY_WAITS_S", (0.0, 0.0, 0.0))
+
+    def fail(number: int) -> None:
+        if number == 2:
+            raise ShardError("train/1", "train/1: damaged")
+
+    _, rows = numbered(8, fail)
+    with prefetched_batches(rows, BatchConfig(global_rows=2, micro=2), group(), UniformOrder(0, 8), 0, depth=4) as batches:
+        assert [row for _ in range(3) for row in rows_in(next(batches).micro_batches)] == UniformOrder(0, 8).rows_at(0, 6).tolist()

@@ -1,0 +1,358 @@
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from common.errors import CheckpointError, ConfigError
+from tests.support.ranks import run_ranks
+from trainer.config import LimitsConfig, ModelConfig, OptimConfig, TrainConfig
+from trainer.distributed.group import Group
+from trainer.model.decoder import build_model
+from trainer.model.parameters import parameters_by_name
+from trainer.optim.optimizers import (
+    build_optimizers,
+    check_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+    set_learning_rate,
+    step_unless,
+)
+from trainer.parallel.fsdp import distribute_like, full_tensors, shard
+
+CONFIG = ModelConfig(layers=2, width=16, heads=2, mlp_width=24, context=8, vocab_multiple=1)
+RATE, DECAY = 0.02, 0.1
+GO, SKIP = torch.tensor(0.0), torch.tensor(1.0)
+
+Kind = Literal["adamw", "muon"]
+KINDS: list[Kind] = ["adamw", "muon"]
+Optimizers = tuple[torch.optim.Optimizer, ...]
+
+
+def settings(kind: Kind) -> OptimConfig:
+    return OptimConfig(kind=kind, lr=RATE, weight_decay=DECAY, beta1=0.8, beta2=0.9, eps=1e-6, muon_momentum=0.7)
+
+
+def new_training(kind: Kind, *, tie_embeddings: bool = True, seed: int = 1) -> tuple[nn.Module, Optimizers]:
+    model = build_model(CONFIG.model_copy(update={"tie_embeddings": tie_embeddings}), 20, seed)
+    return model, build_optimizers(model, settings(kind))
+
+
+def gradient(name: str, shape: torch.Size, step: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1000 * step + len(name) + shape.numel()))
+
+
+def give_gradients(model: nn.Module, step: int) -> None:
+    for name, parameter in parameters_by_name(model).items():
+        parameter.grad = gradient(name, parameter.shape, step)
+
+
+def train(model: nn.Module, optimizers: Optimizers, steps: Sequence[int]) -> None:
+    for step in steps:
+        give_gradients(model, step)
+        step_unless(optimizers, GO)
+
+
+def bits(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
+    return {name: tensor.detach().numpy().tobytes() for name, tensor in tensors.items()}
+
+
+def everything(model: nn.Module, optimizers: Optimizers) -> dict[str, bytes]:
+    """Bits of weights, moments and counters."""
+    return bits({**parameters_by_name(model), **optimizer_tensors(model, optimizers)})
+
+
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def is_hidden_matrix(name: str) -> bool:
+    return name.startswith("model.layers.") and "_proj." in name
+
+
+def adamw_by_formula(weight: Tensor, gradients: Sequence[Tensor], decay: float) -> Tensor:
+    """Algorithm 2 of Loshchilov and Hutter (2019), in fp64."""
+    weight = weight.double()
+    first, second = torch.zeros_like(weight), torch.zeros_like(weight)
+    for t, grad in enumerate(gradients, start=1):
+        first = 0.8 * first + 0.2 * grad.double()
+        second = 0.9 * second + 0.1 * grad.double() ** 2
+        update = first / (1 - 0.8**t) / ((second / (1 - 0.9**t)).sqrt() + 1e-6)
+        weight = weight - RATE * decay * weight - RATE * update
+    return weight
+
+
+def muon_by_formula(weight: Tensor, gradients: Sequence[Tensor]) -> Tensor:
+    """Muon with Nesterov momentum, in fp64: five quintic iterations act on the singular values alone, so they are applied there."""
+    weight = weight.double()
+    momentum = torch.zeros_like(weight)
+    for grad in gradients:
+        momentum = 0.7 * momentum + 0.3 * grad.double()
+        left, values, right = torch.linalg.svd(0.3 * grad.double() + 0.7 * momentum, full_matrices=False)
+        values = values / values.square().sum().sqrt()
+        for _ in range(5):
+            values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+        update = 0.2 * max(weight.shape) ** 0.5 * (left * values) @ right
+        weight = weight - RATE * DECAY * weight - RATE * update
+    return weight
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_adamw_equals_its_formula_with_decay_for_matrices_alone(num_steps: int, tie_embeddings: bool) -> None:
+    model, optimizers = new_training("adamw", tie_embeddings=tie_embeddings)
+    before = copies(parameters_by_name(model))
+    train(model, optimizers, range(num_steps))
+    for name, weight in parameters_by_name(model).items():
+        gradients = [gradient(name, weight.shape, step) for step in range(num_steps)]
+        expected = adamw_by_formula(before[name], gradients, DECAY if weight.ndim == 2 else 0.0)
+        torch.testing.assert_close(weight.double(), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_muon_equals_its_formula_on_the_matrices_of_the_layers_and_adamw_on_the_rest(num_steps: int, tie_embeddings: bool) -> None:
+    model, optimizers = new_training("muon", tie_embeddings=tie_embeddings)
+    before = copies(parameters_by_name(model))
+    train(model, optimizers, range(num_steps))
+    for name, weight in parameters_by_name(model).items():
+        gradients = [gradient(name, weight.shape, step) for step in range(num_steps)]
+        if is_hidden_matrix(name):
+            expected = muon_by_formula(before[name], gradients)
+            # The iterations run in bf16, which has 8 bits.
+            error = (weight - expected).norm() / (expected - before[name]).norm()
+            assert error < 0.02, name
+        else:
+            expected = adamw_by_formula(before[name], gradients, DECAY if weight.ndim == 2 else 0.0)
+            torch.testing.assert_close(weight.double(), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_weight_has_one_optimizer(kind: Kind) -> None:
+    model, optimizers = new_training(kind)
+    owned = [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
+    assert len(owned) == len(set(owned)) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_gradients_of_zero_matrices_decay_and_vectors_stay(kind: Kind) -> None:
+    model, optimizers = new_training(kind)
+    before = copies(parameters_by_name(model))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    step_unless(optimizers, GO)
+    for name, weight in parameters_by_name(model).items():
+        expected = before[name] * (1 - RATE * DECAY) if weight.ndim == 2 else before[name]
+        torch.testing.assert_close(weight.detach(), expected, rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_learning_rate_that_is_set_is_the_next_update_s(kind: Kind) -> None:
+    model, optimizers = new_training(kind)
+    before = bits(parameters_by_name(model))
+    set_learning_rate(optimizers, 0.0)
+    train(model, optimizers, [0])
+    assert bits(parameters_by_name(model)) == before
+    set_learning_rate(optimizers, RATE)
+    train(model, optimizers, [1])
+    assert not any(before[name] == now for name, now in bits(parameters_by_name(model)).items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frozen_weights_have_no_state_and_do_not_move(kind: Kind) -> None:
+    model = build_model(CONFIG, 20, seed=1)
+    frozen = {name: weight for name, weight in parameters_by_name(model).items() if name.startswith("model.layers.0.")}
+    for weight in frozen.values():
+        weight.requires_grad_(False)
+    optimizers = build_optimizers(model, settings(kind))
+    before = bits(frozen)
+    for name, weight in parameters_by_name(model).items():
+        weight.grad = None if name in frozen else torch.ones_like(weight)
+    step_unless(optimizers, GO)
+    assert bits(frozen) == before
+    assert not any(name.rpartition("/")[0] in frozen for name in optimizer_tensors(model, optimizers))
+
+
+def test_state_is_named_after_the_weights_and_there_from_the_start() -> None:
+    model, optimizers = new_training("muon")
+    tensors = optimizer_tensors(model, optimizers)
+    expected = set()
+    for name in parameters_by_name(model):
+        kinds = ["momentum_buffer"] if is_hidden_matrix(name) else ["exp_avg", "exp_avg_sq", "step"]
+        expected |= {f"{name}/{kind}" for kind in kinds}
+    assert set(tensors) == expected
+    assert not any(tensor.any() for tensor in tensors.values())
+    train(model, optimizers, [0])
+    assert set(optimizer_tensors(model, optimizers)) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stop", [0, 1, 3])
+def test_training_that_is_resumed_ends_with_the_same_bits(kind: Kind, stop: int) -> None:
+    model, optimizers = new_training(kind)
+    train(model, optimizers, range(stop))
+    weights, state = copies(parameters_by_name(model)), copies(optimizer_tensors(model, optimizers))
+    train(model, optimizers, range(stop, 5))
+
+    fresh, fresh_optimizers = new_training(kind, seed=2)
+    train(fresh, fresh_optimizers, [7])
+    fresh.load_state_dict(weights, strict=False)
+    restore_optimizer(fresh, fresh_optimizers, state)
+    train(fresh, fresh_optimizers, range(stop, 5))
+    assert everything(fresh, fresh_optimizers) == everything(model, optimizers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_restored_is_a_copy(kind: Kind) -> None:
+    model, optimizers = new_training(kind)
+    train(model, optimizers, [0])
+    saved = copies(optimizer_tensors(model, optimizers))
+    saved_bits = bits(saved)
+    restore_optimizer(model, optimizers, saved)
+    train(model, optimizers, [1])
+    assert bits(saved) == saved_bits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("damage", ["missing", "unknown", "shape", "type"])
+def test_state_that_does_not_fit_is_refused_by_name_and_nothing_is_changed(kind: Kind, damage: str) -> None:
+    model, optimizers = new_training(kind)
+    train(model, optimizers, [0])
+    before = everything(model, optimizers)
+    saved = {name: tensor + 1 for name, tensor in optimizer_tensors(model, optimizers).items()}
+    name = "model.norm.weight/exp_avg"
+    if damage == "missing":
+        del saved[name]
+    elif damage == "unknown":
+        saved["model.norm.bias/exp_avg"] = saved[name]
+    else:
+        saved[name] = saved[name][1:] if damage == "shape" else saved[name].double()
+    with pytest.raises(CheckpointError, match=r"optimizer state .*model\.norm\..*/exp_avg"):
+        restore_optimizer(model, optimizers, saved)
+    assert everything(model, optimizers) == before
+
+
+def test_the_state_of_the_other_kind_of_optimizer_is_refused() -> None:
+    adamw, muon = new_training("adamw"), new_training("muon")
+    for one, other in ((adamw, muon), (muon, adamw)):
+        with pytest.raises(CheckpointError, match="continue with the settings that wrote it"):
+            restore_optimizer(*one, optimizer_tensors(*other))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("earlier_steps", [0, 2])
+def test_a_skipped_update_leaves_every_bit_even_if_the_gradient_is_not_finite(kind: Kind, earlier_steps: int) -> None:
+    model, optimizers = new_training(kind)
+    train(model, optimizers, range(earlier_steps))
+    before = everything(model, optimizers)
+    for fill in (float("nan"), float("inf"), 3.0):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, fill)
+        step_unless(optimizers, SKIP)
+        assert everything(model, optimizers) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_skipped_update_has_no_influence_on_the_next(kind: Kind) -> None:
+    with_skip, without = new_training(kind), new_training(kind)
+    train(*with_skip, [0])
+    give_gradients(with_skip[0], 5)
+    step_unless(with_skip[1], SKIP)
+    train(*with_skip, [1])
+    train(*without, [0, 1])
+    assert everything(*with_skip) == everything(*without)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_verdict_does_not_outlive_its_update(kind: Kind) -> None:
+    model, optimizers = new_training(kind)
+    give_gradients(model, 0)
+    step_unless(optimizers, SKIP)
+    before = everything(model, optimizers)
+    for optimizer in optimizers:
+        optimizer.step()
+    assert not any(before[name] == now for name, now in everything(model, optimizers).items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_update_by_step_unless_has_the_bits_of_a_plain_one(kind: Kind) -> None:
+    judged, plain = new_training(kind), new_training(kind)
+    for step in range(3):
+        train(*judged, [step])
+        give_gradients(plain[0], step)
+        for optimizer in plain[1]:
+            optimizer.step()
+    assert everything(*judged) == everything(*plain)
+
+
+@pytest.mark.parametrize(("kind", "reads"), [("adamw", 0), ("muon", 1)])
+def test_adamw_does_not_make_the_host_read_the_verdict(kind: Kind, reads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizers = new_training(kind)
+    give_gradients(model, 0)
+    verdict, read = torch.tensor(0.0), []
+    for method in ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__"):
+        original = getattr(Tensor, method)
+
+        def watched(tensor: Tensor, *arguments: Any, original: Any = original) -> Any:
+            if tensor is verdict:
+                read.append(original.__name__)
+            return original(tensor, *arguments)
+
+        monkeypatch.setattr(Tensor, method, watched)
+    step_unless(optimizers, verdict)
+    assert len(read) == reads
+
+
+def test_muon_without_layers_is_refused() -> None:
+    with pytest.raises(ConfigError, match="matrices in a module list called `layers`"):
+        build_optimizers(nn.Linear(3, 3), settings("muon"))
+
+
+def test_muon_with_sharded_weights_is_refused() -> None:
+    def config(kind: Kind, parallel: Literal["ddp", "fsdp"]) -> TrainConfig:
+        limits = LimitsConfig(steps=1)
+        return TrainConfig(data=Path("data"), run=Path("run"), limits=limits, optim=settings(kind), parallel=parallel)
+
+    for fitting in (config("adamw", "ddp"), config("adamw", "fsdp"), config("muon", "ddp")):
+        check_optimizer(fitting)
+    with pytest.raises(ConfigError, match=r"optim\.kind = muon .* parallel = fsdp .* use parallel = ddp"):
+        check_optimizer(config("muon", "fsdp"))
+
+
+def train_in_parts(group: Group) -> dict[str, Tensor]:
+    """Weights and state of AdamW, whole on rank 0, after two steps, a skipped one, a resume and a third step."""
+    model = build_model(CONFIG, 20, seed=1)
+    shard(model, group)
+    parameters = parameters_by_name(model)
+    optimizers = build_optimizers(model, settings("adamw"))
+
+    def step(number: int, skip: Tensor) -> None:
+        whole = {f"{name}/grad": gradient(name, weight.shape, number) for name, weight in parameters.items()}
+        for name, part in distribute_like(parameters, whole).items():
+            parameters[name.rpartition("/")[0]].grad = part
+        step_unless(optimizers, skip)
+
+    step(0, GO)
+    step(1, GO)
+    step(9, SKIP)
+    saved = {name: whole_on_every_rank(tensor) for name, tensor in optimizer_tensors(model, optimizers).items()}
+    optimizers = build_optimizers(model, settings("adamw"))
+    restore_optimizer(model, optimizers, distribute_like(parameters, saved))
+    step(2, GO)
+    return full_tensors({**parameters, **optimizer_tensors(model, optimizers)}, group)
+
+
+def whole_on_every_rank(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
+
+
+def test_sharded_weights_train_as_whole_ones_do() -> None:
+    in_parts = run_ranks(train_in_parts, 2)[0]
+    model, optimizers = new_training("adamw")
+    train(model, optimizers, [0, 1, 2])
+    whole = {**copies(parameters_by_name(model)), **copies(optimizer_tensors(model, optimizers))}
+    # Not the same bits: the CPU's kernel rounds the last elements of a tensor, which fill no vector register, in another way.
+    torch.testing.assert_close(in_parts, whole, rtol=1e-6, atol=1e-8)

@@ -1,0 +1,153 @@
+"""Rows as tensors: micro-batches and global batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.errors import ProjectError
+from data_pipeline.dataset.shards import RowBatch
+from trainer.distributed.group import Group
+
+__all__ = ["IGNORE", "DataFault", "GlobalBatch", "MicroBatch", "blank_micro_batch", "micro_batch", "num_bounds", "share_of_rank"]
+
+_MIN_PIECES_PER_ROW = 16
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows for one forward pass; all tensors lie on one device, and have shape (B, L) where nothing else is said."""
+
+    tokens: Tensor
+    """int64 ids."""
+    segments: Tensor
+    """int32 number of the document within the row, -1 on padding."""
+    positions: Tensor
+    """int64 place of the token in its piece."""
+    targets: Tensor
+    """int64 id of the next token of the same document, IGNORE where there is none."""
+    weights: Tensor | None = None
+    """fp32 1 / (targets in the piece), 0 where there is no target; so every piece weighs one. None: not asked for."""
+    bounds: Tensor | None = None
+    """int32 (M + 1,): first position of every piece in the flattened micro-batch, then B * L up to the end. M is
+    `num_bounds(P, B) - 1`. None: not asked for."""
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same batch on `device`; the copy from pinned memory does not wait."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self) -> MicroBatch:
+        """The same batch in memory from which a GPU copies by itself."""
+        return self._each(Tensor.pin_memory)
+
+    def halves(self) -> tuple[MicroBatch, MicroBatch]:
+        """The upper and the lower rows, of two or more."""
+        num_rows, length = self.tokens.shape
+        middle = num_rows // 2
+        return self._rows(0, middle, length), self._rows(middle, num_rows, length)
+
+    def _rows(self, first: int, end: int, length: int) -> MicroBatch:
+        part = replace(self, bounds=None)._each(lambda tensor: tensor[first:end])
+        if self.bounds is None:
+            return part
+        firsts_P = self.bounds[(self.bounds >= first * length) & (self.bounds < end * length)] - first * length
+        return replace(part, bounds=_bounds(firsts_P, end - first, length))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> MicroBatch:
+        return replace(self, **{name: change(tensor) for name, tensor in vars(self).items() if tensor is not None})
+
+
+@dataclass(frozen=True)
+class DataFault:
+    """A shard that this rank could not read, after all attempts."""
+
+    shard: str
+    """Its path as in the manifest."""
+    error: ProjectError
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    """One rank's part of a global batch, with what all ranks must know of the whole."""
+
+    start: int
+    """Position of its first row in the order: the rows consumed before it."""
+    rows: NDArray[np.int64]
+    """All rows of the global batch, in order."""
+    num_targets: int
+    """Targets in the whole global batch."""
+    normaliser: float
+    """What the summed loss of the whole global batch is divided by: its targets, or with weights its pieces that have a
+    target; 1 where there are none."""
+    micro_batches: tuple[MicroBatch, ...]
+    """This rank's micro-batches, in order."""
+    num_micro_batches: int
+    """Those of all ranks."""
+    fault: DataFault | None = None
+    """Why all rows of this rank's micro-batches are padding, and its numbers worthless; None: they are as they should be."""
+
+
+def share_of_rank(micro_batches: int, group: Group) -> range:
+    """The consecutive micro-batches of a global batch that a rank computes; shares differ by one at most."""
+    return range(group.rank * micro_batches // group.world_size, (group.rank + 1) * micro_batches // group.world_size)
+
+
+def num_bounds(num_pieces: int, num_rows: int) -> int:
+    """Length of `bounds` for a micro-batch of `num_rows` rows: one more than a power of two that is at least `num_pieces`.
+
+    It starts at 16 pieces a row, so that batches of ordinary documents all have one shape, and a compiled model or a CUDA graph
+    is made once. Empty pieces cost next to nothing.
+    """
+    return (1 << (max(num_pieces, _MIN_PIECES_PER_ROW * num_rows) - 1).bit_length()) + 1
+
+
+def micro_batch(rows: RowBatch, *, with_weights: bool = False, with_bounds: bool = False) -> MicroBatch:
+    """Positions and targets of packed rows, and what else is asked for."""
+    segments_BL = rows.segments_BL
+    num_rows, length = segments_BL.shape
+    tokens_BL = rows.tokens_BL.astype(np.int64)
+    is_first_BL = np.ones(segments_BL.shape, dtype=bool)
+    np.not_equal(segments_BL[:, 1:], segments_BL[:, :-1], out=is_first_BL[:, 1:])
+    firsts_P = np.flatnonzero(is_first_BL)
+    lengths_P = np.diff(firsts_P, append=num_rows * length)
+    positions_BL = (np.arange(num_rows * length) - np.repeat(firsts_P, lengths_P)).reshape(num_rows, length)
+    has_target_BL = segments_BL >= 0
+    has_target_BL.reshape(-1)[firsts_P + lengths_P - 1] = False
+    targets_BL = np.where(has_target_BL, np.roll(tokens_BL, -1), IGNORE)
+    weights_BL = bounds = None
+    if with_weights:
+        weights_P = (1 / np.maximum(lengths_P - 1, 1)).astype(np.float32)
+        weights_BL = torch.from_numpy(np.repeat(weights_P, lengths_P).reshape(num_rows, length) * has_target_BL)
+    if with_bounds:
+        bounds = _bounds(torch.from_numpy(firsts_P), num_rows, length)
+    return MicroBatch(
+        torch.from_numpy(tokens_BL),
+        torch.from_numpy(segments_BL),
+        torch.from_numpy(positions_BL),
+        torch.from_numpy(targets_BL),
+        weights_BL,
+        bounds,
+    )
+
+
+def blank_micro_batch(num_rows: int, row_length: int, *, with_weights: bool = False, with_bounds: bool = False) -> MicroBatch:
+    """A micro-batch of padding alone."""
+    nothing = np.zeros((num_rows, row_length), np.uint16)
+    rows = RowBatch(nothing, np.full(nothing.shape, -1, np.int32))
+    return micro_batch(rows, with_weights=with_weights, with_bounds=with_bounds)
+
+
+def _bounds(firsts_P: Tensor, num_rows: int, length: int) -> Tensor:
+    """See `MicroBatch.bounds`."""
+    bounds = torch.full((num_bounds(len(firsts_P), num_rows),), num_rows * length, dtype=torch.int32)
+    bounds[: len(firsts_P)] = firsts_P
+    return bounds
+
+
+IGNORE = -100
+"""The target of a position that has none: the last token of a document, and padding."""

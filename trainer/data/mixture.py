@@ -1,0 +1,222 @@
+"""Sources drawn in given shares, whatever their sizes: the row at every position as a pure function of the position.
+
+The positions are cut into cycles that are all alike. Within a cycle every source has a whole number of places, and Tijdeman's
+chairman assignment (The chairman assignment problem, Discrete Mathematics 32, 1980) spreads them: for K sources, in which
+source s has the share w of the places, it is drawn among the first n positions n * w times, give or take 1 - 1/(2K - 2). So
+any window, being the difference of two beginnings, holds its share to within 2 - 1/(K - 1) rows, which is one row for two sources.
+
+The k-th row drawn from a source with N rows is the row at position k of that source's own `UniformOrder`: no row of it comes
+again before all of it has been drawn. What lies in memory is one cycle and the ranges of rows of each source, never the rows.
+
+    M positions of a cycle   K sources that have a weight
+"""
+
+# ruff: noqa: N815 - names of arrays carry their shape
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import ConfigError
+from data_pipeline.dataset.shards import Rows
+from trainer.data.order import RowOrder, UniformOrder
+
+__all__ = ["MAX_CYCLE", "MixedOrder", "SourceOrder", "build_order", "chairman_assignment", "cycle_counts"]
+
+MAX_CYCLE = 65_536
+
+
+@dataclass(frozen=True)
+class SourceOrder:
+    """The rows of one source, in its own order, as numbers among all rows."""
+
+    order: UniformOrder
+    firsts: NDArray[np.int64]
+    """First row of each of its ranges."""
+    ends: NDArray[np.int64]
+    """Its rows up to the end of each range, counted from the first range on."""
+
+    def rows_at(self, start: int, count: int) -> NDArray[np.int64]:
+        """The rows of draws `start` to `start + count - 1`, shape (count,)."""
+        numbers = self.order.rows_at(start, count)
+        ranges = np.searchsorted(self.ends, numbers, side="right")
+        before = np.concatenate(([0], self.ends))[ranges]
+        return self.firsts[ranges] + (numbers - before)
+
+
+@dataclass(frozen=True, eq=False)
+class MixedOrder:
+    """Every source in its share of the positions, and within a source every row once in each of its own epochs.
+
+    An epoch of the run is still as many positions as there are rows, though a source may be through sooner or later.
+    """
+
+    names: tuple[str, ...]
+    sources: tuple[SourceOrder, ...]
+    left_out: tuple[str, ...]
+    """Sources that have rows and no weight: nothing of them is drawn."""
+    source_M: NDArray[np.uint16]
+    """The source drawn at each place of a cycle."""
+    drawn_M: NDArray[np.int32]
+    """How often that source was drawn earlier in the cycle."""
+    counts_K: NDArray[np.int64]
+    """Places of each source in a cycle."""
+
+    @property
+    def shares(self) -> dict[str, Fraction]:
+        """The share of the positions of each source, as it is kept."""
+        return {name: Fraction(int(count), len(self.source_M)) for name, count in zip(self.names, self.counts_K, strict=True)}
+
+    @property
+    def description(self) -> str:
+        """What is drawn how often, in a line for the log."""
+        drawn = ", ".join(f"{name} {float(100 * share):.4g} %" for name, share in self.shares.items())
+        none = f"; nothing from {', '.join(self.left_out)}, which mixture.weights does not name" if self.left_out else ""
+        return f"rows from {drawn}{none}"
+
+    def rows_at(self, start: int, count: int) -> NDArray[np.int64]:
+        """See `RowOrder`."""
+        cycles, places = np.divmod(np.arange(start, start + count, dtype=np.int64), len(self.source_M))
+        sources, drawn = self.source_M[places], self.drawn_M[places]
+        rows = np.empty(count, dtype=np.int64)
+        for source in np.unique(sources):
+            here = np.flatnonzero(sources == source)
+            first_draw = int(cycles[here[0]]) * int(self.counts_K[source]) + int(drawn[here[0]])
+            rows[here] = self.sources[source].rows_at(first_draw, len(here))
+        return rows
+
+
+def build_order(seed: int, rows: Rows, sources: Sequence[str], weights: Mapping[str, float]) -> RowOrder:
+    """The order of a run: all rows alike where there are no weights, else by source.
+
+    Args:
+        seed: decides the order.
+        rows: what is ordered.
+        sources: the names of the sources, as in the manifest.
+        weights: by name of the source, above 0, relative to each other; a source that is not named is not drawn.
+
+    Raises:
+        ConfigError: a weight is for a source that is not there or has no rows, or there are more than `MAX_CYCLE` weights.
+    """
+    if not weights:
+        return UniformOrder(seed, len(rows))
+    ranges = {name: found for name, found in zip(sources, rows.source_ranges(), strict=True) if len(found)}
+    _check_names(sources, ranges, weights)
+    names = tuple(name for name in ranges if name in weights)
+    counts = cycle_counts([weights[name] for name in names])
+    source_M = chairman_assignment(counts)
+    return MixedOrder(
+        names,
+        tuple(_source_order(seed, name, ranges[name]) for name in names),
+        tuple(name for name in ranges if name not in weights),
+        source_M,
+        _drawn_before(source_M, len(names)),
+        np.array(counts, np.int64),
+    )
+
+
+def cycle_counts(weights: Sequence[float]) -> list[int]:
+    """How many places of a cycle each source gets; their sum is the length of the cycle, `MAX_CYCLE` at most.
+
+    Weights are taken as the decimal fractions that they are written as. Where a cycle of at most `MAX_CYCLE` places keeps their
+    shares exactly, the shortest such cycle is taken. Otherwise the cycle has `MAX_CYCLE` places: one for each source whose share
+    is smaller than that, and for the others their shares of the rest by the method of largest remainders.
+
+    Raises:
+        ConfigError: there are more weights than `MAX_CYCLE`.
+    """
+    if len(weights) > MAX_CYCLE:
+        raise ConfigError(f"mixture.weights has {len(weights)} sources; at most {MAX_CYCLE} can be mixed")
+    exact = [Fraction(str(weight)) for weight in weights]
+    total = sum(exact)
+    shares = [weight / total for weight in exact]
+    if (cycle := math.lcm(*(share.denominator for share in shares))) <= MAX_CYCLE:
+        return [int(share * cycle) for share in shares]
+    return _rounded(exact)
+
+
+def chairman_assignment(counts: Sequence[int]) -> NDArray[np.uint16]:
+    """The source at each place of a cycle in which source s has `counts[s]` places, shape (M,), spread as evenly as can be.
+
+    With K sources and the tolerance D = 1 - 1/(2K - 2), the j-th draw of a source with share w may come no earlier than at the
+    first n with j - n * w <= D, and no later than the last with (n - 1) * w - (j - 1) <= D. Whoever of those that may be drawn has
+    the earliest last place is drawn, which by Tijdeman's theorem is never too late.
+    """
+    cycle, parts = sum(counts), max(1, 2 * len(counts) - 2)
+
+    def first_place(source: int) -> int:
+        return -(-(drawn[source] * parts + 1) * cycle // (parts * counts[source])) - 1
+
+    def last_place(source: int) -> int:
+        return ((drawn[source] + 1) * parts - 1) * cycle // (parts * counts[source])
+
+    drawn = [0] * len(counts)
+    waiting = [(first_place(source), source) for source in range(len(counts))]
+    heapq.heapify(waiting)
+    ready: list[tuple[int, int]] = []
+    assigned_M = np.empty(cycle, np.uint16)
+    for place in range(cycle):
+        while waiting and waiting[0][0] <= place:
+            _, source = heapq.heappop(waiting)
+            heapq.heappush(ready, (last_place(source), source))
+        _, source = heapq.heappop(ready)
+        assigned_M[place] = source
+        drawn[source] += 1
+        if drawn[source] < counts[source]:
+            heapq.heappush(waiting, (first_place(source), source))
+    return assigned_M
+
+
+def _rounded(weights: Sequence[Fraction]) -> list[int]:
+    """Counts that sum to `MAX_CYCLE`, none below 1, near the shares of these weights."""
+    small: set[int] = set()
+    while True:
+        total = sum(weight for source, weight in enumerate(weights) if source not in small)
+        quotas = [weight * (MAX_CYCLE - len(small)) / total for weight in weights]
+        smaller = {source for source, quota in enumerate(quotas) if source not in small and quota < 1}
+        if not smaller:
+            break
+        small |= smaller
+    counts = [1 if source in small else int(quota) for source, quota in enumerate(quotas)]
+    others = [source for source in range(len(weights)) if source not in small]
+    others.sort(key=lambda source: quotas[source] - counts[source], reverse=True)
+    for source in others[: MAX_CYCLE - sum(counts)]:
+        counts[source] += 1
+    return counts
+
+
+def _check_names(sources: Sequence[str], ranges: Mapping[str, object], weights: Mapping[str, float]) -> None:
+    unknown = [name for name in weights if name not in sources]
+    if unknown:
+        raise ConfigError(
+            f"mixture.weights names {', '.join(unknown)}, but the prepared data has the sources {', '.join(sources)}; "
+            "use these names, or prepare again with the source"
+        )
+    empty = [name for name in weights if name not in ranges]
+    if empty:
+        raise ConfigError(
+            f"mixture.weights names {', '.join(empty)}, of which the prepared data has no training rows; "
+            "leave the weight out, or prepare again with more text"
+        )
+
+
+def _source_order(seed: int, name: str, ranges: NDArray[np.int64]) -> SourceOrder:
+    ends = np.cumsum(ranges[:, 1] - ranges[:, 0])
+    digest = hashlib.blake2b(f"mixture/{seed}/{name}".encode(), digest_size=8).digest()
+    return SourceOrder(UniformOrder(int.from_bytes(digest, "little"), int(ends[-1])), ranges[:, 0], ends)
+
+
+def _drawn_before(source_M: NDArray[np.uint16], num_sources: int) -> NDArray[np.int32]:
+    drawn_M = np.empty(len(source_M), np.int32)
+    for source in range(num_sources):
+        here = np.flatnonzero(source_M == source)
+        drawn_M[here] = np.arange(len(here))
+    return drawn_M

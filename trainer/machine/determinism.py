@@ -1,0 +1,119 @@
+"""Settings of the process on which the bits of a run depend."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+import torch
+
+from common.errors import ConfigError
+from trainer.config import TrainConfig
+from trainer.launch.settings import openmp_threads
+from trainer.machine.environment import from_cpuinfo
+
+__all__ = ["configure_determinism", "cpu_kernels", "device_name", "flags", "seed_micro_batch", "threads_per_rank"]
+
+_FLAGS = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NVIDIA_TF32_OVERRIDE",
+    "ONEDNN_MAX_CPU_ISA",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)
+"""Environment variables that choose other kernels, and so other bits."""
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_REPEATABLE_WORKSPACES = (":4096:8", ":16:8")
+
+
+def configure_determinism(config: TrainConfig) -> None:
+    """Fixes thread count, TF32 and, unless `reproducibility = off`, deterministic kernels. Call it before anything runs on a GPU.
+
+    Raises:
+        ConfigError: the environment would undo what `reproducibility` promises.
+    """
+    torch.set_num_threads(threads_per_rank(config))
+    deterministic = config.reproducibility != "off"
+    if deterministic:
+        _check_environment(config)
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _REPEATABLE_WORKSPACES[0])  # read once, with the first cuBLAS handle
+    torch.use_deterministic_algorithms(deterministic)
+    # Else every fresh tensor is written twice, for the sake of kernels with a bug.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = not deterministic
+    if config.compile == "on" or torch.cuda.is_available():  # on GPUs `flex` attention is compiled in any case
+        torch._inductor.config.deterministic = deterministic  # else reductions may be configured by what a trial found faster
+        # Inductor of some releases before 2.13 says so where it chooses another kernel; there is nothing that a user could do.
+        warnings.filterwarnings("ignore", r"\s*Online softmax is disabled on the fly", UserWarning)
+    torch.backends.cuda.matmul.allow_tf32 = config.tf32
+    torch.backends.cudnn.allow_tf32 = config.tf32
+
+
+def threads_per_rank(config: TrainConfig) -> int:
+    """CPU threads of one rank: the setting, else OMP_NUM_THREADS, else an equal share of the cores this process may use.
+
+    Under `elastic` one, unless set: a share of the cores would differ with the number of ranks, and a sum over other threads has
+    other bits.
+
+    Raises:
+        ConfigError: OMP_NUM_THREADS is no number of threads.
+    """
+    if config.threads is not None:
+        return config.threads
+    if config.reproducibility == "elastic":
+        return 1
+    return openmp_threads(os.environ) or max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def device_name(device: torch.device) -> str:
+    """The model of the GPU; of a CPU, which has no name that tells, what chooses its kernels."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {cpu_kernels()}"
+
+
+def cpu_kernels() -> str:
+    """What chooses the CPU's kernels and the blocks they cut matrices into: its maker, its instruction sets, its caches.
+
+    Two CPUs of torch's level AVX512 can give other bits: MKL looks at the maker, oneDNN at instructions beyond that level and at
+    the caches' sizes.
+    """
+    known = torch.cpu.get_capabilities()
+    narrow = sorted(
+        name for name, has in known.items() if has is True and name.endswith(("bf16", "fp16", "fp16_arith", "sve", "sve2"))
+    )
+    maker = from_cpuinfo("vendor_id", "CPU implementer", "CPU part")  # a name on x86, numbers on ARM
+    caches = "+".join(path.read_text().strip() for path in sorted(_CACHES.glob("index*/size")))
+    return " ".join(filter(None, (*maker, torch.backends.cpu.get_cpu_capability(), *narrow, caches)))
+
+
+def flags() -> dict[str, str]:
+    """The environment variables that are set and choose kernels, by name."""
+    return {name: os.environ[name] for name in _FLAGS if name in os.environ}
+
+
+def seed_micro_batch(seed: int, step: int, number: int) -> None:
+    """Seeds torch's generators for one micro-batch of one step, by its number within the global batch.
+
+    The generators' state is then a function of the counters: it never has to be saved, and does not depend on the ranks.
+    """
+    mixed = (seed * 1_000_003 + step) * 65_537 + number & (1 << 63) - 1
+    torch.default_generator.manual_seed(mixed)  # torch.manual_seed also visits devices that are not there: 1.2 ms each time
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed(mixed)
+
+
+def _check_environment(config: TrainConfig) -> None:
+    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    if workspace is not None and workspace not in _REPEATABLE_WORKSPACES:
+        raise ConfigError(
+            f"CUBLAS_WORKSPACE_CONFIG = {workspace}, with which cuBLAS may give other bits each time; unset it, set it to "
+            f"{' or '.join(_REPEATABLE_WORKSPACES)}, or use --reproducibility off"
+        )
+    for name in ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):
+        if os.environ.get(name) == "1" and not config.tf32:
+            raise ConfigError(f"{name} = 1 turns TF32 on behind the setting tf32 = false; unset it, or use --tf32 true")

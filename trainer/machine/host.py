@@ -1,0 +1,92 @@
+"""What the host does while a run trains."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from common.host_memory import available_host_bytes
+
+__all__ = ["Host", "HostReading"]
+
+_MIB, _GB = 2**20, 10**9
+
+
+@dataclass(frozen=True)
+class HostReading:
+    """The machine, and the processes of this run on it, at one moment."""
+
+    rss_mib: float
+    """Of all processes of the run; pages that they share count in each."""
+    private_mib: float
+    """The part that is no file and not shared: it alone grows when memory leaks, the rest also when data is read."""
+    available_mib: float
+    """What the machine, or the container, has left."""
+    cpu: float | None
+    """Share of all processors' time that was used since the reading before, 0 to 1; None at the first."""
+    disk_free_gb: float
+    """Of the disk that holds the run."""
+    disk_read_mb_per_s: float | None = None
+    """Of all disks of the machine, since the reading before; None at the first."""
+    disk_written_mb_per_s: float | None = None
+
+
+class Host:
+    """Memory, processor and disk.
+
+    Args:
+        run: directory whose disk counts.
+        process: the process whose tree counts: the launcher of the ranks, or this one.
+    """
+
+    def __init__(self, run: Path, process: int) -> None:
+        self._run = run
+        self._process = process
+        self._last: tuple[float, int, int] | None = None
+        self._is_first = True
+
+    def read(self) -> HostReading:
+        """Now."""
+        resident, private = self._memory()
+        read_rate, write_rate = self._disk_rates()
+        busy = psutil.cpu_percent(None) / 100  # since the call before in this thread
+        is_first, self._is_first = self._is_first, False
+        return HostReading(
+            rss_mib=resident / _MIB,
+            private_mib=private / _MIB,
+            available_mib=available_host_bytes() / _MIB,
+            cpu=None if is_first else busy,
+            disk_free_gb=shutil.disk_usage(self._run).free / _GB,
+            disk_read_mb_per_s=read_rate,
+            disk_written_mb_per_s=write_rate,
+        )
+
+    def _memory(self) -> tuple[int, int]:
+        """Resident and private bytes of the tree; a process that ends meanwhile counts nothing."""
+        resident = private = 0
+        with suppress(psutil.Error):
+            root = psutil.Process(self._process)
+            for process in (root, *root.children(recursive=True)):
+                with suppress(psutil.Error):
+                    memory = process.memory_info()
+                    resident += memory.rss
+                    private += memory.rss - memory.shared
+        return resident, private
+
+    def _disk_rates(self) -> tuple[float | None, float | None]:
+        try:
+            counters = psutil.disk_io_counters()
+        except (OSError, RuntimeError, NotImplementedError):  # a container may hide them
+            return None, None
+        if counters is None:
+            return None, None
+        last, self._last = self._last, (time.monotonic(), counters.read_bytes, counters.write_bytes)
+        if last is None:
+            return None, None
+        seconds = max(1e-9, self._last[0] - last[0])
+        return (self._last[1] - last[1]) / seconds / 1e6, (self._last[2] - last[2]) / seconds / 1e6

@@ -1,0 +1,135 @@
+"""How much of a GPU's published peak rate the training arithmetic reaches: model FLOPs utilisation (MFU).
+
+    D width of the residual stream   N query heads   K key and value heads   H width of a head   F hidden width of SwiGLU
+    V vocabulary, padded             T attended length, in tokens
+
+The table holds dense rates. NVIDIA's newer data sheets print tensor rates with 2:4 sparsity, which training does not use; those
+stand here as the printed number divided by two. Rates of tensor cores are those with fp32 accumulation, which is what torch
+uses: on GeForce cards that halves them. A GPU that is not in the table has an unknown peak; nothing is guessed from a part
+of a name, because a laptop's, a MIG slice's or a vGPU's name contains that of a faster device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["PEAK_RATES", "PeakRates", "RateKind", "mfu", "peak_flops", "rate_kind", "unknown_mfu"]
+
+RateKind = Literal["fp32", "tf32", "bf16", "fp16", "float8"]
+
+
+@dataclass(frozen=True)
+class PeakRates:
+    """What a data sheet promises for one GPU, in 10^12 floating-point operations a second, without sparsity."""
+
+    names: tuple[str, ...]
+    """Whole names as `torch.cuda.get_device_name` gives them."""
+    source: str
+    bf16: float | None
+    """None here and below: this GPU has no such unit, or the source gives no rate for it."""
+    fp16: float | None
+    tf32: float | None
+    fp32: float | None
+    """Of the CUDA cores."""
+    float8: float | None = None
+
+    def rate(self, kind: RateKind) -> float | None:
+        """The rate of one kind of arithmetic, in 10^12 operations a second."""
+        return {"bf16": self.bf16, "fp16": self.fp16, "tf32": self.tf32, "fp32": self.fp32, "float8": self.float8}[kind]
+
+
+PEAK_RATES: tuple[PeakRates, ...] = (
+    # Volta and Turing: no bf16, no TF32, no sparsity.
+    PeakRates(("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"), "V100 data sheet, 2020", None, 125, None, 15.7),
+    PeakRates(("Tesla V100-PCIE-16GB", "Tesla V100-PCIE-32GB"), "V100 data sheet, 2020", None, 112, None, 14),
+    PeakRates(("Tesla V100S-PCIE-32GB",), "V100 data sheet, 2020", None, 130, None, 16.4),
+    PeakRates(("Tesla V100-SXM3-32GB",), "DGX-2 data sheet, 2019: 2 PFLOPS of 16 GPUs", None, 2000 / 16, None, None),
+    PeakRates(("Tesla T4",), "T4 data sheet, 2019", None, 65, None, 8.1),
+    # Ampere. SXM and PCIe boards of the A100 have the same rates; what differs is the power they may draw.
+    PeakRates(
+        ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe"),
+        "A100 data sheet, 2021",
+        312,
+        312,
+        156,
+        19.5,
+    ),
+    PeakRates(("NVIDIA A30",), "A30 data sheet, 2021", 165, 165, 82, 10.3),
+    PeakRates(("NVIDIA A10",), "A10 data sheet, 2021", 125, 125, 62.5, 31.2),
+    PeakRates(("NVIDIA A10G",), "A10G data sheet (AWS), 2022", 70, 70, 35, 35),
+    PeakRates(("NVIDIA A40",), "A40 data sheet, 2021", 149.7, 149.7, 74.8, 37.4),
+    PeakRates(("NVIDIA RTX A6000",), "Ampere GA102 whitepaper 2.0, appendix C, 2021", 154.8, 154.8, 77.4, 38.7),
+    PeakRates(("NVIDIA GeForce RTX 3090",), "Ampere GA102 whitepaper 2.0, appendix A, 2021", 71, 71, 35.6, 35.6),
+    # Ada Lovelace. The L40 has half the tensor rates of the L40S, although both have the same chip.
+    PeakRates(("NVIDIA L4",), "L4 data sheet, 2023", 242 / 2, 242 / 2, 120 / 2, 30.3, 485 / 2),
+    PeakRates(("NVIDIA L40",), "L40 data sheet, 2023", 181.05, 181.05, 90.5, 90.5, 362),
+    PeakRates(("NVIDIA L40S",), "L40S data sheet, 2023", 362.05, 362.05, 183, 91.6, 733),
+    PeakRates(
+        ("NVIDIA RTX 6000 Ada Generation",),
+        "Ada professional GPU architecture whitepaper 1.1, 2023",
+        364.2,
+        364.2,
+        182.1,
+        91.1,
+        728.5,
+    ),
+    PeakRates(("NVIDIA GeForce RTX 4090",), "Ada GPU architecture whitepaper 2.01, 2023", 165.2, 165.2, 82.6, 82.6, 330.3),
+    # Hopper.
+    PeakRates(("NVIDIA H100 80GB HBM3",), "H100 data sheet, 2023: SXM", 1979 / 2, 1979 / 2, 989 / 2, 67, 3958 / 2),
+    PeakRates(("NVIDIA H100 PCIe",), "H100 data sheet, 2023: PCIe", 1513 / 2, 1513 / 2, 756 / 2, 51, 3026 / 2),
+    PeakRates(("NVIDIA H100 NVL",), "H100 data sheet, 2024: NVL", 1671 / 2, 1671 / 2, 835 / 2, 60, 3341 / 2),
+    PeakRates(("NVIDIA H200",), "H200 data sheet, 2024: SXM", 1979 / 2, 1979 / 2, 989 / 2, 67, 3958 / 2),
+    PeakRates(("NVIDIA H200 NVL",), "H200 data sheet, 2024: NVL", 1671 / 2, 1671 / 2, 835 / 2, 60, 3341 / 2),
+    PeakRates(("NVIDIA GH200 120GB", "NVIDIA GH200 480GB"), "GH200 data sheet, 2023", 1979 / 2, 1979 / 2, 989 / 2, 67, 3958 / 2),
+    # Blackwell.
+    PeakRates(("NVIDIA B200",), "GB200 NVL72 and HGX B200 data sheet, 2025", 4500 / 2, 4500 / 2, 2200 / 2, 75, 9000 / 2),
+    PeakRates(("NVIDIA GB200",), "GB200 NVL72 and HGX B200 data sheet, 2025", 5000 / 2, 5000 / 2, 2500 / 2, 80, 10000 / 2),
+    PeakRates(("NVIDIA GeForce RTX 5090",), "RTX Blackwell GPU architecture whitepaper, 2025", 209.5, 209.5, 104.8, 104.8, 419),
+)
+
+
+def rate_kind(precision: Literal["fp32", "bf16", "fp16", "float8"], *, tf32: bool) -> RateKind:
+    """The rate that a run's matrix products are held against.
+
+    float8 counts as float8 throughout, although attention and the output projection stay in bf16.
+    """
+    return "tf32" if precision == "fp32" and tf32 else precision
+
+
+def peak_flops(device_name: str, kind: RateKind) -> float | None:
+    """The published peak of one GPU in operations a second; None where the table has none."""
+    for rates in PEAK_RATES:
+        if _board(device_name) in map(_board, rates.names):
+            rate = rates.rate(kind)
+            return None if rate is None else rate * 1e12
+    return None
+
+
+def mfu(tokens_per_s: float, flops_each: float, peak: float | None, num_gpus: int) -> float | None:
+    """Model FLOPs utilisation, 0 to 1: the operations that the model needs over those that the GPUs could do.
+
+    Args:
+        tokens_per_s: tokens trained on in a second by all GPUs together, without padding.
+        flops_each: what `flops_per_token` returns.
+        peak: what `peak_flops` returns for one GPU; None gives None.
+        num_gpus: GPUs of the run.
+    """
+    return None if peak is None else tokens_per_s * flops_each / (peak * num_gpus)
+
+
+def unknown_mfu(device_name: str, kind: RateKind) -> str:
+    """One phrase for people: why a GPU has no MFU.
+
+    Args:
+        device_name: what `torch.cuda.get_device_name` returns.
+        kind: the rate that was looked up.
+    """
+    return (
+        f'MFU unknown for "{device_name}" in {kind}: trainer/machine/peak_rates.py has no peak rate for it; add one with its source'
+    )
+
+
+def _board(device_name: str) -> str:
+    """The name without its vendor: drivers before 2021 leave "NVIDIA" out and later ones put it before "Tesla" too."""
+    return device_name.removeprefix("NVIDIA ").removeprefix("Tesla ")

@@ -1,0 +1,114 @@
+"""The decoder: RMSNorm, rotary embeddings, grouped-query attention with QK-norm, SwiGLU.
+
+Parameter names and meanings are those of Qwen3 in Hugging Face transformers, so that an export is a copy.
+
+    B rows   L tokens of a row   D width of the residual stream   N query heads   K key and value heads   H width of a head
+    F hidden width of SwiGLU     V vocabulary, padded        T new tokens of a row, where earlier ones are in a cache
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from trainer.config import ModelConfig
+from trainer.model.attention import Layout, attention_operators, cached_layout
+from trainer.model.kv_cache import KeyValueCache
+from trainer.model.layers import DecoderLayer, RMSNorm, rotary_table
+from trainer.model.linear import Linear, product_operators
+from trainer.model.parameters import parameters_by_name
+
+__all__ = ["Decoder", "build_model"]
+
+
+class Backbone(nn.Module):
+    """Everything between the tokens and the last normalised state."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(vocab_size, config.width)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
+        self.norm = RMSNorm(config.width, config.norm_eps)
+
+
+class Decoder(nn.Module):
+    """A causal language model over packed rows."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.config = config
+        padded = config.padded_vocab(vocab_size)
+        self.model = Backbone(config, padded)
+        self.lm_head = Linear(config.width, padded)
+        if config.tie_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def hidden(self, tokens_BL: Tensor, layout: Layout) -> Tensor:
+        """The last normalised state at each position, (B, L, D), in the type of the computation.
+
+        Args:
+            tokens_BL: int64 ids.
+            layout: where the documents stand; attention stays inside a document.
+        """
+        rotation = rotary_table(layout.positions_BL, self.config.head_size, self.config.rope_theta)
+        x_BLD = self.model.embed_tokens(tokens_BL)
+        for layer in self.model.layers:
+            x_BLD = self._through(layer, x_BLD, rotation, layout)
+        return cast(Tensor, self.model.norm(x_BLD))
+
+    def forward(self, tokens_BL: Tensor, layout: Layout) -> Tensor:
+        """Logits of the next token, (B, L, V), in the type of the computation."""
+        return cast(Tensor, self.lm_head(self.hidden(tokens_BL, layout)))
+
+    def empty_cache(self, num_slots: int) -> KeyValueCache:
+        """A cache for rows of up to `num_slots` tokens."""
+        return KeyValueCache(len(self.model.layers), num_slots)
+
+    def extend(self, tokens_BT: Tensor, positions_BT: Tensor, num_used: int, cache: KeyValueCache) -> Tensor:
+        """As `hidden`, (B, T, D), for tokens that follow those in `cache`, which takes them in. Not for training.
+
+        Args:
+            tokens_BT: int64 ids. Behind the last token of a row may stand anything: later tokens of the row replace it.
+            positions_BT: int64 place of each token in its row, and so its slot in the cache. It sees the slots up to its own.
+            num_used: one more than the largest position, which a GPU would have to be waited for.
+            cache: from `empty_cache`; the first call decides the number of rows.
+        """
+        layout = cached_layout(positions_BT, num_used)
+        rotation = rotary_table(positions_BT, self.config.head_size, self.config.rope_theta)
+        x_BTD = self.model.embed_tokens(tokens_BT)
+        for layer, layer_cache in zip(self.model.layers, cache.layers, strict=True):
+            x_BTD = layer(x_BTD, rotation, layout, layer_cache)
+        return cast(Tensor, self.model.norm(x_BTD))
+
+    def _through(self, layer: nn.Module, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
+        how = self.config.activation_checkpointing
+        if how == "none" or not self.training:
+            return cast(Tensor, layer(x_BLD, rotation, layout))
+        if how == "full":
+            return cast(Tensor, checkpoint(layer, x_BLD, rotation, layout, use_reentrant=False))
+        keep = [*product_operators(), *attention_operators()]
+        context = partial(create_selective_checkpoint_contexts, keep)
+        return cast(Tensor, checkpoint(layer, x_BLD, rotation, layout, use_reentrant=False, context_fn=context))
+
+
+def build_model(config: ModelConfig, vocab_size: int, seed: int) -> Decoder:
+    """A decoder with fresh weights, the same for the same seed wherever it is built (CPU, fp32).
+
+    Matrices are normal with `init_std`; those that write to the residual stream are scaled by 1/sqrt(2 layers), so that its
+    variance does not grow with depth (Radford et al., 2019). Norm weights are one.
+    """
+    model = Decoder(config, vocab_size)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in parameters_by_name(model).items():
+        if parameter.ndim < 2:
+            continue
+        writes_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+        std = config.init_std / math.sqrt(2 * config.layers) if writes_residual else config.init_std
+        with torch.no_grad():
+            parameter.normal_(0.0, std, generator=generator)
+    return model

@@ -1,0 +1,103 @@
+"""The forward pass of one micro-batch to its loss."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config import LossConfig, TrainConfig
+from trainer.data.batch import MicroBatch, blank_micro_batch
+from trainer.machine.memory import is_out_of_memory, release_memory
+from trainer.model.attention import Backend, Layout, make_layout
+from trainer.model.decoder import Decoder
+from trainer.model.loss import cross_entropy_rows, cross_entropy_sum, linear_cross_entropy_rows, linear_cross_entropy_sum
+
+__all__ = ["LossModule", "autocast", "empty_micro_batch", "forward_pass"]
+
+LossFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""From logits (B, L, V), targets (B, L) and weights (B, L) or None to the weighted sum over all targets, a fp32 scalar."""
+_log = logging.getLogger(__name__)
+_AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float8": torch.bfloat16}
+
+
+class LossModule(nn.Module):
+    """The model and its loss in one forward pass, which is what is compiled, and what DDP and FSDP wrap."""
+
+    def __init__(self, model: nn.Module, settings: LossConfig, own_loss: LossFunction | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.settings = settings
+        self.own_loss = own_loss
+        self.most_rows: int | None = None
+        """Rows that a pass of an evaluation takes at most, because more of them ran out of memory."""
+
+    def forward(
+        self, tokens_BL: Tensor, layout: Layout, targets_BL: Tensor, weights_BL: Tensor | None = None, *, by_row: bool = False
+    ) -> Tensor:
+        """The sum of the loss over all targets, a fp32 scalar; or, for evaluation, each position's cross-entropy, (B, L)."""
+        model = self.model
+        if isinstance(model, Decoder) and (by_row or self.own_loss is None):  # no logits of the whole micro-batch
+            hidden_BLD = model.hidden(tokens_BL, layout)
+            if by_row:
+                return linear_cross_entropy_rows(hidden_BLD, model.lm_head.weight, targets_BL)
+            return linear_cross_entropy_sum(hidden_BLD, model.lm_head.weight, targets_BL, self.settings, weights_BL)
+        logits_BLV = model(tokens_BL, layout)
+        if by_row:
+            return cross_entropy_rows(logits_BLV, targets_BL)
+        return (self.own_loss or partial(cross_entropy_sum, settings=self.settings))(logits_BLV, targets_BL, weights_BL)
+
+
+def empty_micro_batch(num_rows: int, row_length: int, backend: Backend, *, with_weights: bool = False) -> MicroBatch:
+    """A micro-batch of padding alone: for passes that must not change anything."""
+    return blank_micro_batch(num_rows, row_length, with_weights=with_weights, with_bounds=backend == "varlen")
+
+
+def forward_pass(
+    module: nn.Module, rows: MicroBatch, config: TrainConfig, device: torch.device, backend: Backend, *, by_row: bool = False
+) -> Tensor:
+    """What a `LossModule`, as it is or wrapped, makes of a micro-batch, in the run's precision: see its `forward`.
+
+    With `by_row`, rows for which memory does not suffice are cut in two, as often as it takes. Each has a result of its own. Not
+    under `parallel = fsdp`, where all ranks have to make the same number of passes.
+    """
+    if by_row and config.parallel != "fsdp" and isinstance(module, LossModule):
+        return _pass_in_parts(module, rows, config, device, backend)
+    return _pass(module, rows, config, device, backend, by_row=by_row)
+
+
+def _pass(
+    module: nn.Module, rows: MicroBatch, config: TrainConfig, device: torch.device, backend: Backend, *, by_row: bool
+) -> Tensor:
+    micro = rows.to(device)
+    if micro.bounds is not None:  # else a micro-batch with more pieces than any before compiles the model again
+        torch._dynamo.maybe_mark_dynamic(micro.bounds, 0)
+    layout = make_layout(micro.segments, micro.positions, backend, micro.bounds)
+    with autocast(config, device):
+        result: Tensor = module(micro.tokens, layout, micro.targets, micro.weights, by_row=by_row)
+    return result
+
+
+def _pass_in_parts(loss: LossModule, rows: MicroBatch, config: TrainConfig, device: torch.device, backend: Backend) -> Tensor:
+    num_rows = len(rows.tokens)
+    if loss.most_rows is None or num_rows <= loss.most_rows:
+        try:
+            return _pass(loss, rows, config, device, backend, by_row=True)
+        except Exception as error:
+            if num_rows == 1 or not is_out_of_memory(error):
+                raise
+            _log.warning("an evaluation ran out of memory with %d rows in a pass; from now on it takes half as many", num_rows)
+            loss.most_rows = num_rows // 2
+    release_memory()  # here, where the error and the tensors that it held are gone
+    return torch.cat([_pass_in_parts(loss, half, config, device, backend) for half in rows.halves()])
+
+
+def autocast(config: TrainConfig, device: torch.device) -> torch.autocast | nullcontext[None]:
+    """The context of a forward pass in the run's precision."""
+    if config.precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, _AUTOCAST_TYPES[config.precision])

@@ -1,0 +1,54 @@
+"""Keys and values of the tokens that a decoder has read, so that each further token costs the work of one token.
+
+B rows   T new tokens of each row   S slots in use   K key and value heads   H width of a head
+
+A token at position p of its row lies in slot p, in every layer. Rows of different lengths therefore stand side by side without
+padding between their tokens: what a row has not reached yet is hidden by the mask (`trainer.model.attention.cached_layout`), and
+overwritten when the row gets there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["KeyValueCache", "LayerCache"]
+
+
+class LayerCache:
+    """Keys and values of one layer. Memory for all slots is taken at the first use, on the device and in the type of the values."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._keys_BKSH: Tensor | None = None
+        self._values_BKSH: Tensor | None = None
+
+    def extend(self, k_BKTH: Tensor, v_BKTH: Tensor, positions_BT: Tensor, num_used: int) -> tuple[Tensor, Tensor]:
+        """Puts new keys and values into the slots of their positions; returns all of the first `num_used` slots, (B, K, S, H)."""
+        if self._keys_BKSH is None or self._values_BKSH is None:
+            shape = (*v_BKTH.shape[:2], self._num_slots, v_BKTH.shape[3])
+            self._keys_BKSH, self._values_BKSH = v_BKTH.new_zeros(shape), v_BKTH.new_zeros(shape)  # hidden slots must be finite
+        rows_B1 = torch.arange(len(positions_BT), device=positions_BT.device)[:, None]
+        self._keys_BKSH[rows_B1, :, positions_BT] = k_BKTH.transpose(1, 2).to(self._keys_BKSH.dtype)
+        self._values_BKSH[rows_B1, :, positions_BT] = v_BKTH.transpose(1, 2)
+        return self._keys_BKSH[:, :, :num_used], self._values_BKSH[:, :, :num_used]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Forgets all rows but these."""
+        if self._keys_BKSH is not None and self._values_BKSH is not None:
+            chosen = torch.tensor(rows, dtype=torch.int64, device=self._keys_BKSH.device)
+            self._keys_BKSH, self._values_BKSH = self._keys_BKSH[chosen], self._values_BKSH[chosen]
+
+
+class KeyValueCache:
+    """The caches of a decoder's layers, first to last."""
+
+    def __init__(self, num_layers: int, num_slots: int) -> None:
+        self.layers = tuple(LayerCache(num_slots) for _ in range(num_layers))
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Forgets all rows but these, in every layer."""
+        for layer in self.layers:
+            layer.keep(rows)

@@ -1,0 +1,12 @@
+"""The parameters of a model by name."""
+
+from __future__ import annotations
+
+from torch import nn
+
+__all__ = ["parameters_by_name"]
+
+
+def parameters_by_name(model: nn.Module) -> dict[str, nn.Parameter]:
+    """All parameters in the order of their names; one that is shared appears once, under its first name."""
+    return dict(sorted(model.named_parameters()))

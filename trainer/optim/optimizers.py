@@ -1,0 +1,178 @@
+"""The optimizers: AdamW over two groups, or Muon for the matrices of the layers and AdamW for all others.
+
+Matrices decay, vectors (norm weights) do not. All state exists from the start, so that its names depend on the model and the
+settings alone; it is handled by name and may be sharded (DTensor).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from common.errors import CheckpointError, ConfigError
+from trainer.config import OptimConfig, TrainConfig
+from trainer.model.parameters import parameters_by_name
+
+__all__ = [
+    "build_optimizers",
+    "check_optimizer",
+    "optimizer_tensors",
+    "overwrite",
+    "restore_optimizer",
+    "set_learning_rate",
+    "step_unless",
+]
+
+
+def check_optimizer(config: TrainConfig) -> None:
+    """Refuses an optimizer that the run's other settings rule out.
+
+    Raises:
+        ConfigError: Muon with sharded weights. Its iteration needs whole matrices: torch 2.13.0 gathers one anew in each of
+            its products, ten times for each matrix and step.
+    """
+    if config.optim.kind == "muon" and config.parallel == "fsdp":
+        raise ConfigError(
+            "optim.kind = muon works on whole matrices, and parallel = fsdp cuts them up; use parallel = ddp, or optim.kind = adamw"
+        )
+
+
+def build_optimizers(model: nn.Module, config: OptimConfig) -> tuple[torch.optim.Optimizer, ...]:
+    """The optimizers of `model`, which must be on its device and sharded already; frozen parameters have none.
+
+    AdamW (Loshchilov and Hutter, 2019) is the fused kernel. Muon (Jordan et al., 2024) replaces the averaged gradient of a matrix
+    by the nearest half-orthogonal matrix, about, and here scales it by 0.2 sqrt(max(rows, columns)), which is the size of
+    an update of AdamW (Liu et al., 2025), so that both use the same learning rate and decay.
+
+    Raises:
+        ConfigError: Muon finds no matrix in a module list called `layers`.
+    """
+    trained = _trained_parameters(model)
+    hidden = [name for name in trained if _is_hidden_matrix(name, trained[name])] if config.kind == "muon" else []
+    if config.kind == "muon" and not hidden:
+        raise ConfigError(
+            "optim.kind = muon needs matrices in a module list called `layers`, and this model has none; use optim.kind = adamw"
+        )
+    others = [parameter for name, parameter in trained.items() if name not in hidden]
+    optimizers: list[torch.optim.Optimizer] = [_adamw(others, config)]
+    if hidden:
+        optimizers.append(_muon([trained[name] for name in hidden], config))
+    return tuple(optimizers)
+
+
+def set_learning_rate(optimizers: Sequence[torch.optim.Optimizer], rate: float) -> None:
+    """Makes the next update use `rate` in every group."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+
+
+def step_unless(optimizers: Sequence[torch.optim.Optimizer], skip: Tensor) -> None:
+    """Updates all parameters, unless `skip` is 1: then weights, moments and counters keep their bits.
+
+    Args:
+        optimizers: from `build_optimizers`.
+        skip: fp32 scalar, 0 or 1, on the device of the parameters. AdamW's kernel reads it there; Muon makes the host wait.
+    """
+    for optimizer in optimizers:
+        if isinstance(optimizer, torch.optim.AdamW):
+            optimizer.found_inf = skip  # type: ignore[attr-defined]  # the way in for a gradient scaler's verdict
+            optimizer.step()
+            del optimizer.found_inf  # type: ignore[attr-defined]
+        elif not skip.item():
+            optimizer.step()
+
+
+def optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
+    """The state by parameter name: `{"model.norm.weight/exp_avg": …, …}`; the tensors themselves, not copies.
+
+    AdamW has `exp_avg`, `exp_avg_sq` and `step` (a scalar) for each parameter, Muon `momentum_buffer`.
+    """
+    states = {parameter: state for optimizer in optimizers for parameter, state in optimizer.state.items()}
+    return {
+        f"{name}/{kind}": value
+        for name, parameter in _trained_parameters(model).items()
+        for kind, value in sorted(states[parameter].items())
+    }
+
+
+def restore_optimizer(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], tensors: Mapping[str, Tensor]) -> None:
+    """Gives the optimizers the state that `optimizer_tensors` returned, bit for bit; it may be on another device.
+
+    A sharded optimizer takes sharded tensors, see `trainer.parallel.fsdp.distribute_like`.
+
+    Raises:
+        CheckpointError: a name is missing or unknown, or a tensor has another shape or type; the state is as it was.
+    """
+    overwrite(optimizer_tensors(model, optimizers), tensors, "optimizer state")
+
+
+def overwrite(held: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:
+    """Copies each saved tensor, from whatever device, over the held one of its name; both are sharded, or both whole.
+
+    Raises:
+        CheckpointError: names, shapes or types differ; nothing is copied.
+    """
+    missing, unknown = sorted(held.keys() - saved.keys()), sorted(saved.keys() - held.keys())
+    if missing or unknown:
+        raise CheckpointError(
+            f"the checkpoint's {what} lacks {_some(missing)} and has {_some(unknown)} beyond what is needed; "
+            "continue with the settings that wrote it, or start a new run"
+        )
+    for name, tensor in held.items():
+        if (saved[name].shape, saved[name].dtype) != (tensor.shape, tensor.dtype):
+            raise CheckpointError(
+                f"the checkpoint's {what} has {name} as {_form(saved[name])}, and {_form(tensor)} is needed; "
+                "continue with the settings that wrote it, or start a new run"
+            )
+    with torch.no_grad():
+        for name, tensor in held.items():
+            tensor.copy_(saved[name])
+
+
+def _trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in parameters_by_name(model).items() if parameter.requires_grad}
+
+
+def _is_hidden_matrix(name: str, parameter: Tensor) -> bool:
+    """True in the layers; embedding and output projection look tokens up, where orthogonal updates have no meaning."""
+    return parameter.ndim == 2 and ".layers." in f".{name}"
+
+
+def _adamw(parameters: Sequence[nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
+    for parameter in parameters:
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer
+
+
+def _muon(matrices: Sequence[nn.Parameter], config: OptimConfig) -> torch.optim.Muon:
+    optimizer = torch.optim.Muon(
+        matrices,
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        momentum=config.muon_momentum,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    for matrix in matrices:
+        optimizer.state[matrix] = {"momentum_buffer": torch.zeros_like(matrix)}
+    return optimizer
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3]) or "nothing"
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
