@@ -47,7 +47,7 @@ RUN apt-get update \
 
 # Everything that libraries want to write goes to a tmpfs (home) or a volume (cache). /cache also has to allow execution, for the
 # kernels that torch.compile builds; each user has a folder there (trainer/machine/private_caches.py), and so does the
-# list of extension files that a user has trained with (trainer/trust.py). USER is set because a user id
+# list of extension files that a user has trained with (trainer/extensions/trust.py). USER is set because a user id
 # without an entry in /etc/passwd has no name to look up.
 ENV HOME=/home/trainer USER=trainer XDG_CACHE_HOME=/cache XDG_STATE_HOME=/cache
 

@@ -1,7 +1,7 @@
 """Looks at the heartbeats of a run: exit code 0 and one line where a rank has beaten lately, else 1. See `entrypoints/healthcheck`.
 
-Only ranks count that are running in this container; see `trainer.running`. While there is none, the check fails, which Docker shows
-as "starting" for the service's `start_period`.
+Only ranks count that are running in this container; see `trainer.run.running_ranks`. While there is none, the check fails, which
+Docker shows as "starting" for the service's `start_period`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from trainer.running import ranks_of
+from trainer.run.running_ranks import ranks_of
 
 __all__ = ["main"]
 

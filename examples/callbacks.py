@@ -16,8 +16,8 @@ from typing import Any
 
 from common.errors import GuardError
 from trainer.checkpoint import checkpoint_files
-from trainer.evaluate import Evaluation
-from trainer.extension import RunView
+from trainer.evaluation.results import Evaluation
+from trainer.extensions.hooks import RunView
 from trainer.metrics import StepMetrics
 
 PATIENCE_STEPS = 2000

@@ -85,11 +85,11 @@ def _evaluate(arguments: Sequence[str]) -> None:
     if options.lm_eval is not None:
         if options.data is not None or options.by is not None:
             raise ConfigError("--lm-eval has texts of its own; leave out --data and --by, or run evaluate a second time with them")
-        from trainer.benchmarks import benchmark_run
+        from trainer.commands.evaluate import benchmark_run
 
         print(benchmark_run(run, which, options.lm_eval, options.limit, as_json=options.json, trust_code=options.trust_code))
         return
-    from trainer.inspect_run import evaluate_run
+    from trainer.commands.evaluate import evaluate_run
 
     by = ("source", "kind", "length") if options.by == "all" else () if options.by is None else (options.by,)
     text = evaluate_run(
@@ -142,9 +142,9 @@ def _generate(arguments: Sequence[str]) -> None:
         raise ConfigError("--reference names the run that gives the perplexity of --score; add --score, or leave out --reference")
     if not all(map(_is_utf8, options.prompt)):
         raise ConfigError("--prompt is no UTF-8 text; write it into a file and use --prompts")
-    from trainer.conversation import read_prompts
-    from trainer.sampling import Sampling
-    from trainer.writing import WritingRequest, converse_with_run, written_texts
+    from trainer.commands.generate import WritingRequest, converse_with_run, written_texts
+    from trainer.inference.conversation import read_prompts
+    from trainer.inference.sampling import Sampling
 
     request = WritingRequest(
         run=_run_directory(options),
@@ -286,7 +286,7 @@ def _stacks(arguments: Sequence[str]) -> None:
     parser = _run_parser(
         "stacks", "Prints what each rank of a training that is running does at this moment: the stacks of its threads."
     )
-    from trainer.stacks import show_stacks
+    from trainer.commands.stacks import show_stacks
 
     print(show_stacks(_run_directory(parser.parse_args(arguments))))
 

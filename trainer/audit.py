@@ -31,10 +31,10 @@ from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import OtherFormatError, parse_manifest
 from trainer.data.mixture import MixedOrder, build_order
 from trainer.data.order import RowOrder, UniformOrder
-from trainer.inspect_run import data_folder
-from trainer.ledger import LEDGER, LedgerEvent, LedgerHead, LedgerStep, digest_of_rows, read_ledger
-from trainer.record import read_record
-from trainer.state import check_state
+from trainer.run.directory import data_folder
+from trainer.run.ledger import LEDGER, LedgerEvent, LedgerHead, LedgerStep, digest_of_rows, read_ledger
+from trainer.run.progress import check_state
+from trainer.run.record import read_record
 
 __all__ = ["MAX_COUNTED_ROWS", "MAX_LEFT_OUT", "AuditReport", "Auditor", "Skipped", "audit_run", "show_step"]
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 
 from common.errors import GuardError, ProjectError
 from common.redaction import secrets_of, without
-from trainer.alerts import Alert
 from trainer.config import TrainConfig
 from trainer.distributed.group import Group
+from trainer.health.alerts import Alert
 from trainer.metrics import Monitor
-from trainer.record import complete_record
+from trainer.run.record import complete_record
 
 __all__ = ["Ending", "opened_ending"]
 

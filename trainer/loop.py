@@ -13,8 +13,8 @@ from trainer.metrics import StepFacts
 from trainer.opening import opened_session
 from trainer.optim.optimizers import set_learning_rate
 from trainer.optim.schedule import learning_rate_factor
+from trainer.run.progress import Progress
 from trainer.session import GoBack, Session
-from trainer.state import Progress
 from trainer.training.step import OutOfMemoryAloneError, StepResults, train_step
 
 __all__ = ["train"]
@@ -25,7 +25,7 @@ def train(config: TrainConfig, *, trust_extension: bool = True) -> str:
 
     Args:
         config: the settings.
-        trust_extension: note that this user has trained with the extension, if there is one: see `trainer.trust`.
+        trust_extension: note that this user has trained with the extension, if there is one: see `trainer.extensions.trust`.
 
     Returns:
         `weights sha256:… steps N`, the same on every rank.

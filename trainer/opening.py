@@ -23,19 +23,20 @@ from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, check_space, required_bytes, steps_to_keep
 from trainer.config import CheckpointConfig, TrainConfig
-from trainer.convergence import LossMean
 from trainer.data.adjustments import Changes
 from trainer.data.mixture import build_order
 from trainer.distributed.group import Group, joined_group
 from trainer.distributed.replica_check import ReplicaCheck
 from trainer.distributed.stragglers import DeviceMark, HostMark, OwnTimer, StragglerDetector
 from trainer.ending import Ending, opened_ending
-from trainer.evaluate import Grouping
-from trainer.extension import Extension, load_extension, seeded_model
-from trainer.guard import Guard
+from trainer.evaluation.tally import Grouping
+from trainer.extensions.hooks import Extension
+from trainer.extensions.loading import load_extension
+from trainer.extensions.trust import note_trained_with
+from trainer.extensions.user_model import seeded_model
+from trainer.health.convergence import LossMean
+from trainer.health.guard import Guard
 from trainer.layer_stats import LayerObserver
-from trainer.ledger import LEDGER, Ledger, LedgerHead
-from trainer.limits import check_model_size
 from trainer.machine.determinism import configure_determinism, device_name
 from trainer.machine.memory import PeakMeter
 from trainer.machine.peak_rates import peak_flops, rate_kind, unknown_mfu
@@ -52,25 +53,19 @@ from trainer.optim.optimizers import build_optimizers, check_optimizer
 from trainer.optim.weight_average import WeightAverage
 from trainer.parallel.fsdp import check_parallel, load_full
 from trainer.parallel.wrapping import TrainingModule
-from trainer.plan import Plan, plan_run
-from trainer.record import (
-    check_identity,
-    check_nothing_saved,
-    identity_of,
-    locked_run,
-    open_record,
-    recorded_changes,
-    recorded_micro,
-)
 from trainer.report import report_at_end
-from trainer.run_files import check_places
+from trainer.run.bounds import check_model_size
+from trainer.run.directory import check_places
+from trainer.run.ledger import LEDGER, Ledger, LedgerHead
+from trainer.run.limits import Plan, plan_run
+from trainer.run.lock import locked_run
+from trainer.run.progress import Progress, load_whole
+from trainer.run.record import check_identity, check_nothing_saved, identity_of, open_record, recorded_changes, recorded_micro
+from trainer.run.signals import stop_request
 from trainer.session import Session, known_to, restore
-from trainer.signals import stop_request
-from trainer.state import Progress, load_whole
 from trainer.training.micro_batch_size import with_micro
 from trainer.training.step import make_scaler
 from trainer.training.wrapped_model import wrapped
-from trainer.trust import note_trained_with
 from trainer.watchdog.watch import Heartbeat, Patience, ProcessId, clear_heartbeats, watched
 
 __all__ = ["opened_session"]
@@ -82,7 +77,7 @@ _log = logging.getLogger(__name__)
 def opened_session(config: TrainConfig, *, trust_extension: bool = True) -> Iterator[Session]:
     """Checks the settings against data and machine, builds all parts, and restores the newest checkpoint if there is one.
 
-    With `trust_extension` the digest of the user's own file is noted: see `trainer.trust`.
+    With `trust_extension` the digest of the user's own file is noted: see `trainer.extensions.trust`.
 
     Raises:
         ConfigError: the settings do not fit the data, the machine or the run that is there.

@@ -26,15 +26,15 @@ from data_pipeline.tokenizer import load_tokenizer
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.tensor_file import same_bytes, spec_of
 from trainer.config import TrainConfig
-from trainer.history import METRICS, read_events
-from trainer.inspect_run import data_folder, load_config
+from trainer.extensions.trust import EXTENSION, checked_extension
 from trainer.launching import run_tied
-from trainer.ledger import LEDGER
-from trainer.limits import check_model_size, check_ranks
 from trainer.loop import train
-from trainer.record import read_record
-from trainer.state import load_whole
-from trainer.trust import EXTENSION, checked_extension
+from trainer.run.bounds import check_model_size, check_ranks
+from trainer.run.directory import data_folder, load_config
+from trainer.run.events import METRICS, read_events
+from trainer.run.ledger import LEDGER
+from trainer.run.progress import load_whole
+from trainer.run.record import read_record
 from trainer.watchdog.watch import EXIT_FILE_VARIABLE
 
 __all__ = ["ChildError", "Replay", "choose_start", "first_difference", "replay_run"]
@@ -96,7 +96,7 @@ def replay_run(
         start: the step of the checkpoint to begin from, or 0; None chooses.
         data: where the prepared data is now, if it was moved.
         allow_changes: what may differ in the run's identity, which then says why bits do.
-        trust_code: code that came with the run may be executed; see `trainer.trust`.
+        trust_code: code that came with the run may be executed; see `trainer.extensions.trust`.
 
     Raises:
         ConfigError: the run has not so many steps from there on, code of the run needs consent, or the environment differs in

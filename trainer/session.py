@@ -16,11 +16,9 @@ from common.text import format_bytes
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import Rows, ShardError
 from data_pipeline.tokenizer import Tokenizer
-from trainer.alerts import Alert, Rule, guard_alert
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore
 from trainer.checkpoint.weights import check_finite, weights_digest
 from trainer.config import TrainConfig
-from trainer.convergence import LossMean, judge_convergence
 from trainer.data.adjustments import Change, Changes
 from trainer.data.bad_shards import as_project_error, decide, shared_faults
 from trainer.data.batch import GlobalBatch
@@ -30,13 +28,17 @@ from trainer.distributed.group import LET_GO_S, Group
 from trainer.distributed.replica_check import ReplicaCheck
 from trainer.distributed.stragglers import OwnTime, OwnTimer, StragglerDetector
 from trainer.ending import Ending
-from trainer.evaluate import Evaluation, EvaluationStopped, Grouping, evaluate
-from trainer.extension import Extension, RunView
-from trainer.generate import Continuation, Sampling, TextModel
-from trainer.guard import Guard
-from trainer.history import Known
+from trainer.evaluation.evaluate import EvaluationStopped, evaluate
+from trainer.evaluation.results import Evaluation
+from trainer.evaluation.tally import Grouping
+from trainer.extensions.hooks import Extension, RunView
+from trainer.health.alerts import Alert, Rule, guard_alert
+from trainer.health.convergence import LossMean, judge_convergence
+from trainer.health.guard import Guard
+from trainer.inference.samples import prompts_of, sample_and_score
+from trainer.inference.text_model import Continuation, Sampling, TextModel
+from trainer.inference.text_scores import Scores
 from trainer.layer_stats import LayerObserver
-from trainer.ledger import Ledger, LedgerHead
 from trainer.machine.memory import PeakMeter, is_out_of_memory, release_memory
 from trainer.machine.peak_rates import mfu
 from trainer.metrics import Monitor, StepFacts, StepMetrics
@@ -47,12 +49,12 @@ from trainer.optim.weight_average import WeightAverage
 from trainer.parallel.accumulation import PlainAccumulation
 from trainer.parallel.fsdp import distribute_like, full_tensors, gathered, load_full
 from trainer.parallel.wrapping import TrainingModule
-from trainer.plan import Plan
-from trainer.record import leave_note, note_change
-from trainer.samples import prompts_of, sample_and_score
-from trainer.scores import Scores
-from trainer.signals import StopRequest
-from trainer.state import Progress
+from trainer.run.events import Known
+from trainer.run.ledger import Ledger, LedgerHead
+from trainer.run.limits import Plan
+from trainer.run.progress import Progress
+from trainer.run.record import leave_note, note_change
+from trainer.run.signals import StopRequest
 from trainer.training.step import StepResult, make_scaler
 from trainer.training.wrapped_model import smaller_batches, wrapped
 from trainer.watchdog.watch import Heartbeat

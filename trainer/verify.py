@@ -27,17 +27,16 @@ from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.data.adjustments import Changes
 from trainer.distributed.group import joined_group
-from trainer.history import METRICS, read_events
-from trainer.inspect_run import data_folder, load_config, settings_here
+from trainer.extensions.trust import EXTENSION, recorded_source
 from trainer.launching import run_tied
-from trainer.ledger import LEDGER, LedgerStep, read_ledger
 from trainer.machine.determinism import configure_determinism, device_name, flags, threads_per_rank
 from trainer.machine.environment import Difference, environment_facts, find_differences, flattened
 from trainer.model.attention import choose_backend
-from trainer.record import read_record
 from trainer.replay import replay_run
-from trainer.run_files import foreign_files
-from trainer.trust import EXTENSION, recorded_source
+from trainer.run.directory import data_folder, foreign_files, load_config, settings_here
+from trainer.run.events import METRICS, read_events
+from trainer.run.ledger import LEDGER, LedgerStep, read_ledger
+from trainer.run.record import read_record
 
 __all__ = [
     "LEVELS",
@@ -87,7 +86,7 @@ def verify_run(
         start: the step to train again from; None chooses.
         data: where the prepared data is now, if it was moved.
         sources: what the data was prepared from: paths, or `name=path` for a source that a recipe names.
-        trust_code: a replay may execute code that came with the run; see `trainer.trust`.
+        trust_code: a replay may execute code that came with the run; see `trainer.extensions.trust`.
 
     Raises:
         PreparedDataError: the data is missing, damaged or cannot be made again.

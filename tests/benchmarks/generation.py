@@ -18,10 +18,11 @@ import torch
 from torch import nn
 
 from tests.support.runs import ROOT
+from trainer.commands.saved_model import opened_text_model
 from trainer.config import ModelConfig
-from trainer.generate import Sampling, TokenRows
-from trainer.inspect_run import load_config, opened_text_model
+from trainer.inference.text_model import Sampling, TokenRows
 from trainer.model.decoder import build_model
+from trainer.run.directory import load_config
 
 PROMPT_TOKENS = 16
 

@@ -10,10 +10,10 @@ import torch
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.manifest import FORMAT
 from trainer.config import GuardConfig
-from trainer.convergence import Evaluated, LossMean
-from trainer.guard import Guard
-from trainer.ledger import LedgerHead
-from trainer.state import Progress
+from trainer.health.convergence import LossMean
+from trainer.health.guard import Guard
+from trainer.run.ledger import LedgerHead
+from trainer.run.progress import Evaluated, Progress
 
 
 def test_the_state_has_these_items() -> None:

@@ -33,11 +33,11 @@ from tests.support.storage import Crash
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.store import Checkpoint
 from trainer.config import TrainConfig
-from trainer.history import METRICS, Known, lines_until
-from trainer.ledger import LEDGER, Ledger, LedgerHead
 from trainer.loop import train
-from trainer.record import check_nothing_saved
-from trainer.report.writing import PICTURE, REPORT, write_report
+from trainer.report.write import PICTURE, REPORT, write_report
+from trainer.run.events import METRICS, Known, lines_until
+from trainer.run.ledger import LEDGER, Ledger, LedgerHead
+from trainer.run.record import check_nothing_saved
 from trainer.verify import check_integrity
 
 Check = Callable[[Path, int, int], str | None]
@@ -401,6 +401,6 @@ def test_a_power_failure_leaves_the_old_report_or_the_new(folder: Path, tmp_path
 def test_power_failures_find_a_report_that_is_written_in_place(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.report.writing.write_atomic", lambda path, data: path.write_bytes(data))
+    monkeypatch.setattr("trainer.report.write.write_atomic", lambda path, data: path.write_bytes(data))
     number = count(60, 300)
     caught(len(list(problems(record_report(folder, "in-place"), tmp_path / "found", iter(range(number))))), number)

@@ -43,10 +43,10 @@ from trainer.audit import audit_run
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore
 from trainer.config import TrainConfig
 from trainer.distributed.group import Group
-from trainer.extension import Extension
-from trainer.ledger import LEDGER, LedgerStep, read_ledger
+from trainer.extensions.hooks import Extension
 from trainer.loop import train
-from trainer.record import locked_run
+from trainer.run.ledger import LEDGER, LedgerStep, read_ledger
+from trainer.run.lock import locked_run
 
 Patch = pytest.MonkeyPatch
 EPOCH_ENDS_IN = 8  # the step in which the 61 rows have all been used

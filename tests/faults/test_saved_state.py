@@ -26,10 +26,10 @@ from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
 from trainer import loop
 from trainer.checkpoint import Checkpoint, CheckpointStore
-from trainer.convergence import LossMean
-from trainer.extension import Extension
-from trainer.ledger import LedgerHead
+from trainer.extensions.hooks import Extension
+from trainer.health.convergence import LossMean
 from trainer.model.decoder import Decoder
+from trainer.run.ledger import LedgerHead
 
 Patch = pytest.MonkeyPatch
 Mutation = Callable[[Checkpoint], Checkpoint]

@@ -25,14 +25,14 @@ from trainer import loop
 from trainer import opening as openings
 from trainer import session as sessions
 from trainer.audit import audit_run, show_step
+from trainer.commands.evaluate import evaluate_run
 from trainer.config import TrainConfig
 from trainer.data import loader
 from trainer.distributed.group import Group
-from trainer.inspect_run import evaluate_run
-from trainer.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
 from trainer.loop import train
 from trainer.metrics import StepFacts
 from trainer.replay import replay_run
+from trainer.run.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
 from trainer.training.step import StepResult, StepResults
 from trainer.verify import check_integrity
 

@@ -17,12 +17,13 @@ import torch
 from common.errors import ConfigError, GuardError, PreparedDataError, StoppedBySignal, StorageError
 from tests.support.prepared import write_prepared
 from tests.support.runs import metrics, tiny_config
-from trainer import loop, record, session
+from trainer import loop, session
 from trainer.checkpoint import CheckpointStore
 from trainer.distributed import replica_check
 from trainer.loop import train
 from trainer.metrics.jsonlines import JsonLinesSink
 from trainer.report import write_report
+from trainer.run import record
 from trainer.training import step as steps
 from trainer.verify import check_integrity
 

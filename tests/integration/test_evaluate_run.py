@@ -20,13 +20,15 @@ from data_pipeline.dataset.manifest import read_manifest
 from data_pipeline.tokenizer import CharacterTokenizer, load_tokenizer
 from tests.support.grouped import ROW_LENGTH, write_grouped
 from tests.support.runs import metrics, run_command, tiny_config
-from trainer.benchmarks import HarnessModel, benchmark_run
-from trainer.generate import TextModel
-from trainer.inspect_run import evaluate_run, load_config, load_model
+from trainer.commands.evaluate import benchmark_run, evaluate_run
+from trainer.commands.generate import WritingRequest, written_texts
+from trainer.commands.saved_model import load_model
+from trainer.inference.lm_eval import HarnessModel
+from trainer.inference.sampling import Sampling
+from trainer.inference.text_model import TextModel
 from trainer.loop import train
 from trainer.model.attention import make_layout
-from trainer.sampling import Sampling
-from trainer.writing import WritingRequest, written_texts
+from trainer.run.directory import load_config
 
 needs_harness = pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs lm-eval (env/requirements-eval.lock)")
 

@@ -15,11 +15,11 @@ from tests.support.prepared import write_prepared
 from tests.support.runs import losses, tiny_config
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
-from trainer.history import Known
 from trainer.loop import train
 from trainer.metrics.jsonlines import NodeHardwareSink
 from trainer.metrics.wandb_sink import remembered_id
 from trainer.report import write_report
+from trainer.run.events import Known
 
 FOLDERS = (
     "heartbeat",

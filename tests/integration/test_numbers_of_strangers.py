@@ -21,11 +21,12 @@ from common.settings.toml import to_toml
 from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT, start_ranks, tiny_config
 from tests.support.two_ranks import all_ended, descendants, has_ended, seconds_until
-from trainer.inspect_run import evaluate_run, load_config
-from trainer.limits import most_ranks, most_rows, most_threads
+from trainer.commands.evaluate import evaluate_run
 from trainer.loop import train
-from trainer.record import read_record
 from trainer.replay import replay_config, replay_run
+from trainer.run.bounds import most_ranks, most_rows, most_threads
+from trainer.run.directory import load_config
+from trainer.run.record import read_record
 
 MILLION = 1_000_000
 
@@ -108,11 +109,11 @@ def test_a_record_that_claims_threads_that_cannot_be_trains_nothing(
 
 def test_as_many_ranks_are_started_as_this_machine_bears(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(2)))
-    monkeypatch.setattr("trainer.limits.available_host_bytes", lambda: 64 << 30)
+    monkeypatch.setattr("trainer.run.bounds.available_host_bytes", lambda: 64 << 30)
     assert (most_ranks("cpu"), most_threads()) == (8, 32)
-    monkeypatch.setattr("trainer.limits.available_host_bytes", lambda: 600 << 20)
+    monkeypatch.setattr("trainer.run.bounds.available_host_bytes", lambda: 600 << 20)
     assert most_ranks("cpu") == 2
-    monkeypatch.setattr("trainer.limits.available_host_bytes", lambda: 0)
+    monkeypatch.setattr("trainer.run.bounds.available_host_bytes", lambda: 0)
     assert most_ranks("cpu") == 1
     assert most_rows(tiny_config(Path("d"), Path("r")).model, 32) == 1
 
@@ -127,7 +128,7 @@ def test_a_model_that_the_checkpoint_does_not_have_is_not_built(
         raise AssertionError("built")
 
     rewrite_config(run, model=model)
-    monkeypatch.setattr("trainer.extension.build_model", build)
+    monkeypatch.setattr("trainer.extensions.user_model.build_model", build)
     with pytest.raises(CheckpointError, match="weights, and the checkpoint has"):
         replay_run(run, 2, start=0)
 
@@ -146,10 +147,10 @@ def test_rows_of_an_evaluation_are_as_many_as_memory_holds(run: Path, monkeypatc
         sizes.append(len(arguments[1].tokens))
         return forward_pass(*arguments, **options)
 
-    from trainer.evaluate import forward_pass  # noqa: PLC0415 - the name is replaced there
+    from trainer.evaluation.evaluate import forward_pass  # noqa: PLC0415 - the name is replaced there
 
-    monkeypatch.setattr("trainer.evaluate.forward_pass", forward)
-    monkeypatch.setattr("trainer.limits.available_host_bytes", lambda: 1 << 18)
+    monkeypatch.setattr("trainer.evaluation.evaluate.forward_pass", forward)
+    monkeypatch.setattr("trainer.run.bounds.available_host_bytes", lambda: 1 << 18)
     rewrite_config(run, eval={"micro": 65536})
     assert evaluate_run(run, "latest", as_json=True) == usual
     assert max(sizes) == 2, "of nine"

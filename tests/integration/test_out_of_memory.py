@@ -25,10 +25,10 @@ from trainer import session as sessions
 from trainer.audit import audit_run
 from trainer.config import TrainConfig
 from trainer.distributed.group import Group
-from trainer.ledger import LEDGER, LedgerEvent, read_ledger
 from trainer.loop import train
 from trainer.parallel.gradient_tree import GradientTree
 from trainer.replay import replay_run
+from trainer.run.ledger import LEDGER, LedgerEvent, read_ledger
 from trainer.training import step as steps
 
 

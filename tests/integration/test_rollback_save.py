@@ -12,7 +12,7 @@ from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
 from trainer import loop, opening
 from trainer.checkpoint import CheckpointStore
-from trainer.extension import Extension
+from trainer.extensions.hooks import Extension
 from trainer.loop import train
 
 

@@ -15,10 +15,11 @@ from common.errors import CheckpointError, ConfigError, ExitCode, GuardError, Pr
 from tests.support.prepared import write_prepared
 from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_config, wait_for_step
 from tests.support.two_ranks import log, start_entrypoint, started
-from trainer import evaluate as evaluations
 from trainer import loop, replay
 from trainer.checkpoint import CheckpointStore
-from trainer.inspect_run import evaluate_run, load_checkpoint
+from trainer.commands.evaluate import evaluate_run
+from trainer.commands.saved_model import load_checkpoint
+from trainer.evaluation import evaluate as evaluations
 from trainer.loop import train
 from trainer.verify import verify_run
 

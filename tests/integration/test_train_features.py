@@ -15,11 +15,12 @@ from tests.support.prepared import write_prepared
 from tests.support.ranks import run_ranks
 from tests.support.runs import losses, metrics, start_ranks, tiny_config
 from trainer import loop
+from trainer.commands.evaluate import evaluate_run
+from trainer.commands.saved_model import load_checkpoint
 from trainer.config import TrainConfig
 from trainer.data.loader import global_batch
 from trainer.data.order import UniformOrder
 from trainer.distributed.group import Group
-from trainer.inspect_run import evaluate_run, load_checkpoint
 from trainer.loop import train
 from trainer.model.decoder import build_model
 from trainer.model.forward import LossModule

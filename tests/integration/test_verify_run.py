@@ -21,11 +21,11 @@ from tests.support.prepared import write_prepared
 from tests.support.runs import metrics, run_command, start_ranks, tiny_config
 from trainer.audit import audit_run, show_step
 from trainer.checkpoint import CheckpointStore
-from trainer.inspect_run import evaluate_run
-from trainer.ledger import LEDGER
+from trainer.commands.evaluate import evaluate_run
 from trainer.loop import train
-from trainer.record import read_record
 from trainer.replay import replay_run
+from trainer.run.ledger import LEDGER
+from trainer.run.record import read_record
 from trainer.training.step import train_step
 from trainer.verify import Outcome, check_integrity, compare_environment, verify_run
 

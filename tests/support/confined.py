@@ -74,11 +74,11 @@ _MODULES = (
     "torch._inductor",
     "trainer.__main__",
     "trainer.audit",
-    "trainer.inspect_run",
+    "trainer.commands.saved_model",
     "trainer.loop",
     "trainer.report",
     "trainer.verify",
-    "trainer.writing",
+    "trainer.commands.generate",
 )
 
 
@@ -356,12 +356,12 @@ def believed_values() -> None:
     """No type and no range is checked."""
     inputs = importlib.import_module("common.untrusted")
     _replace(inputs.check_form, lambda form, value: None)
-    _replace(importlib.import_module("trainer.history")._check_fields, lambda event: None)
+    _replace(importlib.import_module("trainer.run.events")._check_fields, lambda event: None)
 
 
 def written_outside() -> None:
     """A command leaves something in the folder above."""
-    inspected = importlib.import_module("trainer.record").read_record
+    inspected = importlib.import_module("trainer.run.record").read_record
 
     def read_and_leave(run: Path) -> object:
         (run.parent.parent / "left").write_text("x")
@@ -372,7 +372,7 @@ def written_outside() -> None:
 
 def process_left() -> None:
     """A command does not wait for a process that it started."""
-    inspected = importlib.import_module("trainer.record").read_record
+    inspected = importlib.import_module("trainer.run.record").read_record
 
     def read_and_start(run: Path) -> object:
         if not os.fork():

@@ -22,8 +22,8 @@ from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.data.batch import IGNORE
-from trainer.extension import Extension
-from trainer.ledger import LEDGER
+from trainer.extensions.hooks import Extension
+from trainer.run.ledger import LEDGER
 
 __all__ = [
     "Killed",

@@ -18,7 +18,7 @@ from typing import Any
 from tests.support.checkpoints import believed
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.objects import ObjectFiles
-from trainer.extension import RunView
+from trainer.extensions.hooks import RunView
 from trainer.metrics import StepMetrics
 
 __all__ = [

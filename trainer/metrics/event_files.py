@@ -20,7 +20,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 from common.errors import CheckpointError
 from common.files import UnusableFileError, open_input, write_atomic
-from trainer.history import Known, Selection
+from trainer.run.events import Known, Selection
 
 __all__ = ["cut_event_files"]
 

@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from trainer.evaluate import Score
+from trainer.evaluation.results import Score
 from trainer.metrics.values import encodable
 
 __all__ = ["Picture", "length_histogram", "perplexity_bars"]

@@ -13,14 +13,14 @@ from typing import IO, Any
 from common.errors import StorageError
 from common.files import plain, sync_directory, write_atomic
 from common.storage_errors import explain_os_error, naming
-from trainer.alerts import Alert
-from trainer.evaluate import Evaluation
-from trainer.history import Known, lines_until
+from trainer.evaluation.results import Evaluation
+from trainer.health.alerts import Alert
 from trainer.layer_stats import LayerReading
 from trainer.machine.sampler import HardwareReading
 from trainer.metrics.sink import Sink
 from trainer.metrics.values import SampleText, ScoreTable, StepMetrics
-from trainer.run_files import open_own
+from trainer.run.directory import open_own
+from trainer.run.events import Known, lines_until
 
 __all__ = ["JsonLinesSink", "NodeHardwareSink"]
 

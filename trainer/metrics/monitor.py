@@ -8,17 +8,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from trainer.alerts import Alert, AlertRules
 from trainer.config import AlertsConfig
-from trainer.convergence import Signal
 from trainer.distributed.stragglers import SlowRank
-from trainer.evaluate import Evaluation
-from trainer.history import Known
+from trainer.evaluation.results import Evaluation
+from trainer.health.alert_rules import AlertRules
+from trainer.health.alerts import Alert
+from trainer.health.convergence import Signal
 from trainer.layer_stats import LayerReading
 from trainer.machine.sampler import HardwareReading
 from trainer.metrics.running import RunningNumbers
 from trainer.metrics.sink import Sink
 from trainer.metrics.values import SampleText, ScoreTable, StepMetrics
+from trainer.run.events import Known
 
 __all__ = ["Monitor"]
 

@@ -15,7 +15,6 @@ from common.files import parse_json, read_input
 from common.redaction import redacted_settings
 from trainer.config import TrainConfig
 from trainer.distributed.group import Group
-from trainer.history import METRICS, Known, events_until
 from trainer.machine.gpus import KernelLog, opened_gpus
 from trainer.machine.host import Host
 from trainer.machine.sampler import HardwareReading, HardwareSampler
@@ -28,6 +27,7 @@ from trainer.metrics.tensorboard import TensorBoardSink
 from trainer.metrics.terminal import TerminalSink
 from trainer.metrics.values import RunFacts
 from trainer.metrics.wandb_sink import WandbSink
+from trainer.run.events import METRICS, Known, events_until
 from trainer.watchdog.watch import LAUNCHER_VARIABLE
 
 __all__ = ["opened_monitor"]

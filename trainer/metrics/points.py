@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.evaluate import Evaluation
+from trainer.evaluation.results import Evaluation
 from trainer.layer_stats import LayerReading
 from trainer.machine.gpus import GpuReading
 from trainer.machine.sampler import HardwareReading

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from common.redaction import without
-from trainer.evaluate import Evaluation
+from trainer.evaluation.results import Evaluation
 from trainer.layer_stats import LayerReading
 from trainer.machine.sampler import HardwareReading
 from trainer.metrics.points import evaluation_points, hardware_points, layer_points, saving_points, train_points

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainer.alerts import Alert
-from trainer.evaluate import Evaluation
-from trainer.history import Known
+from trainer.evaluation.results import Evaluation
+from trainer.health.alerts import Alert
 from trainer.layer_stats import LayerReading
 from trainer.machine.sampler import HardwareReading
 from trainer.metrics.values import RunFacts, SampleText, ScoreTable, StepMetrics
+from trainer.run.events import Known
 
 __all__ = ["Sink"]
 

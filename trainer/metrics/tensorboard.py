@@ -13,9 +13,8 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from common.errors import StorageError
-from trainer.alerts import Alert
-from trainer.evaluate import Evaluation
-from trainer.history import Known
+from trainer.evaluation.results import Evaluation
+from trainer.health.alerts import Alert
 from trainer.layer_stats import BIN_LIMITS, Histogram, LayerReading
 from trainer.machine.sampler import HardwareReading
 from trainer.metrics.event_files import cut_event_files
@@ -24,7 +23,8 @@ from trainer.metrics.layout import LAYOUT, hyper_parameters
 from trainer.metrics.points import FINAL_METRICS, evaluation_points, hardware_points, layer_points, saving_points, train_points
 from trainer.metrics.sink import Sink
 from trainer.metrics.values import RunFacts, SampleText, ScoreTable, StepMetrics, encodable, numbers_in
-from trainer.run_files import make_folder
+from trainer.run.directory import make_folder
+from trainer.run.events import Known
 
 __all__ = ["TensorBoardSink"]
 

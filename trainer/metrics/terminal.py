@@ -9,11 +9,11 @@ from typing import IO, Any
 from tqdm import tqdm
 
 from common.terminal import printable
-from trainer.alerts import Alert
-from trainer.evaluate import Evaluation
-from trainer.history import Known
+from trainer.evaluation.results import Evaluation
+from trainer.health.alerts import Alert
 from trainer.metrics.sink import Sink
 from trainer.metrics.values import SampleText, ScoreTable, StepMetrics, numbers_in
+from trainer.run.events import Known
 
 __all__ = ["TerminalSink"]
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.model.loss import perplexity
-from trainer.state import Progress
+from trainer.run.progress import Progress
 
 __all__ = [
     "RunFacts",

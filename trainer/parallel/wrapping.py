@@ -77,7 +77,7 @@ def wrap_for_training(
     if group.world_size == 1:
         return loss, PlainAccumulation(parameters)
     device_ids = [group.device] if group.device.type == "cuda" else None
-    # Buffers are equal on all ranks from the beginning, and are no state (see trainer.extension): no exchange keeps them so.
+    # Buffers are equal on all ranks from the beginning, and are no state (trainer.extensions.loading): no exchange keeps them so.
     module = DistributedDataParallel(loss, device_ids=device_ids, gradient_as_bucket_view=True, forward_sync_buffers=False)
     accumulation = DdpAccumulation(module, parameters)
     _settle_buckets(module, config, group, row_length, backend)

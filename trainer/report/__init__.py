@@ -3,6 +3,6 @@
 Reads a run's directory and changes nothing but these files. Works on a run that is finished, stopped, killed or still going on.
 """
 
-from trainer.report.writing import report_at_end, write_comparison, write_report
+from trainer.report.write import report_at_end, write_comparison, write_report
 
 __all__ = ["report_at_end", "write_comparison", "write_report"]

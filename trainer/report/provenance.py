@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.report.differences import Recipe, differences, flat, recipe_of, worded
 from trainer.report.parts import NOTHING, UNKNOWN, Html, code, definitions, element, folded, join, note, table
-from trainer.report.reading import RecordedRun, number, part
+from trainer.report.recorded_run import RecordedRun, number, part
 from trainer.report.wording import count, decimal, size
 
 __all__ = ["checkpoints", "commands", "record", "settings"]

@@ -10,10 +10,7 @@ import numpy as np
 
 from trainer.model.loss import perplexity
 from trainer.report.chart import Chart
-from trainer.report.curves import average_window
-from trainer.report.parts import NOTHING, UNKNOWN, Html, element, folded, join, note, table
-from trainer.report.reading import Event, RecordedRun, groups_of, number, part, tables
-from trainer.report.run_charts import (
+from trainer.report.charts import (
     GROUPS,
     average_loss,
     group_charts,
@@ -23,6 +20,9 @@ from trainer.report.run_charts import (
     main_charts,
     speed_charts,
 )
+from trainer.report.curves import average_window
+from trainer.report.parts import NOTHING, UNKNOWN, Html, element, folded, join, note, table
+from trainer.report.recorded_run import Event, RecordedRun, groups_of, number, part, tables
 from trainer.report.svg import draw
 from trainer.report.wording import count, decimal, duration, rate, share
 

@@ -13,7 +13,8 @@ from common.text import format_bytes
 from data_pipeline.dataset.manifest import Manifest
 from trainer.config import BatchConfig, TrainConfig
 from trainer.distributed.group import Group
-from trainer.extension import Extension, seeded_model
+from trainer.extensions.hooks import Extension
+from trainer.extensions.user_model import seeded_model
 from trainer.machine.memory import USABLE_SHARE, available_bytes, is_out_of_memory, isolated_rng, release_memory
 from trainer.model.attention import Backend
 from trainer.model.forward import LossModule, empty_micro_batch, forward_pass

@@ -22,7 +22,7 @@ from trainer.config import TrainConfig
 from trainer.data.batch import DataFault, GlobalBatch, share_of_rank
 from trainer.distributed.group import Group
 from trainer.distributed.stragglers import OwnTime
-from trainer.guard import Thresholds
+from trainer.health.guard import Thresholds
 from trainer.layer_stats import StepObserver
 from trainer.machine.determinism import seed_micro_batch
 from trainer.machine.memory import is_out_of_memory, release_memory

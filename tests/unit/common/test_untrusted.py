@@ -25,15 +25,16 @@ from tests.support.runs import tiny_config
 from tests.support.tampered_cases import chain_ledger
 from trainer.audit import audit_run
 from trainer.checkpoint import CheckpointStore
+from trainer.commands.saved_model import load_checkpoint, load_model
 from trainer.config import TrainConfig
-from trainer.conversation import read_prompts
-from trainer.extension import load_extension
-from trainer.history import METRICS, Known, events_until, read_events
-from trainer.inspect_run import load_checkpoint, load_config, load_model, settings_here
-from trainer.ledger import LEDGER, read_ledger
+from trainer.extensions.loading import load_extension
+from trainer.inference.conversation import read_prompts
 from trainer.loop import train
-from trainer.record import read_record, recorded_changes, recorded_micro
-from trainer.report.reading import read_run
+from trainer.report.recorded_run import read_run
+from trainer.run.directory import load_config, settings_here
+from trainer.run.events import METRICS, Known, events_until, read_events
+from trainer.run.ledger import LEDGER, read_ledger
+from trainer.run.record import read_record, recorded_changes, recorded_micro
 from trainer.verify import check_integrity
 
 STEP_4 = "checkpoints/step-00000004/manifest.json"

@@ -13,7 +13,7 @@ from common.errors import CheckpointError
 from trainer.audit import Auditor, AuditReport, Skipped, passes_at
 from trainer.data.mixture import MixedOrder, SourceOrder, chairman_assignment
 from trainer.data.order import RowOrder, UniformOrder
-from trainer.ledger import Ledger, LedgerEvent, LedgerHead, LedgerStep, digest_of_rows, read_ledger
+from trainer.run.ledger import Ledger, LedgerEvent, LedgerHead, LedgerStep, digest_of_rows, read_ledger
 
 ROWS, BATCH, SEED = 21, 4, 7
 ORDER = UniformOrder(SEED, ROWS)

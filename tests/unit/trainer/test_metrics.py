@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError, StorageError
 from tests.support.runs import tiny_config
-from trainer.alerts import Alert
 from trainer.config import AlertsConfig, LogConfig
 from trainer.distributed.group import Group
 from trainer.distributed.stragglers import SlowRank
-from trainer.evaluate import Evaluation, Score
-from trainer.history import Known, events_until, read_events
+from trainer.evaluation.results import Evaluation, Score
+from trainer.health.alerts import Alert
 from trainer.layer_stats import LayerNorms, LayerReading
 from trainer.machine.gpus import GpuReading
 from trainer.machine.host import HostReading
@@ -29,6 +28,7 @@ from trainer.metrics import JsonLinesSink, Monitor, RunFacts, Sample, Sink, Step
 from trainer.metrics.running import RunningNumbers
 from trainer.metrics.values import numbers_in
 from trainer.model.loss import perplexity
+from trainer.run.events import Known, events_until, read_events
 
 HOST = HostReading(1500.0, 1000.0, 16000.0, 0.5, 100.0)
 READING = HardwareReading((GpuReading(0, "GPU", temperature_c=61.0, throttle=()),), HOST)

@@ -22,10 +22,9 @@ from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_g
 from torch import nn
 
 from tests.support.report_example import example_report
-from trainer.alerts import Alert
 from trainer.distributed.group import Group
-from trainer.evaluate import Evaluation, Score
-from trainer.history import Known
+from trainer.evaluation.results import Evaluation, Score
+from trainer.health.alerts import Alert
 from trainer.layer_stats import BIN_LIMITS, Histogram, LayerNorms, LayerObserver, LayerReading
 from trainer.machine.gpus import GpuReading
 from trainer.machine.host import HostReading
@@ -34,6 +33,7 @@ from trainer.metrics import RunFacts, Sample, StepMetrics, TensorBoardSink
 from trainer.metrics.figures import length_histogram, perplexity_bars
 from trainer.metrics.layout import LAYOUT, hyper_parameters
 from trainer.metrics.points import FINAL_METRICS, hardware_points, train_points
+from trainer.run.events import Known
 
 HOST = HostReading(1500.0, 1000.0, 16000.0, 0.5, 100.0)
 GPU = GpuReading(1, "GPU", utilisation=0.98, temperature_c=61.0, throttle=("idle",), ecc_corrected=2)

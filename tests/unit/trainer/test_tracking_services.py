@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
-from trainer.alerts import Alert
-from trainer.evaluate import Evaluation
+from trainer.evaluation.results import Evaluation
+from trainer.health.alerts import Alert
 from trainer.layer_stats import LayerNorms, LayerReading
 from trainer.machine.host import HostReading
 from trainer.machine.sampler import HardwareReading

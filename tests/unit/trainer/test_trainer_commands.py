@@ -68,7 +68,7 @@ def test_stops_and_stop_tokens_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
         requests.append(request)
         yield ""
 
-    monkeypatch.setattr("trainer.writing.written_texts", remember)
+    monkeypatch.setattr("trainer.commands.generate.written_texts", remember)
     main(["generate", "run", "--stop", "a", "b", "--stop", "c", "--stop_token", "1", "--stop_token", "2"])
     main(["generate", "run"])
     assert [(request.sampling.stop, list(request.stop_tokens)) for request in requests] == [(("a", "b", "c"), ["1", "2"]), ((), [])]

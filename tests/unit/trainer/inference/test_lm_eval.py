@@ -13,8 +13,8 @@ from tokenizers import models
 
 from data_pipeline.tokenizer import ByteTokenizer, HuggingFaceTokenizer, Tokenizer
 from tests.support.runs import tiny_config
-from trainer.benchmarks import HarnessModel
-from trainer.generate import TextModel
+from trainer.inference.lm_eval import HarnessModel
+from trainer.inference.text_model import TextModel
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model
 

@@ -13,7 +13,7 @@ from tests.support.runs import tiny_config
 from trainer.config import TrainConfig
 from trainer.data.batch import DataFault, GlobalBatch, MicroBatch, micro_batch
 from trainer.distributed.group import Group
-from trainer.guard import Thresholds
+from trainer.health.guard import Thresholds
 from trainer.model.attention import Layout, make_layout
 from trainer.model.decoder import build_model
 from trainer.model.forward import LossModule, forward_pass

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.config import EvalConfig
+from trainer.health.convergence import LossMean, Signal, judge_convergence
+from trainer.run.limits import early_stop
+from trainer.run.progress import Evaluated
+
+EVERY = 100
+SETTINGS = EvalConfig()
+Curve = Callable[[int], float]
+
+losses = st.one_of(st.none(), st.floats(0.1, 10))
+histories = st.lists(st.tuples(losses, losses), max_size=40).map(
+    lambda pairs: [Evaluated(EVERY * number, *pair) for number, pair in enumerate(pairs)]
+)
+
+
+def history(validation: Curve, training: Curve, count: int = 60, noise: float = 0.0, seed: int = 0) -> list[Evaluated]:
+    generator = np.random.default_rng(seed)
+
+    def noisy(loss: float) -> float:
+        return loss * (1 + noise * float(generator.standard_normal()))
+
+    return [
+        Evaluated(EVERY * number, noisy(validation(number)), noisy(training(number)) if number else None) for number in range(count)
+    ]
+
+
+def told(evaluations: list[Evaluated], choice: EvalConfig = SETTINGS) -> list[Signal]:
+    """The signals of a run, as they come one evaluation after the other."""
+    return [signal for end in range(1, len(evaluations) + 1) for signal in judge_convergence(evaluations[:end], choice).signals]
+
+
+def falling(number: int) -> float:
+    return 2 + 4 * math.exp(-number / 30)
+
+
+def test_a_plateau_is_told_once_at_the_first_window_that_hardly_changes() -> None:
+    evaluations = history(lambda number: max(3.0, 6 - 0.1 * number), falling)
+    assert [(signal.rule, signal.step) for signal in told(evaluations)] == [("plateau", 3700)]
+    [signal] = told(evaluations)
+    assert signal.threshold == 0.001
+    assert abs(signal.value) < 0.001
+    assert "+0.00%" in signal.message or "-0.00%" in signal.message
+    assert "steps 2800 to 3700" in signal.message
+
+
+def test_a_second_plateau_is_told_after_the_loss_fell_again() -> None:
+    def loss(number: int) -> float:
+        return 4.0 if number < 20 else max(2.0, 4 - 0.1 * (number - 20))
+
+    assert [signal.step for signal in told(history(loss, falling, 80)) if signal.rule == "plateau"] == [900, 4700]
+
+
+def test_overfitting_is_told_once_when_validation_has_risen_for_a_window_while_training_fell() -> None:
+    evaluations = history(lambda number: 3 + 0.02 * abs(number - 25), falling)
+    assert [(signal.rule, signal.step) for signal in told(evaluations)] == [("overfitting", 3200)]
+    assert "rose by" in told(evaluations)[0].message
+
+
+def test_a_validation_loss_that_rises_with_the_training_loss_is_no_overfitting() -> None:
+    assert not told(history(lambda number: 3 + 0.02 * number, lambda number: 3 + 0.02 * number))
+
+
+def test_without_training_losses_there_is_no_overfitting() -> None:
+    evaluations = [Evaluated(number, 3 + 0.02 * number, None) for number in range(30)]
+    assert not told(evaluations)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.001, 0.005])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_clean_noisy_run_that_gets_better_has_no_signal(noise: float, seed: int) -> None:
+    evaluations = history(lambda number: 7 - 0.1 * number, lambda number: 6.9 - 0.1 * number, 50, noise, seed)
+    assert told(evaluations) == []
+
+
+def test_noise_without_a_trend_is_no_overfitting() -> None:
+    evaluations = history(lambda _: 3.0, lambda _: 3.0, 500, noise=0.01)
+    assert {signal.rule for signal in told(evaluations)} == {"plateau"}
+
+
+@given(evaluations=histories)
+@settings(max_examples=50, deadline=None)
+def test_a_rule_is_told_at_most_once_in_a_window(evaluations: list[Evaluated]) -> None:
+    choice = EvalConfig(plateau_window=7, plateau_threshold=0.2)
+    numbers = [evaluated.step for evaluated in evaluations if evaluated.val_loss is not None]
+    for rule in ("plateau", "overfitting"):
+        places = [numbers.index(signal.step) for signal in told(evaluations, choice) if signal.rule == rule]
+        assert all(later - earlier > 7 for earlier, later in pairwise(places))
+
+
+def test_the_trend_is_the_slope_of_the_validation_loss_and_withstands_two_outliers() -> None:
+    evaluations = history(lambda number: 6 - 0.01 * number, falling, 10)
+    assert judge_convergence(evaluations, SETTINGS).trend == pytest.approx(-0.0001)
+    assert judge_convergence(evaluations[:9], SETTINGS).trend is None
+    spoilt = [*evaluations]
+    spoilt[3], spoilt[7] = Evaluated(300, 50.0, None), Evaluated(700, 0.1, None)
+    trend = judge_convergence(spoilt, SETTINGS).trend
+    assert trend is not None
+    assert -0.0003 < trend < 0
+
+
+def stops_at(validation: list[float | None], **changes: float) -> int | None:
+    """The number of the evaluation after which training ends."""
+    choice = EvalConfig(**changes)  # type: ignore[arg-type]
+    evaluations = [Evaluated(number, loss, None) for number, loss in enumerate(validation)]
+    return next((end for end in range(len(evaluations)) if early_stop(evaluations[: end + 1], choice)), None)
+
+
+def test_training_ends_after_so_many_evaluations_in_a_row_without_improvement() -> None:
+    assert stops_at([5, 4, 4.1, 4.2, 4.3, 3], patience=3) == 4
+    assert stops_at([5, 4, 4.1, 4.2, 3.9, 4, 4, 4], patience=3) == 7
+    assert stops_at([5, 4, 3, 2, 1], patience=1) is None
+    assert stops_at([5, 5], patience=1) == 1
+    assert stops_at([5] * 100) is None
+
+
+def test_improvements_below_the_minimum_count_once_they_add_up() -> None:
+    shrinking = [5 - 0.04 * number for number in range(12)]
+    assert stops_at(shrinking, patience=3, min_delta=0.1) is None
+    assert stops_at(shrinking, patience=2, min_delta=0.1) == 2
+    assert stops_at(shrinking, patience=3) is None
+
+
+def test_an_evaluation_that_is_no_number_does_not_improve() -> None:
+    assert stops_at([5, None, None, 4], patience=2) == 2
+    assert stops_at([None, None], patience=2) == 1
+
+
+def test_the_reason_names_the_best_step_and_the_settings() -> None:
+    choice = EvalConfig(patience=2, min_delta=0.01)
+    reason = early_stop(
+        [Evaluated(0, 5.0, None), Evaluated(10, 4.0, None), Evaluated(20, 4.5, 3.0), Evaluated(30, 3.995, 2.0)], choice
+    )
+    assert reason == (
+        "2 evaluations in a row did not improve on the validation loss 4.0000 of step 10 by more than eval.min_delta = 0.01 "
+        "(eval.patience = 2)"
+    )
+    assert early_stop([Evaluated(0, None, None)] * 2, choice) == "none of 2 evaluations gave a number (eval.patience = 2)"
+
+
+@given(evaluations=histories, patience=st.integers(1, 5), min_delta=st.sampled_from([0.0, 0.5]))
+def test_without_improvement_counts_the_evaluations_since_the_last_record(
+    evaluations: list[Evaluated], patience: int, min_delta: float
+) -> None:
+    choice = EvalConfig(patience=patience, min_delta=min_delta)
+    judged = judge_convergence(evaluations, choice)
+    assert 0 <= judged.without_improvement <= len(evaluations)
+    assert (early_stop(evaluations, choice) is not None) == (judged.without_improvement >= patience)
+    if min_delta == 0 and (known := [evaluated.val_loss for evaluated in evaluations if evaluated.val_loss is not None]):
+        best = min(range(len(evaluations)), key=lambda number: evaluations[number].val_loss or math.inf)
+        assert evaluations[best].val_loss == min(known)
+        assert judged.without_improvement == len(evaluations) - 1 - best
+
+
+@given(evaluations=histories, cut=st.integers(0, 40))
+@settings(max_examples=50, deadline=None)
+def test_what_is_said_depends_on_the_evaluations_so_far_alone(evaluations: list[Evaluated], cut: int) -> None:
+    """So a run that was stopped and goes on says the same, given the same list."""
+    choice = EvalConfig(plateau_window=7, patience=4)
+    again = [Evaluated(**vars(evaluated)) for evaluated in evaluations[:cut]]
+    assert judge_convergence(again, choice) == judge_convergence(evaluations[:cut], choice)
+    assert early_stop(again, choice) == early_stop(evaluations[:cut], choice)
+
+
+@given(losses=st.lists(st.one_of(st.floats(0.1, 10), st.just(math.nan), st.just(math.inf))), cut=st.integers(0, 10))
+def test_the_mean_training_loss_goes_on_from_json_with_the_same_bits(losses: list[float], cut: int) -> None:
+    whole, first = LossMean(), LossMean()
+    for loss in losses:
+        whole.add(loss)
+    for loss in losses[:cut]:
+        first.add(loss)
+    resumed = LossMean(**json.loads(json.dumps(first.to_json())))
+    for loss in losses[cut:]:
+        resumed.add(loss)
+    known = [loss for loss in losses if math.isfinite(loss)]
+    mean = whole.take()
+    assert resumed.take() == mean
+    assert mean == (pytest.approx(sum(known) / len(known)) if known else None)
+    assert whole.take() is None
+
+
+def test_a_training_loss_that_hardly_falls_is_no_overfitting() -> None:
+    evaluations = history(lambda number: 3 + 0.02 * number, lambda number: 3 - 1e-5 * number)
+    assert told(evaluations) == []
+
+
+def test_an_evaluation_that_is_no_number_tells_nothing_again() -> None:
+    flat = [Evaluated(number, 3.0, 3.0) for number in range(10)]
+    assert [signal.rule for signal in judge_convergence(flat, SETTINGS).signals] == ["plateau"]
+    assert judge_convergence([*flat, Evaluated(10, None, 3.0)], SETTINGS).signals == ()
+    assert judge_convergence([*flat, Evaluated(10, None, 3.0)], SETTINGS).without_improvement == 10

@@ -1,0 +1,114 @@
+"""Charts as SVG and as PNG: gaps, marks, envelopes, and what they say to those who do not see them."""
+
+from __future__ import annotations
+
+import math
+import re
+from io import BytesIO
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from trainer.report.chart import Chart, Line
+from trainer.report.curves import Curve
+from trainer.report.png import draw_png
+from trainer.report.svg import draw
+
+
+def chart(*values: float, **options: bool) -> Chart:
+    return Chart("Loss", "nats", (Line("training", Curve.of(enumerate(values, 1)), **options),))
+
+
+def paths(figure: str, kind: str) -> list[str]:
+    """What is drawn by the paths of one class, outside of the legend."""
+    drawn = figure.split('role="img"')[1]
+    return re.findall(rf'<path (?:[^>]*?)d="([^"]*)"[^>]*class="{kind}[ "]', drawn)
+
+
+@given(st.lists(st.floats(), min_size=1, max_size=30), st.booleans(), st.sampled_from([None, 30.0]))
+def test_any_values_make_a_well_formed_picture_within_its_frame(values: list[float], points: bool, log_from: float | None) -> None:
+    figure = draw(Chart("Loss", "nats", (Line("a < b", Curve.of(enumerate(values)), points=points),), log_from=log_from))
+    ElementTree.fromstring(figure)
+    drawn = "".join(re.findall(r' d="([^"]*)" class="line c', figure.split('role="img"')[1]))
+    numbers = [float(word) for word in re.findall(r"-?\d+\.\d", drawn)]
+    assert all(-1 <= number <= 570 for number in numbers)
+    assert "nan" not in drawn
+
+
+def test_a_value_that_is_no_number_leaves_a_gap_and_a_mark_that_names_its_step() -> None:
+    figure = draw(chart(1.0, 2.0, math.nan, 3.0, math.inf, 4.0, 5.0))
+    [line] = paths(figure, "line")
+    assert line.count("M") == 3
+    assert "h0" in line, "a point between two gaps is drawn as a dot"
+    assert len(paths(figure, "bad")) == 2
+    assert "training: 1 value not finite at step 3" in figure
+    assert "not a finite number" in figure, "the legend explains the mark"
+
+
+def test_a_curve_without_any_number_still_shows_its_marks() -> None:
+    figure = draw(chart(math.nan, math.nan))
+    assert len(paths(figure, "bad")) == 2
+    assert "no finite value" in figure
+
+
+def test_a_long_curve_has_an_envelope_and_a_bounded_size() -> None:
+    spiky = [1.0 + (step == 77_777) * 50 for step in range(200_000)]
+    figure = draw(chart(*spiky))
+    [band] = paths(figure, "band")
+    highest = min(float(y) for y in re.findall(r" ([\d.]+)", band.replace("Z", "")))
+    assert highest < 50, "the one high value reaches the top of the plot"
+    assert len(figure) < 60_000
+    assert paths(draw(chart(1.0, 2.0)), "band") == []
+
+
+def test_every_line_has_a_colour_and_dashes_of_its_own_and_later_rounds_other_dashes() -> None:
+    lines = tuple(Line(str(number), Curve.of([(1, number), (2, number)]), look=number) for number in range(21))
+    looks = re.findall(r'data-name="\d+"', figure := draw(Chart("t", "u", lines)))
+    classes = re.findall(r'class="line (c\d d\d)" data-name', figure)
+    assert len(looks) == len(set(classes)) == 21
+
+
+def test_markers_of_few_points_say_their_values() -> None:
+    figure = draw(chart(3.0, 2.25, points=True))
+    assert "<title>training at step 2: 2.25</title>" in figure
+    assert paths(draw(chart(*range(1, 100), points=True)), "marker") == []
+
+
+def test_the_numbers_under_the_pointer_are_those_that_are_drawn() -> None:
+    figure = draw(chart(1.5, math.nan, 2.5))
+    assert 'data-x="1 2 3"' in figure
+    assert 'data-y="1.5 nan 2.5"' in figure
+
+
+def test_a_picture_describes_itself_in_words() -> None:
+    figure = draw(chart(3.0, 1.0, 2.0))
+    assert 'aria-label="Loss: training, in nats, over step"' in figure
+    assert "training: 3 at step 1, 2 at step 3, lowest 1, highest 3" in figure
+
+
+def test_a_chart_without_points_is_left_out() -> None:
+    assert draw(chart()) == ""
+
+
+@pytest.mark.parametrize("values", [(), (1.0,), (1e-3, math.inf, 1e6), tuple(range(3000))])
+def test_the_same_charts_make_a_png_whatever_their_values(values: tuple[float, ...]) -> None:
+    chart = Chart("Loss $x_{$ \u202e", "nats", (Line("a $ b", Curve.of(enumerate(values)), points=True),), log_from=30.0)
+    found = draw_png([chart], "run $\\frac 文 name")
+    assert found.startswith(b"\x89PNG")
+    assert int.from_bytes(found[16:20]) == 1600
+
+
+def test_the_same_chart_gives_the_same_bytes_of_a_png() -> None:
+    assert draw_png([chart(1.0, math.nan)], "run") == draw_png([chart(1.0, math.nan)], "run")
+
+
+def test_a_png_marks_values_that_are_no_numbers_in_the_colour_of_the_crosses() -> None:
+    def vermillion(*values: float) -> int:
+        pixels = Image.open(BytesIO(draw_png([chart(*values)], "run"))).convert("RGB")
+        return sum(count for count, colour in pixels.getcolors(1 << 24) or () if colour == (0xD5, 0x5E, 0x00))
+
+    assert vermillion(1.0, 2.0, 3.0) == 0
+    assert vermillion(1.0, math.nan, 3.0) > 20

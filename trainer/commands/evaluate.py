@@ -1,0 +1,146 @@
+"""`evaluate`: validation loss or benchmarks of a saved model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from common.errors import ConfigError, PreparedDataError
+from data_pipeline.dataset.locks import reading
+from data_pipeline.dataset.manifest import Manifest, read_manifest
+from data_pipeline.dataset.shards import Rows
+from data_pipeline.tokenizer import Tokenizer, load_tokenizer
+from trainer.commands.saved_model import load_model
+from trainer.data.adjustments import Changes
+from trainer.distributed.group import joined_group
+from trainer.evaluation.evaluate import evaluate
+from trainer.evaluation.table import describe_evaluation
+from trainer.evaluation.tally import Grouping
+from trainer.inference.lm_eval import describe_benchmarks, run_benchmarks
+from trainer.inference.text_model import TextModel
+from trainer.machine.determinism import configure_determinism
+from trainer.model.attention import choose_backend
+from trainer.model.forward import LossModule
+from trainer.run.bounds import most_rows
+from trainer.run.directory import data_folder, load_config, settings_here
+from trainer.run.record import read_record
+
+__all__ = ["benchmark_run", "evaluate_run"]
+
+
+def evaluate_run(
+    run: Path,
+    which: str,
+    *,
+    data: Path | None = None,
+    limit: int | None = None,
+    by: Sequence[str] = (),
+    as_json: bool,
+    trust_code: bool = False,
+) -> str:
+    """Validation loss, perplexity and bits per byte of a checkpoint, for people or as a JSON object.
+
+    Args:
+        run: directory of the run.
+        which: the checkpoint, see `load_checkpoint`.
+        data: prepared data other than that of the run.
+        limit: validation rows to use, spread evenly; none: as the run has evaluated.
+        by: the groups to show: source, kind, length.
+        as_json: one JSON object instead of text.
+        trust_code: code that came with the run may be executed; see `trainer.extensions.trust`.
+
+    Raises:
+        CheckpointError: there is no such run or checkpoint, or it is damaged.
+        ConfigError: code of the run needs consent, or the data has another tokenizer, or rows that are too long for the model.
+        PreparedDataError: the data is missing or damaged, or has no validation rows.
+    """
+    config = settings_here(load_config(run))
+    configure_determinism(config)
+    directory = data_folder(run, data)
+    with reading(directory, f"evaluate of run {run.absolute().name}"):
+        manifest, tokenizer = read_manifest(directory), load_tokenizer(run / "tokenizer")
+        rows = Rows(directory, manifest, "val", verify=config.verify_data)
+        _check_fit(run, directory, manifest, tokenizer, len(rows), config.model.context)
+        settings = config.eval if limit is None else config.eval.model_copy(update={"max_rows": limit})
+        micro = min(settings.micro or config.batch.micro_rows, most_rows(config.model, manifest.row_length))
+        settings = settings.model_copy(update={"micro": micro})
+        with joined_group(config.device) as group:
+            model, step = load_model(run, config, which, trust_code=trust_code)
+            model.to(group.device)
+            lost = _quarantined(run, manifest, step)
+            backend = choose_backend(
+                config.attention,
+                group.device,
+                config.precision,
+                config.model.head_size,
+                compiled=False,
+            )
+            result = evaluate(
+                LossModule(model, config.loss),
+                backend,
+                rows.without(lost),
+                config.model_copy(update={"eval": settings}),
+                group,
+                grouping=Grouping.of(manifest, tokenizer),
+            )
+    left_out = rows.num_rows_in(lost, np.arange(len(rows)))
+    if not as_json:
+        note = f"\n\nleft out, as by the run: {left_out:,} of {len(rows):,} rows, of shards in quarantine" if left_out else ""
+        return describe_evaluation(result, step, by) + note
+    total = {"val_loss" if name == "loss" else name: value for name, value in result.total.to_json().items()}
+    groups = {f"by_{name}": {group: score.to_json() for group, score in result.groups[name].items()} for name in by}
+    return json.dumps({"step": step, **total, "rows": result.num_rows, "left_out": left_out, **groups}, ensure_ascii=False)
+
+
+def _quarantined(run: Path, manifest: Manifest, step: int) -> frozenset[str]:
+    """The shards that a run had put into quarantine by a step; of other data than its own, none."""
+    record = read_record(run)
+    if manifest.root_digest != record["data"]["root_digest"]:
+        return frozenset()
+    return Changes.from_json(record.get("changes", ())).quarantined(step)
+
+
+def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, num_rows: int, context: int) -> None:
+    """Raises where the model of a run cannot be evaluated on the data."""
+    if manifest.tokenizer_digest != tokenizer.digest:
+        raise ConfigError(
+            f"{data}: its tokenizer is {manifest.tokenizer_digest}, but {run} was trained with {tokenizer.digest}, so its tokens "
+            "mean something else to this model; prepare the text with the tokenizer of the run. Models with different tokenizers "
+            "are compared by their bits per byte, each on the same text with its own tokenizer"
+        )
+    if manifest.row_length > context:
+        raise ConfigError(
+            f"{data}: its rows have {manifest.row_length} tokens, but the model of {run} sees {context} (model.context); "
+            f"prepare it with --row_length {context}"
+        )
+    if not num_rows:
+        raise PreparedDataError(f"{data}: no validation rows; prepare from more text")
+
+
+def benchmark_run(run: Path, which: str, tasks: str, limit: int | None, *, as_json: bool, trust_code: bool = False) -> str:
+    """The benchmarks of a checkpoint, for people or as a JSON object.
+
+    Args:
+        run: directory of the run.
+        which: the checkpoint, see `load_checkpoint`.
+        tasks: see `run_benchmarks`, as the rest.
+        limit: examples of each task.
+        as_json: one JSON object instead of a table.
+        trust_code: code that came with the run may be executed; see `trainer.extensions.trust`.
+
+    Raises:
+        CheckpointError: there is no such run or checkpoint, or it is damaged.
+        ConfigError: see `run_benchmarks`; or there are several ranks.
+    """
+    config = settings_here(load_config(run))
+    configure_determinism(config)
+    with joined_group(config.device) as group:
+        if group.world_size > 1:
+            raise ConfigError(f"--lm-eval works on one rank and was started on {group.world_size}; start it without torchrun")
+        model, step = load_model(run, config, which, trust_code=trust_code)
+        text_model = TextModel(model.to(group.device), load_tokenizer(run / "tokenizer"), config.model.context)
+        results = run_benchmarks(text_model, config, tasks, limit)
+    return json.dumps({"step": step, "results": results}, ensure_ascii=False) if as_json else describe_benchmarks(results, step)

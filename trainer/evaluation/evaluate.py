@@ -1,0 +1,110 @@
+"""Validation loss over the whole validation set, the same number for any number of ranks; also by source, kind and length.
+
+A piece is what packing left of a document in one row. Losses are added without rounding, so the sums of the groups make the total.
+
+    B rows of a batch   L tokens of a row   N targets of a batch   G groups   K integers of a group
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from data_pipeline.dataset.shards import Rows
+from trainer.config import TrainConfig
+from trainer.data.batch import micro_batch, share_of_rank
+from trainer.distributed.group import Group
+from trainer.evaluation.results import Evaluation
+from trainer.evaluation.tally import _UNDIVIDED, Grouping, Tally, _Waiting
+from trainer.model.attention import Backend
+from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
+
+__all__ = ["EvaluationStopped", "evaluate"]
+
+
+class EvaluationStopped(Exception):  # noqa: N818 - a request, no error
+    """A rank was asked to stop before an evaluation was done."""
+
+
+_PASSES_BETWEEN_VOTES = 8
+"""A vote waits for what the device has to do."""
+
+
+@torch.no_grad()
+def evaluate(
+    loss: LossModule,
+    backend: Backend,
+    rows: Rows,
+    config: TrainConfig,
+    group: Group,
+    after_batch: Callable[[], None] = lambda: None,
+    grouping: Grouping = _UNDIVIDED,
+    stop: Callable[[], bool] | None = None,
+) -> Evaluation:
+    """The mean loss over the validation rows, weighted by targets, and over the groups that are asked for.
+
+    Each rank computes a run of the batches. Sums are integers, so neither their order nor the number of ranks changes a bit. The
+    losses of one batch at a time are on the host, while the device computes the next. Where ranks share the weights, all make the
+    same number of passes, some over an empty batch.
+
+    Raises:
+        EvaluationStopped: on every rank, where `stop` was true on one; the ranks ask each other every few passes, and at the end.
+    """
+    num_rows = min(len(rows), config.eval.max_rows or len(rows))
+    chosen = np.arange(num_rows) * len(rows) // num_rows  # spread evenly: neighbours come from the same documents
+    size = config.eval.micro or config.batch.micro_rows
+    num_batches = -(-num_rows // size)
+    own = share_of_rank(num_batches, group)
+    num_passes = -(-num_batches // group.world_size)
+    tally = Tally(grouping, rows.row_length)
+    waiting: _Waiting = deque()
+    was_training = loss.training
+    loss.eval()
+    try:
+        for place in range(num_passes):
+            if place < len(own):
+                here = chosen[own[place] * size : (own[place] + 1) * size]
+                batch = micro_batch(rows.read(here), with_bounds=backend == "varlen")
+                sources_B = np.zeros(len(here), np.int64) if grouping is _UNDIVIDED else rows.source_ids(here)
+                losses_BL = forward_pass(loss, batch, config, group.device, backend, by_row=True)
+                waiting.append((_on_its_way(losses_BL), batch, sources_B))
+                if len(waiting) > 1:
+                    _take(waiting, tally)
+                after_batch()
+            elif config.parallel == "fsdp":
+                forward_pass(loss, empty_micro_batch(size, rows.row_length, backend), config, group.device, backend, by_row=True)
+            asks = (place + 1) % _PASSES_BETWEEN_VOTES == 0 or place + 1 == num_passes
+            if stop is not None and asks and group.smallest(not stop()) == 0:
+                raise EvaluationStopped
+    finally:
+        loss.train(was_training)
+    while waiting:
+        _take(waiting, tally)
+    tally.table_GK = group.sum(torch.from_numpy(tally.table_GK).to(group.device)).cpu().numpy()
+    return tally.evaluation(num_rows)
+
+
+def _take(waiting: _Waiting, tally: Tally) -> None:
+    arrived, batch, sources_B = waiting.popleft()
+    tally.add(arrived(), batch, sources_B)
+
+
+def _on_its_way(losses_BL: Tensor) -> Callable[[], NDArray[np.float32]]:
+    """Starts the copy to the host; what is returned waits for it."""
+    if not losses_BL.is_cuda:
+        return losses_BL.numpy
+    on_host = torch.empty_like(losses_BL, device="cpu", pin_memory=True)
+    on_host.copy_(losses_BL, non_blocking=True)
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record()
+
+    def wait() -> NDArray[np.float32]:
+        arrived.synchronize()
+        return on_host.numpy()
+
+    return wait

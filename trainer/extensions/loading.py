@@ -1,0 +1,120 @@
+"""A user's own Python file: called at named places of the training, or in place of the model or the loss.
+
+The file defines plain functions by fixed names, all of them optional:
+
+    on_train_start(run)                        before the first step, also of a run that goes on
+    on_step_end(run, metrics)                  after each step; metrics: `trainer.metrics.StepMetrics`
+    on_evaluate(run, evaluation)               after each validation; evaluation: `trainer.evaluation.results.Evaluation`
+    on_save(run, step, path)                   once the checkpoint of a step is complete; its files: `checkpoint_files(path)`
+    on_train_end(run)                          after the last save, also when a signal ended the training
+    build_model(model_config, vocab_size)      returns the model: see `seeded_model`
+    loss(logits_BLV, targets_BL, weights_BL)   returns the sum that is minimised: see `Extension.loss_sum`
+
+`run` is a `RunView`. B rows of a micro-batch   L tokens of a row   V vocabulary
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import inspect
+import sys
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+
+from common.errors import ConfigError
+from common.files import UnusableFileError, read_input
+from common.untrusted import MAX_EXTENSION_BYTES
+from trainer.extensions.hooks import HOOKS, LIKENESS, Extension
+from trainer.extensions.places import described, line_in, line_of, place_of
+
+__all__ = ["execute_extension", "load_extension"]
+
+
+def load_extension(path: Path | None) -> Extension:
+    """Reads a user's file and executes it: see `execute_extension`. None gives an empty extension.
+
+    Raises:
+        ConfigError: as `execute_extension`, or the file cannot be read.
+    """
+    if path is None:
+        return Extension()
+    try:
+        source = read_input(path, MAX_EXTENSION_BYTES)
+    except (OSError, UnusableFileError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"extension = {path}: cannot be read ({reason}); name a Python file") from None
+    return execute_extension(path, source)
+
+
+def execute_extension(path: Path, source: bytes) -> Extension:
+    """Runs a user's file once, as a separate module, and takes the functions that it defines.
+
+    The file can import what is installed; its own directory is not searched.
+
+    Args:
+        path: of the file, for messages; it is not read again.
+        source: its content.
+
+    Raises:
+        ConfigError: the file cannot be run, defines none of the functions, one with other arguments, or one whose name is nearly
+            that of another.
+    """
+    module = _run_file(path, source)
+    _refuse_near_misses(path, module)
+    hooks = {name: getattr(module, name) for name in HOOKS if hasattr(module, name)}
+    if not hooks:
+        raise ConfigError(f"{path}: defines none of {', '.join(HOOKS)}; define at least one, or train without --extension")
+    for name, hook in hooks.items():
+        _check_signature(path, name, hook)
+    return Extension(path, source, MappingProxyType(hooks))
+
+
+def _run_file(path: Path, source: bytes) -> ModuleType:
+    name = f"trainer_extension_{hashlib.sha256(source).hexdigest()[:16]}"
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module  # dataclasses look their module up by name
+    try:
+        # Compiled here and not by the import system: what runs is what the digest was made of, never a stale .pyc.
+        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+    except (Exception, SystemExit) as error:
+        line = error.lineno if isinstance(error, SyntaxError) else line_in(path, error)
+        raise ConfigError(
+            f"{place_of(path, line)}: {type(error).__name__}: {error}; correct the file, or train without --extension"
+        ) from error
+    return module
+
+
+def _refuse_near_misses(path: Path, module: ModuleType) -> None:
+    """A function that was meant as a hook and never called would be missed too late."""
+    for name, value in vars(module).items():
+        own = inspect.isfunction(value) and value.__module__ == module.__name__
+        if name in HOOKS or name.startswith("_") or not (own or name.startswith("on_")):
+            continue
+        nearest = difflib.get_close_matches(name.lower(), HOOKS, n=1, cutoff=0 if name.startswith("on_") else LIKENESS)
+        if nearest:
+            raise ConfigError(
+                f"{place_of(path, line_of(value))}: nothing calls {name}; did you mean {nearest[0]}? "
+                f"If it is a function for the file's own use, begin its name with an underscore"
+            )
+
+
+def _check_signature(path: Path, name: str, hook: object) -> None:
+    wanted = f"def {name}({', '.join(HOOKS[name])})"
+    if not callable(hook):
+        raise ConfigError(f"{path}: {name} is {described(hook)}; it must be a function, {wanted}")
+    if inspect.iscoroutinefunction(hook) or inspect.isgeneratorfunction(hook):
+        raise ConfigError(
+            f"{place_of(path, line_of(hook))}: {name} is async or has a yield, and would not run when called; use {wanted}"
+        )
+    try:
+        signature = inspect.signature(hook)
+    except ValueError:  # some built-in functions tell nothing about their arguments
+        return
+    try:
+        signature.bind(*HOOKS[name])
+    except TypeError:
+        raise ConfigError(
+            f"{place_of(path, line_of(hook))}: {name}{signature} is called with other arguments; use {wanted}"
+        ) from None

@@ -1,0 +1,206 @@
+"""What a run should not do beside its loss and gradient, found in the stream of its numbers; each trouble is told once.
+
+The detectors are given what was measured and return alerts; none of them touches a device, a file or a clock. A trouble that
+lasts is one episode: it is told when it begins, and can be told again once it was over. Loss and gradient are judged by
+`trainer.health.guard`; what that finds becomes an alert here too, so that everything a run complains of has one form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainer.config import AlertAction, AlertsConfig
+from trainer.distributed.stragglers import SlowRank
+from trainer.health.alerts import _HARMFUL, Alert, Rule, Severity
+from trainer.health.convergence import Signal
+from trainer.health.detectors import RECOVERED, Episode, MemoryTrend, SpeedDrop, WaitShare
+from trainer.machine.gpus import GpuReading
+from trainer.machine.sampler import HardwareReading
+
+__all__ = ["AlertRules"]
+
+_SETTING: dict[str, str] = {"ecc": "gpu_errors", "xid": "gpu_errors", "gpu_lost": "gpu_errors"}
+"""The setting with the action of a rule, where it is not called as the rule is."""
+_THROTTLED_READINGS, _COOL_READINGS = 2, 3
+
+
+class AlertRules:
+    """All rules that are not the guard's, with their settings."""
+
+    def __init__(self, config: AlertsConfig) -> None:
+        self._config = config
+        self._wait = WaitShare(config.window_steps, config.loader_wait_share)
+        self._speed = SpeedDrop(config.window_steps, config.throughput_drop)
+        self._memory = MemoryTrend(config.host_memory_mb)
+        self._disk = Episode()
+        self._throttled: dict[int, Episode] = {}
+        self._lost: dict[int, Episode] = {}
+        self._corrected: dict[int, int] = {}
+        self._uncorrected: dict[int, int] = {}
+
+    @property
+    def memory_trend(self) -> float | None:
+        """Growth of the run's memory on the host in MB per 1,000 steps, once it is known."""
+        return self._memory.mb_per_1000_steps
+
+    def after_step(self, step: int, *, seconds: float | None, waited_s: float, tokens_per_s: float) -> list[Alert]:
+        """What the pace of a step gives reason for; steps come in order.
+
+        Args:
+            step: its number.
+            seconds: its duration; None where it is not known.
+            waited_s: the part of it in which it waited for data.
+            tokens_per_s: its speed.
+        """
+        return list(self._pace(step, seconds, waited_s, tokens_per_s))
+
+    def after_reading(self, step: int, reading: HardwareReading) -> list[Alert]:
+        """What the machine gives reason for; `step` is the last one that was reported."""
+        found = [*self._host(step, reading), *self._xids(step, reading)]
+        for gpu in reading.gpus:
+            found += self._gpu(step, gpu)
+        return found
+
+    def slow_rank(self, step: int, slow: SlowRank) -> list[Alert]:
+        """The alert for a rank for which the others wait; `trainer.distributed.stragglers` finds each once."""
+        return list(self._alert("slow_rank", step, "warning", f"step {step}: {slow.describe()}", slow.factor))
+
+    def signal(self, signal: Signal) -> list[Alert]:
+        """The alert for what the evaluations say of the run's convergence."""
+        return list(self._alert(signal.rule, signal.step, "warning", signal.message, signal.value, signal.threshold))
+
+    def _pace(self, step: int, seconds: float | None, waited_s: float, tokens_per_s: float) -> Iterator[Alert]:
+        config = self._config
+        share = None if seconds is None else self._wait.observe(seconds, waited_s)
+        if share is not None:
+            yield from self._alert(
+                "loader_wait",
+                step,
+                "warning",
+                f"step {step}: {share:.0%} of the last {config.window_steps} steps' time was spent waiting for data, above "
+                f"alerts.loader_wait_share = {config.loader_wait_share:g}. Raise prefetch, or move the data to a faster disk",
+                share,
+                config.loader_wait_share,
+            )
+        slower = self._speed.observe(tokens_per_s)
+        if slower is not None:
+            now, usual = slower
+            yield from self._alert(
+                "throughput",
+                step,
+                "warning",
+                f"step {step}: {now:,.0f} tokens/s, {1 - now / usual:.0%} below the usual {usual:,.0f} and more than "
+                f"alerts.throughput_drop = {config.throughput_drop:g}. Look at the hardware curves, and at what else runs there",
+                now,
+                usual * (1 - config.throughput_drop),
+            )
+
+    def _host(self, step: int, reading: HardwareReading) -> Iterator[Alert]:
+        config, host = self._config, reading.host
+        growth = self._memory.observe(step, host.private_mib)
+        if growth is not None:
+            yield from self._alert(
+                "host_memory",
+                step,
+                "warning",
+                f"step {step}: the run's memory on the host grows by {growth:,.0f} MB per 1,000 steps, more than "
+                f"alerts.host_memory_mb = {config.host_memory_mb:g}, and {host.available_mib:,.0f} MiB are left. Look at an "
+                "extension that keeps what it is given; a restart of the run frees the memory and goes on",
+                growth,
+                config.host_memory_mb,
+            )
+        limit = config.disk_free_gb / (RECOVERED if self._disk.lasts else 1)
+        if self._disk.begins(bad=host.disk_free_gb < limit):
+            yield from self._alert(
+                "disk",
+                step,
+                "critical",
+                f"step {step}: {host.disk_free_gb:.1f} GB are free on the disk of the run, fewer than alerts.disk_free_gb = "
+                f"{config.disk_free_gb:g}. Make room, or lower checkpoint.keep_last, before a checkpoint cannot be written",
+                host.disk_free_gb,
+                config.disk_free_gb,
+            )
+
+    def _xids(self, step: int, reading: HardwareReading) -> Iterator[Alert]:
+        if reading.xids:
+            numbers = ", ".join(str(number) for number in sorted(set(reading.xids)))
+            yield from self._alert(
+                "xid",
+                step,
+                "critical",
+                f"step {step}: the GPU driver reports Xid {numbers}. Look the number up in NVIDIA's list of Xid errors; if it "
+                "comes back, take the GPU out of service",
+                float(reading.xids[-1]),
+            )
+
+    def _gpu(self, step: int, gpu: GpuReading) -> Iterator[Alert]:
+        where = f"step {step}: GPU {gpu.index} ({gpu.name})"
+        if self._lost.setdefault(gpu.index, Episode()).begins(bad=not gpu.answers):
+            yield from self._alert(
+                "gpu_lost",
+                step,
+                "critical",
+                f"{where} does not answer the driver. Restart the machine, or take the GPU out of service",
+            )
+        harmful = sorted(_HARMFUL & set(gpu.throttle or ()))
+        if self._throttled.setdefault(gpu.index, Episode(_THROTTLED_READINGS, _COOL_READINGS)).begins(bad=bool(harmful)):
+            heat = "" if gpu.temperature_c is None else f" at {gpu.temperature_c:.0f} °C"
+            clock = "" if gpu.sm_clock_mhz is None else f", clock {gpu.sm_clock_mhz:.0f} MHz"
+            yield from self._alert(
+                "throttling",
+                step,
+                "warning",
+                f"{where} slows itself down{heat}{clock}: {', '.join(harmful)}. Look at its cooling and power supply",
+                gpu.temperature_c,
+            )
+        yield from self._ecc(step, gpu, where)
+
+    def _ecc(self, step: int, gpu: GpuReading, where: str) -> Iterator[Alert]:
+        new = _risen(self._uncorrected, gpu.index, gpu.ecc_uncorrected, 1)
+        if new:
+            yield from self._alert(
+                "ecc",
+                step,
+                "critical",
+                f"{where} has {new} new ECC errors in memory that could not be corrected. What it computed since may be wrong: "
+                "go back to a checkpoint from before, and take the GPU out of service",
+                float(new),
+                1.0,
+            )
+        few = self._config.corrected_errors
+        corrected = _risen(self._corrected, gpu.index, gpu.ecc_corrected, few)
+        if corrected:
+            yield from self._alert(
+                "ecc",
+                step,
+                "warning",
+                f"{where} has corrected {corrected} ECC errors in memory since they were last counted, at least "
+                f"alerts.corrected_errors = {few}. Its memory is wearing out",
+                float(corrected),
+                float(few),
+            )
+
+    def _alert(
+        self, rule: Rule, step: int, severity: Severity, message: str, value: float | None = None, threshold: float | None = None
+    ) -> Iterator[Alert]:
+        """The alert, unless its rule is off."""
+        action: AlertAction = getattr(self._config, _SETTING.get(rule, rule))
+        if action == "off":
+            return
+        if action == "stop":
+            severity, message = "critical", f"{message}. Training stops, as alerts.{_SETTING.get(rule, rule)} = stop"
+        yield Alert(rule, step, severity, message, action, value, threshold)
+
+
+def _risen(known: dict[int, int], index: int, count: int | None, least: int) -> int:
+    """How far a counter has risen since it was last news, if by `least`; the first count of a GPU is none."""
+    if count is None:
+        return 0
+    before = known.setdefault(index, count)
+    if count < before:  # the driver was loaded anew
+        known[index] = count
+        return 0
+    if count - before < least:
+        return 0
+    known[index] = count
+    return count - before

@@ -1,0 +1,156 @@
+"""Whether a run still gets better: trend, plateau, overfitting and early stopping, as pure functions of its evaluations.
+
+All but early stopping look at the last `eval.plateau_window` evaluations:
+
+- The **trend** is the Theil-Sen slope of the validation loss over the steps (see `trainer.health.trend`). Two outliers among ten
+  evaluations do not move it far.
+- A **plateau**: the change that the trend makes from the first to the last of them is less than `eval.plateau_threshold` of their
+  median loss, up or down.
+- **Overfitting**: the validation loss rises while the training loss falls. The trends of both change by more than that threshold,
+  and both have a Mann-Kendall score of 3 standard deviations or more, which noise alone gives one in 2,000 windows of ten.
+
+A signal is given at the first evaluation where this holds, and again only after a window of evaluations where it did not.
+
+Training ends early after `eval.patience` evaluations in a row that did not improve. An evaluation improves where its loss is more
+than `eval.min_delta` below that of the last one that did, so that small steps count once they add up.
+
+An evaluation whose loss is no number improves nothing, and is not part of a window.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from trainer.config import EvalConfig
+from trainer.health.trend import Trend, trend
+from trainer.run.limits import evaluations_without_gain
+from trainer.run.progress import Evaluated
+
+__all__ = ["Convergence", "LossMean", "Signal", "judge_convergence"]
+
+_LEAST_SCORE = 3.0
+
+
+class LossMean:
+    """The mean of the training losses since the last evaluation. It belongs to a checkpoint, with the evaluations."""
+
+    def __init__(self, total: float = 0.0, steps: int = 0) -> None:
+        self._total, self._steps = total, steps
+
+    def add(self, loss: float) -> None:
+        """Takes the loss of a step; one that is no number is left out."""
+        if math.isfinite(loss):
+            self._total, self._steps = self._total + loss, self._steps + 1
+
+    def take(self) -> float | None:
+        """The mean, none where there is no loss; then begins anew."""
+        mean = self._total / self._steps if self._steps else None
+        self._total, self._steps = 0.0, 0
+        return mean
+
+    def to_json(self) -> dict[str, float]:
+        """The arguments that make it again; floats survive JSON exactly."""
+        return {"total": self._total, "steps": self._steps}
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Something that begins to hold at an evaluation."""
+
+    rule: Literal["plateau", "overfitting"]
+    step: int
+    message: str
+    value: float
+    """The change of the validation loss over the window, as a share of its level."""
+    threshold: float
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """What the evaluations up to one say."""
+
+    trend: float | None
+    """Nats per step, below 0 while the validation loss falls; none before a window is full."""
+    signals: tuple[Signal, ...]
+    """Those that begin at the last evaluation."""
+    without_improvement: int
+    """Evaluations since the last that improved on all before it."""
+
+
+def judge_convergence(evaluations: Sequence[Evaluated], settings: EvalConfig) -> Convergence:
+    """What is to be said after the last of these evaluations."""
+    numbers = [evaluated for evaluated in evaluations if evaluated.val_loss is not None]
+    window = numbers[-settings.plateau_window :]
+    full = len(window) == settings.plateau_window
+    is_news = bool(evaluations) and evaluations[-1].val_loss is not None
+    return Convergence(
+        trend=_Losses.of(window, "val_loss").trend.slope if full else None,
+        signals=_beginning(numbers, settings) if is_news else (),
+        without_improvement=evaluations_without_gain(evaluations, settings.min_delta)[0],
+    )
+
+
+def _beginning(numbers: Sequence[Evaluated], settings: EvalConfig) -> tuple[Signal, ...]:
+    """The signals that hold at the last evaluation and at none of the window of evaluations before."""
+    size = settings.plateau_window
+    rules: tuple[Callable[[Sequence[Evaluated], float], Signal | None], ...] = (_plateau, _overfitting)
+    signals = []
+    for rule in rules:
+        now = rule(numbers[-size:], settings.plateau_threshold) if len(numbers) >= size else None
+        earlier = range(max(size, len(numbers) - size), len(numbers))
+        if now is not None and not any(rule(numbers[end - size : end], settings.plateau_threshold) for end in earlier):
+            signals.append(now)
+    return tuple(signals)
+
+
+def _plateau(window: Sequence[Evaluated], threshold: float) -> Signal | None:
+    change = _Losses.of(window, "val_loss").relative_change
+    if abs(change) >= threshold:
+        return None
+    message = (
+        f"the validation loss changed by {change:+.2%} over the last {len(window)} evaluations (steps {window[0].step} to "
+        f"{window[-1].step}), less than eval.plateau_threshold = {threshold:g}: it is on a plateau"
+    )
+    return Signal("plateau", window[-1].step, message, change, threshold)
+
+
+def _overfitting(window: Sequence[Evaluated], threshold: float) -> Signal | None:
+    validation, training = _Losses.of(window, "val_loss"), _Losses.of(window, "train_loss")
+    if len(training.steps) < len(window):
+        return None
+    rise, fall = validation.relative_change, -training.relative_change
+    if min(rise, fall) <= threshold or min(validation.trend.score, -training.trend.score) < _LEAST_SCORE:
+        return None
+    message = (
+        f"over the last {len(window)} evaluations (steps {window[0].step} to {window[-1].step}) the validation loss rose by "
+        f"{rise:.2%} while the training loss fell by {fall:.2%}: the model learns the training text by heart"
+    )
+    return Signal("overfitting", window[-1].step, message, rise, threshold)
+
+
+@dataclass(frozen=True)
+class _Losses:
+    """Losses of a window, and their steps."""
+
+    steps: list[int]
+    losses: list[float]
+
+    @staticmethod
+    def of(window: Sequence[Evaluated], name: Literal["val_loss", "train_loss"]) -> _Losses:
+        known = [(evaluated.step, loss) for evaluated in window if (loss := getattr(evaluated, name)) is not None]
+        return _Losses([step for step, _ in known], [loss for _, loss in known])
+
+    @cached_property
+    def trend(self) -> Trend:
+        return trend(self.steps, self.losses)
+
+    @property
+    def relative_change(self) -> float:
+        """What the trend makes from the first step to the last, as a share of the median loss."""
+        change, level = self.trend.growth(self.steps[-1] - self.steps[0]), abs(statistics.median(self.losses))
+        return change / level if level else math.copysign(math.inf, change) if change else 0.0

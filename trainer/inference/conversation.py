@@ -1,0 +1,166 @@
+"""`generate --interactive`: a line in, its continuation out, until the end of the input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from common.errors import ConfigError
+from common.files import UnusableFileError, parse_json, read_input
+from common.untrusted import MAX_PROMPTS_BYTES
+from data_pipeline.tokenizer import Tokenizer
+from trainer.inference.sampling import Sampling
+
+__all__ = ["HELP", "converse", "read_prompts", "stop_token_ids"]
+
+Writer = Callable[[str, Sampling], Generator[str, None, None]]
+"""Yields the continuation of a prompt, piece by piece."""
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """A setting that a line can change."""
+
+    parse: Callable[[str], Any]
+    wanted: str
+    help: str
+
+
+_SETTINGS = {
+    "max_tokens": _Setting(int, "a whole number", "longest continuation, in tokens"),
+    "temperature": _Setting(float, "a number", "0 always takes the likeliest token"),
+    "top_k": _Setting(lambda word: None if word == "none" else int(word), "a whole number or none", "of the k likeliest tokens"),
+    "top_p": _Setting(float, "a number", "of the likeliest tokens with this joint probability; 1: all"),
+    "min_p": _Setting(float, "a number", "of tokens with this share of the likeliest one's probability; 0: all"),
+    "repetition_penalty": _Setting(float, "a number", "above 1 makes tokens less likely that were there before"),
+    "stop": _Setting(lambda word: (word,) if word else (), "a text", "ends a continuation before this text; alone: none"),
+    "seed": _Setting(int, "a whole number", "the same seed gives the same text"),
+}
+
+HELP = "\n".join(
+    [
+        "A line is continued; one that begins with // from its second /. Ctrl-C ends a continuation, Ctrl-D the program.",
+        *(f"  /{name + ' X':<22}{setting.help}" for name, setting in _SETTINGS.items()),
+        f"  {'/settings':<23}shows all of these",
+        f"  {'/help':<23}shows this",
+    ]
+)
+
+
+def converse(write_text: Writer, sampling: Sampling, read: Callable[[str], str], out: IO[str]) -> None:
+    """Reads lines until their end; a line that begins with `/` changes a setting, any other is continued.
+
+    Args:
+        write_text: continues a prompt.
+        sampling: the first settings.
+        read: given what to show before it, returns the next line, with bytes that it cannot read as lone surrogates; raises
+            EOFError at the end.
+        out: where all that is not a question goes.
+    """
+    while True:
+        try:
+            line = _as_utf8(read("> "))
+        except EOFError:
+            out.write("\n")
+            return
+        except KeyboardInterrupt:
+            out.write("\n")
+            continue
+        except UnicodeError:
+            out.write("that line is no UTF-8 text\n")
+            continue
+        if line.startswith("/") and not line.startswith("//"):
+            sampling = _obey(line, sampling, out)
+        elif line:
+            _continue(line.removeprefix("/") if line.startswith("//") else line, write_text, sampling, out)
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The prompts of a file: its lines that are not empty, or the texts under `prompt` of a `.jsonl` file.
+
+    Raises:
+        ConfigError: it cannot be read, has no prompt, or a line is not what is needed.
+    """
+    try:
+        content = read_input(path, MAX_PROMPTS_BYTES).decode("utf-8-sig")
+        lines = (
+            content.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        )  # `splitlines` would cut at characters that texts hold
+    except (OSError, UnusableFileError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"--prompts {path}: cannot be read as UTF-8 text ({error}); name a file with a prompt in each line"
+        ) from None
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    prompts = [_prompt_of(path, number, line) if path.suffix == ".jsonl" else line for number, line in numbered]
+    if not prompts:
+        raise ConfigError(f"--prompts {path}: no prompt in it; write one in each line")
+    return prompts
+
+
+def stop_token_ids(tokenizer: Tokenizer, names: Sequence[str]) -> tuple[int, ...]:
+    """The ids of tokens that are given by number or, special ones, by name.
+
+    Raises:
+        ConfigError: there is no such token.
+    """
+    return tuple(_token_id(tokenizer, name) for name in names)
+
+
+def _token_id(tokenizer: Tokenizer, name: str) -> int:
+    number = int(name) if name.isdecimal() else tokenizer.token_id(name)
+    if number is None or number >= tokenizer.vocab_size:
+        raise ConfigError(
+            f"--stop_token {name}: the run's tokenizer has no such token; give a number below {tokenizer.vocab_size}, "
+            "the name of a special token, or a text with --stop"
+        )
+    return number
+
+
+def _prompt_of(path: Path, number: int, line: str) -> str:
+    try:
+        prompt: str = parse_json(line.encode())["prompt"]
+        prompt.encode()  # half a surrogate pair, which JSON can escape, is no text
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ConfigError(f'{path}, line {number}: no text under "prompt"; each line must be like {{"prompt": "Once"}}') from None
+    return prompt
+
+
+def _as_utf8(line: str) -> str:
+    """The line with its lone surrogates, which stand for bytes, read as UTF-8; raises UnicodeError where they are none."""
+    return line.encode(errors="surrogateescape").decode()
+
+
+def _obey(line: str, sampling: Sampling, out: IO[str]) -> Sampling:
+    """The settings after a line that begins with `/`; the same ones if it is wrong, and then a line says why."""
+    name, _, word = line[1:].partition(" ")
+    if name == "settings":
+        out.write("".join(f"{each} {getattr(sampling, each)}\n" for each in _SETTINGS))
+    elif name not in _SETTINGS:
+        out.write(f"{HELP}\n" if name == "help" else f"/{name} is no command; /help shows them\n")
+    else:
+        try:
+            sampling = replace(sampling, **{name: _SETTINGS[name].parse(word if name == "stop" else word.strip())})
+        except ValueError:
+            out.write(f"/{name} {word}: {_SETTINGS[name].wanted} is needed\n")
+        except ConfigError as error:
+            out.write(f"{error}\n")
+        else:
+            out.write(f"{name} {getattr(sampling, name)}\n")
+    return sampling
+
+
+def _continue(prompt: str, write_text: Writer, sampling: Sampling, out: IO[str]) -> None:
+    pieces = write_text(prompt, sampling)
+    out.write(prompt)
+    out.flush()
+    try:
+        with closing(pieces):
+            for piece in pieces:
+                out.write(piece)
+                out.flush()
+    except KeyboardInterrupt:
+        pass
+    out.write("\n")

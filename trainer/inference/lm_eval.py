@@ -1,0 +1,165 @@
+"""Standard benchmarks through lm-evaluation-harness; the only module that knows it, as it is an optional dependency.
+
+The harness brings its tasks as prompts and asks a model how likely texts are, and to continue some. `HarnessModel` answers with the
+model of a run, without an export. Data sets come from Hugging Face's hub or its cache, or from local files that a task names.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError
+from trainer.config import TrainConfig
+from trainer.inference.likelihood import Window, cut_windows, num_common, score_windows
+from trainer.inference.sampling import Sampling
+from trainer.inference.text_model import TextModel
+
+__all__ = ["HarnessModel", "describe_benchmarks", "run_benchmarks"]
+
+_INSTALLED = importlib.util.find_spec("lm_eval") is not None
+_HarnessLM: Any = importlib.import_module("lm_eval.api.model").LM if _INSTALLED else object  # optional: requirements-eval.lock
+_MAX_TOKENS = 256
+"""Longest continuation where a task does not say; the harness's own."""
+
+
+class HarnessModel(_HarnessLM):  # type: ignore[misc]
+    """A model of a run, as the harness calls it. Requests have `args`, a tuple of texts."""
+
+    def __init__(self, text_model: TextModel, config: TrainConfig) -> None:
+        super().__init__()
+        self._text_model = text_model
+        self._config = config
+        self._batch_size = config.eval.micro or config.batch.micro_rows
+
+    @property
+    def tokenizer_name(self) -> str:
+        """By which the harness knows requests that it has kept."""
+        return self._text_model.tokenizer.digest
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Of each (context, continuation): `log p` of the continuation, in nats, and whether it is the likeliest.
+
+        A context that is too long is cut off from the left. Spaces that end it count to the continuation, because pieces begin
+        with spaces, and so does a piece that joins the two.
+        """
+        pairs = [self._encode_pair(*request.args) for request in requests]
+        return self._scored([cut_windows(before, scored, self._text_model.context) for before, scored in pairs])
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """`log p` of each text, in nats, every token of it scored once: see `cut_windows`."""
+        texts = [self._text_model.tokenizer.encode(request.args[0]) for request in requests]
+        windows = [cut_windows(self._first, tokens, self._text_model.context) for tokens in texts]
+        return [log_p for log_p, _ in self._scored(windows)]
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """A continuation of each context, up to the first of its stop texts, which is left out."""
+        answers: dict[int, str] = {}
+        settings = [_sampling(request.args[1]) for request in requests]
+        for sampling in dict.fromkeys(settings):
+            numbers = [number for number, its in enumerate(settings) if its == sampling]
+            numbers.sort(key=lambda number: -len(requests[number].args[0]))
+            for start in range(0, len(numbers), self._batch_size):
+                some = numbers[start : start + self._batch_size]
+                continuations = self._text_model.complete([requests[number].args[0] for number in some], sampling, first_row=start)
+                answers |= {number: its.text for number, its in zip(some, continuations, strict=True)}
+        return [answers[number] for number in range(len(requests))]
+
+    @property
+    def _first(self) -> list[int]:
+        """What a text begins with: bos, as documents do, or else another id to condition on."""
+        tokenizer = self._text_model.tokenizer
+        known = (number for number in (tokenizer.bos_id, tokenizer.eos_id) if number is not None)
+        return [next(known, tokenizer.pad_id)]
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """The ids before the continuation, and its own: those from where the whole text's differ from the context's alone."""
+        tokenizer = self._text_model.tokenizer
+        kept = context.rstrip()
+        start, whole = tokenizer.encode_batch([kept, context + continuation])
+        given = num_common(whole, start)
+        return [*self._first, *whole[:given]], whole[given:]
+
+    def _scored(self, windows: Sequence[Sequence[Window]]) -> list[tuple[float, bool]]:
+        """For each list of windows: `log p` of all their targets, and whether each is the likeliest."""
+        flat = [window for some in windows for window in some]
+        model = self._text_model
+        scored = iter(score_windows(model.model, flat, model.tokenizer.vocab_size, self._config, self._batch_size))
+        return [_joined(scored, len(some)) for some in windows]
+
+
+def run_benchmarks(text_model: TextModel, config: TrainConfig, tasks: str, limit: int | None) -> dict[str, dict[str, Any]]:
+    """The harness's results of each task, by name.
+
+    Args:
+        text_model: what is asked.
+        config: settings of its run.
+        tasks: names of the harness's tasks, separated by commas; or a folder with task files, of which all are run.
+        limit: examples of each task, the first ones; none: all.
+
+    Raises:
+        ConfigError: the harness is not installed, or does not know a task.
+    """
+    if not _INSTALLED:
+        raise ConfigError(
+            "--lm-eval needs lm-evaluation-harness, which is not installed; install it with "
+            "`pip install --no-deps --require-hashes -r env/requirements-eval.lock`, or `pip install lm-eval`"
+        )
+    evaluator, manager = (importlib.import_module(f"lm_eval.{name}") for name in ("evaluator", "tasks"))
+    logging.getLogger("lm_eval").setLevel(logging.WARNING)
+    folder = Path(tasks)
+    if folder.is_dir():
+        known = manager.TaskManager(include_path=str(folder), include_defaults=False)
+        names = known.all_subtasks
+        if not names:
+            raise ConfigError(f"--lm-eval {tasks}: no task in this folder; a task is a .yaml file with the key `task`")
+    else:
+        known = manager.TaskManager()
+        names = [name.strip() for name in tasks.split(",") if name.strip()]
+        if unknown := [name for name in names if name not in known.all_tasks]:
+            raise ConfigError(
+                f"--lm-eval: the harness has no task {', '.join(unknown)}, and there is no such folder; "
+                "`python -m lm_eval ls tasks` lists its tasks"
+            )
+    model = HarnessModel(text_model, config)
+    found = evaluator.simple_evaluate(model, tasks=names, task_manager=known, limit=limit, log_samples=False, bootstrap_iters=0)
+    results: dict[str, dict[str, Any]] = found["results"]
+    return results
+
+
+def describe_benchmarks(results: Mapping[str, Mapping[str, Any]], step: int) -> str:
+    """The results as a table: one line for each metric of a task."""
+    cells = [("task", "metric", "value"), *_measures(results)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [f"{task.ljust(widths[0])}  {metric.ljust(widths[1])}  {value.rjust(widths[2])}" for task, metric, value in cells]
+    return "\n".join([f"step {step}", *lines])
+
+
+def _measures(results: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """Task, metric and value; the harness names a metric with the filter of the answers, such as `acc,none`."""
+    for task, values in results.items():
+        for name, value in values.items():
+            metric = name.removesuffix(",none")
+            if isinstance(value, int | float) and "," in name and not metric.endswith("_stderr"):
+                yield task, metric, f"{value:.4f}"
+
+
+def _joined(scored: Iterator[Any], count: int) -> tuple[float, bool]:
+    some = [next(scored) for _ in range(count)]
+    return -math.fsum(likelihood.nats for likelihood in some), all(likelihood.is_greedy for likelihood in some)
+
+
+def _sampling(wanted: Mapping[str, Any]) -> Sampling:
+    """The harness's settings of a request: greedy, unless it asks to sample."""
+    until = wanted.get("until") or ()
+    return Sampling(
+        max_tokens=int(wanted.get("max_gen_toks", _MAX_TOKENS)),
+        temperature=float(wanted.get("temperature", 1.0)) if wanted.get("do_sample") else 0.0,
+        top_p=float(wanted.get("top_p", 1.0)),
+        stop=(until,) if isinstance(until, str) else tuple(text for text in until if text),
+    )

@@ -1,0 +1,361 @@
+"""Text from a model: several prompts at once, one token of each after the other.
+
+B rows   T new tokens of each row   V vocabulary
+
+The model sees a window of a row's tokens, with positions from 0. It begins with the row and grows up to the context; then its
+oldest half is dropped, and it grows again: see `window_start`. Where it begins depends on the length of the row alone, so that
+a cache, which has to be filled anew when the window moves, gives the same distributions as none.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from data_pipeline.tokenizer import Tokenizer
+from trainer.inference.sampling import GumbelNoise, Sampling, choose_tokens
+from trainer.model.attention import Layout, make_layout
+from trainer.model.decoder import Decoder
+from trainer.model.kv_cache import KeyValueCache
+from trainer.model.layers import Attention, DecoderLayer
+
+__all__ = [
+    "Continuation",
+    "FinishReason",
+    "Sampling",
+    "TextModel",
+    "TokenRows",
+    "can_cache",
+    "evaluating",
+    "uncompiled",
+    "window_start",
+]
+
+FinishReason = Literal["end", "stop", "length"]
+"""end: the model ended the text; stop: a stop text or token came; length: `max_tokens` are there."""
+
+_INCOMPLETE = "\ufffd"
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What a model wrote."""
+
+    prompt: str
+    text: str
+    """Without the prompt, and without what ended it."""
+    tokens: tuple[int, ...]
+    """All tokens that were drawn, but an end-of-text or stop token; those of a stop text count."""
+    finish_reason: FinishReason
+
+    def to_json(self) -> dict[str, Any]:
+        """As `generate --json` prints it."""
+        return {"prompt": self.prompt, "text": self.text, "tokens": len(self.tokens), "finish_reason": self.finish_reason}
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """A model with what turns text into its tokens and back."""
+
+    model: nn.Module
+    tokenizer: Tokenizer
+    context: int
+    """Tokens that the model sees at most."""
+    use_cache: bool = True
+    """Models that have no cache do without."""
+
+    def stream(self, prompt: str, sampling: Sampling) -> Generator[str, None, None]:
+        """Yields the continuation of a prompt in pieces, each as soon as it is whole and can be no beginning of a stop text."""
+        batch = _Batch(self, [prompt], sampling, first_row=0)
+        for _ in batch.steps():
+            if piece := batch.writers[0].take():
+                yield piece
+
+    def complete(self, prompts: Sequence[str], sampling: Sampling, *, first_row: int = 0) -> list[Continuation]:
+        """The continuations of all prompts, in their order.
+
+        Args:
+            prompts: continued together, in one batch.
+            sampling: the settings.
+            first_row: number of the first prompt. The noise of a row depends on the seed and its number only, so a long list may
+                be cut into batches.
+        """
+        if not prompts:
+            return []
+        batch = _Batch(self, prompts, sampling, first_row=first_row)
+        for _ in batch.steps():
+            pass
+        return [writer.continuation() for writer in batch.writers]
+
+    def prompt_tokens(self, prompt: str) -> list[int]:
+        """The tokens that the model is given: the prompt after the beginning of a text, and at least one token."""
+        beginning = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
+        return [*beginning, *self.tokenizer.encode(prompt)] or [self.tokenizer.pad_id]
+
+
+def window_start(num_tokens: int, context: int) -> int:
+    """The first of a row's `num_tokens` tokens that the model sees when it continues them.
+
+    0 up to the context. Beyond it, the window begins at the smallest multiple of half the context (rounded down, at least 1) that
+    leaves no more than the context: it has between half of it and all of it, and moves once in so many tokens.
+    """
+    stride = max(1, context // 2)
+    return max(0, -(-(num_tokens - context) // stride) * stride)
+
+
+def can_cache(model: nn.Module) -> bool:
+    """True for our decoder, also with other feed-forward layers. Any other model, or attention, may not know of the cache."""
+    return type(model) is Decoder and all(
+        _forward_of(layer) is DecoderLayer.forward and _forward_of(layer.self_attn) is Attention.forward
+        for layer in model.model.layers
+    )
+
+
+def _forward_of(module: Any) -> object:
+    return type(module).forward  # FSDP makes classes of its own, with the same methods
+
+
+class TokenRows:
+    """Rows of tokens that grow by one token in each step, until they are finished.
+
+    Args:
+        model: in evaluation mode; called as `model(tokens_BL, layout)`, or with a cache.
+        prompts: the tokens of each row, one or more.
+        vocab_size: ids from here on are padding of the vocabulary and never drawn.
+        sampling: the settings; ends of texts are the caller's matter.
+        context: tokens that the model sees at most.
+        use_cache: where the model has one.
+        first_row: number of the first row, for its noise.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        prompts: Sequence[Sequence[int]],
+        vocab_size: int,
+        sampling: Sampling,
+        context: int,
+        *,
+        use_cache: bool = True,
+        first_row: int = 0,
+    ) -> None:
+        self.rows = [list(prompt) for prompt in prompts]
+        """Prompts and what was drawn, of all rows."""
+        self.active = list(range(len(prompts)))
+        """The numbers of the rows that are not finished."""
+        self._sampling = sampling
+        self._noise = GumbelNoise(sampling.seed, range(first_row, first_row + len(prompts)))
+        self._seen_BV = _seen(self.rows, vocab_size) if sampling.repetition_penalty != 1 else None
+        self._vocab_size = vocab_size
+        longest = max(len(row) for row in self.rows) + sampling.max_tokens
+        self._logits: _NextLogits = (
+            _Cached(model, context, min(context, longest)) if use_cache and can_cache(model) else _Uncached(model, context)
+        )
+
+    @torch.no_grad()
+    def step(self) -> list[tuple[int, int]]:
+        """Draws the next token of each active row; returns the row's number with it."""
+        logits_BV = self._logits.next([self.rows[row] for row in self.active])[:, : self._vocab_size].float().cpu()
+        chosen_B = choose_tokens(logits_BV, self._seen_BV, self._noise, self._sampling)
+        if self._seen_BV is not None:
+            self._seen_BV[torch.arange(len(chosen_B)), chosen_B] = True
+        drawn = list(zip(self.active, chosen_B.tolist(), strict=True))
+        for row, token in drawn:
+            self.rows[row].append(token)
+        return drawn
+
+    def finish(self, finished: Iterable[int]) -> None:
+        """Takes rows out of the batch."""
+        ended = set(finished)
+        places = [place for place, row in enumerate(self.active) if row not in ended]
+        if len(places) == len(self.active):
+            return
+        self.active = [self.active[place] for place in places]
+        self._noise.keep(places)
+        self._logits.keep(places)
+        if self._seen_BV is not None:
+            self._seen_BV = self._seen_BV[places]
+
+
+class _NextLogits(Protocol):
+    """Logits of the token that follows each row."""
+
+    def next(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Shape (B, V). From call to call each row has one token more."""
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Goes on with these places of the batch alone."""
+
+
+class _Uncached:
+    """Computes every window anew, row by row: any model can do it, and no row can touch another."""
+
+    def __init__(self, model: nn.Module, context: int) -> None:
+        self._model, self._context = model, context
+
+    def next(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        return torch.stack([self._of_row(row[window_start(len(row), self._context) :]) for row in rows])
+
+    def keep(self, places: Sequence[int]) -> None:
+        pass
+
+    def _of_row(self, window: Sequence[int]) -> Tensor:
+        with uncompiled():
+            logits_1LV: Tensor = self._model(*_inputs(self._model, window))
+        return logits_1LV[0, -1]
+
+
+class _Cached:
+    """Computes the new token of each row, and whole windows at the beginning and whenever one has moved."""
+
+    def __init__(self, model: nn.Module, context: int, num_slots: int) -> None:
+        assert isinstance(model, Decoder)
+        self._model, self._context, self._num_slots = model, context, num_slots
+        self._device = next(model.parameters()).device
+        self._starts: list[int] = []
+        self._cache: KeyValueCache = model.empty_cache(num_slots)
+
+    def next(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        starts = [window_start(len(row), self._context) for row in rows]
+        if starts != self._starts:
+            self._starts = starts
+            return self._extend([row[start:] for row, start in zip(rows, starts, strict=True)], [0] * len(rows))
+        return self._extend([row[-1:] for row in rows], [len(row) - 1 - start for row, start in zip(rows, starts, strict=True)])
+
+    def keep(self, places: Sequence[int]) -> None:
+        self._starts = [self._starts[place] for place in places]
+        self._cache.keep(places)
+
+    def _extend(self, new: Sequence[Sequence[int]], first_positions: Sequence[int]) -> Tensor:
+        """Logits after the last of each row's new tokens, which stand at positions from `first_positions` on; shape (B, V)."""
+        longest = max(map(len, new))
+        tokens_BT = torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in new], device=self._device)
+        first_B1 = torch.tensor(first_positions, device=self._device)[:, None]
+        positions_BT = first_B1 + torch.arange(longest, device=self._device)
+        with uncompiled():
+            hidden_BTD = self._model.extend(tokens_BT, positions_BT, max(first_positions) + longest, self._cache)
+            last_B = torch.tensor([len(tokens) - 1 for tokens in new], device=self._device)
+            last_BD = hidden_BTD[torch.arange(len(new), device=self._device), last_B]
+            logits_BV: Tensor = self._model.lm_head(last_BD)
+        return logits_BV
+
+
+class _Batch:
+    """Prompts that are continued together, and what was written of each."""
+
+    def __init__(self, source: TextModel, prompts: Sequence[str], sampling: Sampling, *, first_row: int) -> None:
+        self._model, self._sampling = source.model, sampling
+        starts = [source.prompt_tokens(prompt) for prompt in prompts]
+        self.writers = [_Writer(source.tokenizer, *pair, sampling) for pair in zip(prompts, starts, strict=True)]
+        self._tokens = TokenRows(
+            *(source.model, starts, source.tokenizer.vocab_size, sampling, source.context),
+            use_cache=source.use_cache,
+            first_row=first_row,
+        )
+
+    def steps(self) -> Iterator[None]:
+        """Draws a token of each row at a time until all are finished."""
+        with evaluating(self._model):
+            while self._tokens.active:
+                finished = []
+                for row, token in self._tokens.step():
+                    self.writers[row].add(token)
+                    if self.writers[row].finish_reason is not None:
+                        finished.append(row)
+                self._tokens.finish(finished)
+                yield
+
+
+class _Writer:
+    """Turns the tokens of one row into text, and knows when it ends."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: str, start: Sequence[int], sampling: Sampling) -> None:
+        self.finish_reason: FinishReason | None = None
+        self._tokenizer, self._prompt, self._start, self._sampling = tokenizer, prompt, list(start), sampling
+        self._tokens: list[int] = []
+        self._num_prompt_chars = len(tokenizer.decode(self._start))
+        self._num_taken = 0
+        self._end: int | None = None
+        """Where a stop text begins."""
+
+    def add(self, token: int) -> None:
+        """Takes the next token."""
+        if token == self._tokenizer.eos_id:
+            self.finish_reason = "end"
+        elif token in self._sampling.stop_tokens:
+            self.finish_reason = "stop"
+        else:
+            self._tokens.append(token)
+            if self._sampling.stop and (found := self._first_stop()) is not None:
+                self.finish_reason, self._end = "stop", found
+            elif len(self._tokens) == self._sampling.max_tokens:
+                self.finish_reason = "length"
+
+    def take(self) -> str:
+        """The text that is new since the last call and will stay as it is."""
+        text = self._text()
+        if self.finish_reason is None:
+            if text.endswith(_INCOMPLETE):  # a character of several byte tokens is not complete yet
+                return ""
+            text = text[: len(text) - _num_held_back(text, self._sampling.stop)]
+        piece = text[self._num_taken :]
+        self._num_taken = max(self._num_taken, len(text))
+        return piece
+
+    def continuation(self) -> Continuation:
+        """All of it, once it has ended."""
+        assert self.finish_reason is not None
+        return Continuation(self._prompt, self._text(), tuple(self._tokens), self.finish_reason)
+
+    def _text(self) -> str:
+        # Decoded with the prompt, because some tokenizers drop a space at the beginning of what they decode.
+        return self._tokenizer.decode(self._start + self._tokens)[self._num_prompt_chars :][: self._end]
+
+    def _first_stop(self) -> int | None:
+        text = self._text()
+        return min((place for stop in self._sampling.stop if (place := text.find(stop)) >= 0), default=None)
+
+
+def _inputs(model: nn.Module, window: Sequence[int]) -> tuple[Tensor, Layout]:
+    """What a model is called with, for one row."""
+    device = next(model.parameters()).device
+    tokens_1L = torch.tensor([window], dtype=torch.int64, device=device)
+    return tokens_1L, make_layout(torch.zeros_like(tokens_1L), torch.arange(len(window), device=device)[None])
+
+
+def _num_held_back(text: str, stops: Sequence[str]) -> int:
+    """Characters at the end of a text with which a stop text may have begun."""
+    longest = max((len(stop) - 1 for stop in stops), default=0)
+    return next((size for size in range(min(longest, len(text)), 0, -1) if any(stop.startswith(text[-size:]) for stop in stops)), 0)
+
+
+def _seen(rows: Sequence[Sequence[int]], vocab_size: int) -> Tensor:
+    seen_BV = torch.zeros(len(rows), vocab_size, dtype=torch.bool)
+    for row, tokens in enumerate(rows):
+        seen_BV[row, list(tokens)] = True
+    return seen_BV
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Puts a model into evaluation mode, and back."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Calls compiled layers as they are: texts have another length each time, for each of which they would be compiled anew."""
+    if "torch._dynamo" not in sys.modules:  # then nothing is compiled, and loading it takes seconds
+        return nullcontext()
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance

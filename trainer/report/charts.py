@@ -1,0 +1,173 @@
+"""The charts of one run, as values: the page and the picture draw the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from trainer.report.chart import WIDE, Chart, Line
+from trainer.report.curves import Curve, average_window, moving_average
+from trainer.report.recorded_run import Event, RecordedRun, groups_of, number, part, tables
+
+__all__ = [
+    "GROUPS",
+    "average_loss",
+    "group_charts",
+    "hardware_charts",
+    "hardware_curves",
+    "layer_charts",
+    "main_charts",
+    "speed_charts",
+]
+
+GROUPS = {"by_source": "source", "by_kind": "kind of text", "by_length": "length of the document"}
+"""How an evaluation is broken down, in words."""
+_MAX_GROUPS = 7
+
+_UNITS = {
+    "_mb_per_1000_steps": "MB per 1,000 steps",
+    "_mb_per_s": "MB per second",
+    "_mib": "MiB",
+    "_gb": "GB",
+    "_c": "°C",
+    "_w": "W",
+    "_mhz": "MHz",
+    "": "share, or count",
+}
+"""By the ending of the name."""
+_MAX_GPUS = 8
+"""A machine of the usual size; beyond that the lines of a chart are too many to tell apart."""
+
+
+def main_charts(run: RecordedRun) -> list[Chart]:
+    """Loss, perplexity, learning rate and gradient norm."""
+    loss, average = run.curve("loss"), average_loss(run)
+    window = average_window(len(loss))
+    validation, perplexity = run.curve_of("eval", "val_loss"), run.curve_of("eval", "perplexity")
+    smooth = f"training, mean of {window} steps" if window > 1 else "training"
+    step_by_step = Line("training, each step", loss, look=6, faint=True)
+    with np.errstate(over="ignore"):
+        perplexity_of_training = Curve(average.x_N, np.exp(average.y_N))
+    return [
+        Chart(
+            "Loss",
+            "nats per token",
+            (*((step_by_step,) if window > 1 else ()), Line(smooth, average), Line("validation", validation, look=1, points=True)),
+            log_from=WIDE,
+        ),
+        Chart(
+            "Perplexity",
+            "exp(loss)",
+            (Line(smooth, perplexity_of_training), Line("validation", perplexity, look=1, points=True)),
+            log_from=WIDE,
+        ),
+        Chart("Learning rate", "rate", (Line("learning rate", run.curve("lr")),), from_zero=True),
+        Chart("Gradient norm", "before clipping", _with_average("gradient norm", run.curve("grad_norm")), log_from=WIDE),
+    ]
+
+
+def speed_charts(run: RecordedRun) -> list[Chart]:
+    """Throughput, and the part of each step that was spent waiting for data."""
+    wait, seconds = run.curve("loader_wait_s"), run.step_seconds
+    waited = Curve.of(())
+    if len(wait) == len(seconds):
+        parts_N = np.divide(wait.y_N, seconds.y_N, out=np.full(len(wait), np.nan), where=seconds.y_N > 0)
+        waited = Curve(wait.x_N, 100 * parts_N)
+    mfu = run.curve("mfu")
+    charts = [
+        Chart("Throughput", "tokens per second", _with_average("tokens per second", run.curve("tokens_per_s")), from_zero=True),
+        Chart("Loader wait", "% of the step", _with_average("waiting for data", waited), from_zero=True),
+    ]
+    if len(mfu):
+        of_peak = Curve(mfu.x_N, 100 * mfu.y_N)
+        charts.append(Chart("Model FLOPs utilisation", "% of the peak", _with_average("MFU", of_peak), from_zero=True))
+    return charts
+
+
+def average_loss(run: RecordedRun) -> Curve:
+    """The moving average of the training loss."""
+    loss = run.curve("loss")
+    return moving_average(loss, average_window(len(loss)))
+
+
+def group_charts(run: RecordedRun) -> list[Chart]:
+    """The validation loss by source, kind and length, and bits per byte, over the steps, where that was measured."""
+    charts = []
+    bits = run.curve_of("eval", "bits_per_byte")
+    if len(bits):
+        charts.append(Chart("Bits per byte", "bits", (Line("validation", bits, look=1, points=True),), log_from=WIDE))
+    for key, words in GROUPS.items():
+        curves = _by_name((event, groups_of(event, key)) for event in run.of("eval"))
+        if 1 < len(curves) <= _MAX_GROUPS:
+            lines = tuple(Line(name, curve, look=look, points=True) for look, (name, curve) in enumerate(curves.items()))
+            charts.append(Chart(f"Validation loss by {words}", "nats per token", lines, log_from=WIDE))
+    return charts
+
+
+def layer_charts(run: RecordedRun) -> list[Chart]:
+    """Lowest, middle and highest layer of each measure that was taken layer by layer."""
+    titles = {
+        "gradient_norm": ("Gradient norm of the layers", "before clipping"),
+        "update_ratio": ("Update-to-weight ratio of the layers", "norm of update / norm of weight"),
+        "weight_norm": ("Weight norm of the layers", "norm"),
+    }
+    charts = []
+    for key, (title, unit) in titles.items():
+        layers = [
+            (event["step"], [one for one in map(number, part(event, key).values()) if one is not None])
+            for event in run.of("layers")
+        ]
+        lines = tuple(
+            Line(
+                name,
+                Curve.of((step, float(np.quantile(values, share, method="nearest"))) for step, values in layers if values),
+                look=look,
+            )
+            for look, (name, share) in enumerate({"highest": 1.0, "median": 0.5, "lowest": 0.0}.items())
+        )
+        charts.append(Chart(title, unit, lines, log_from=WIDE))
+    return charts
+
+
+def hardware_curves(run: RecordedRun) -> dict[str, dict[str, Curve]]:
+    """Every number that was sampled, by its name and by what it was sampled of: the host, or one of its GPUs."""
+    points: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for event in run.of("hardware"):
+        places: list[tuple[str, Event]] = [(f"GPU {gpu.get('index', 0)}", gpu) for gpu in tables(event, "gpus")]
+        for place, values in [*places, ("host", part(event, "host")), ("host", event)]:
+            for name, value in values.items():
+                if name not in ("step", "index") and not isinstance(value, str) and (known := number(value)) is not None:
+                    points.setdefault(name, {}).setdefault(place, []).append((float(event["step"]), known))
+    return {name: {place: Curve.of(some) for place, some in each.items()} for name, each in points.items()}
+
+
+def hardware_charts(curves: Mapping[str, Mapping[str, Curve]]) -> list[Chart]:
+    """One chart for each number that changed, with a line for each GPU."""
+    charts = []
+    for name, each in curves.items():
+        if any(len(np.unique(curve.y_N)) > 1 for curve in each.values()):
+            ending = next(ending for ending in _UNITS if name.endswith(ending))
+            kind = "Host" if "host" in each else "GPU"
+            title = f"{kind}: {name.removesuffix(ending).removeprefix('host_').replace('_', ' ')}"
+            shown = list(each.items())[:_MAX_GPUS]
+            lines = tuple(Line(place, curve, look=look) for look, (place, curve) in enumerate(shown))
+            charts.append(Chart(title, _UNITS[ending], lines, from_zero=True))
+    return charts
+
+
+def _with_average(name: str, curve: Curve) -> tuple[Line, ...]:
+    """The curve, and its moving average before it."""
+    window = average_window(len(curve))
+    if window == 1:
+        return (Line(name, curve),)
+    return (Line("each step", curve, look=6, faint=True), Line(f"mean of {window} steps", moving_average(curve, window)))
+
+
+def _by_name(evaluations: Iterable[tuple[Event, list[Event]]]) -> dict[str, Curve]:
+    points: dict[str, list[tuple[float, float]]] = {}
+    for event, groups in evaluations:
+        for group in groups:
+            if (loss := number(group.get("loss"))) is not None:
+                points.setdefault(str(group.get("name")), []).append((float(event["step"]), loss))
+    return {name: Curve.of(some) for name, some in points.items()}

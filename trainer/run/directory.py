@@ -1,0 +1,218 @@
+"""Which files a run folder has, and which of those in it do not belong there.
+
+Nothing in a run folder is written or deleted through a symbolic link: the program's own folders in it have to be folders.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+
+from common.errors import CheckpointError, PreparedDataError
+from common.files import UnusableFileError, is_unfinished, open_output, own_folder, read_input, sync_directory
+from common.settings.load import MAX_SETTINGS_BYTES
+from common.settings.messages import explain
+from common.settings.toml import parse_toml
+from common.untrusted import read_run_file
+from data_pipeline.dataset.layout import MANIFEST
+from trainer.config import TrainConfig
+from trainer.distributed.devices import check_no_gpu_is_hidden
+
+__all__ = ["check_places", "data_folder", "foreign_files", "load_config", "make_folder", "open_own", "read_id", "settings_here"]
+
+_RESTORE = "put the file back as the run wrote it, or use another run"
+
+
+def load_config(run: Path) -> TrainConfig:
+    """The settings that a run was last started with.
+
+    Raises:
+        CheckpointError: the directory holds no run, or its settings are damaged.
+    """
+    path = run / "config.toml"
+    try:
+        config = TrainConfig.model_validate(parse_toml(read_run_file(path, MAX_SETTINGS_BYTES, run))["train"])
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{run}: no config.toml, so this is no run; name a directory that `trainer train --run` wrote"
+        ) from None
+    except ValidationError as error:
+        raise CheckpointError(f"{path}: {explain(TrainConfig, error)}; {_RESTORE}") from None
+    except (ValueError, KeyError) as error:
+        raise CheckpointError(f"{path}: no settings of a training can be read ({error}); {_RESTORE}") from None
+    if config.batch.micro == "auto":
+        raise CheckpointError(f"{path}: batch.micro = auto, but a run writes the number that it chose; {_RESTORE}")
+    return config
+
+
+def data_folder(run: Path, data: Path | None) -> Path:
+    """Where the prepared data of a run is: `data`, or where its settings say.
+
+    Raises:
+        CheckpointError: the directory holds no run, or its settings are damaged.
+        PreparedDataError: there is none where its settings say.
+    """
+    if data is not None:
+        return data
+    named = load_config(run).data
+    if not _is_there(named / MANIFEST):
+        why = "" if named.is_absolute() else f": the run names it {named}, as seen from where it was trained"
+        raise PreparedDataError(
+            f"{run}: its data was looked for in {named.absolute()}, and no {MANIFEST} is there{why}; name its folder with --data"
+        )
+    return named
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def settings_here(config: TrainConfig) -> TrainConfig:
+    """The settings with which this machine can look at a run: no more threads than cores; without a GPU, the attention of a CPU.
+
+    The precision stays, because CPUs compute in all of them: a float8 run is looked at in bf16 on any machine.
+
+    Raises:
+        ConfigError: this machine has GPUs, and torch sees none.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if config.threads is not None and config.threads > cores:
+        config = config.model_copy(update={"threads": cores})
+    if torch.cuda.is_available():
+        return config
+    if config.device != "cpu":
+        check_no_gpu_is_hidden()
+    attention = "auto" if config.attention in ("varlen", "flex") else config.attention
+    return config.model_copy(update={"device": "cpu", "attention": attention})
+
+
+_FILES = (
+    r"record\.json|config\.toml|metrics\.jsonl|hardware-rank-\d+\.jsonl|change-\d+\.json|report\.html|training_metrics\.png"
+    r"|\.lock|\.wandb-id|\.mlflow-id"
+    r"|ledger/steps\.jsonl|heartbeat/rank-\d+|stacks/rank-\d+\.txt|tensorboard/events\.out\.tfevents\.[^/]+"
+    r"|checkpoints/(\.bad-|\.)?step-\d{8,}(-\d+|\.tmp|\.deleted)?/manifest\.json"
+    r"|checkpoints/objects/[0-9a-f]{64}\.safetensors|checkpoints/objects/\.\d+\.tmp"
+)
+"""What the program writes, beside the files that the record names."""
+_FOLDERS = (
+    r"tokenizer|ledger|heartbeat|stacks|tensorboard|checkpoints|checkpoints/objects"
+    r"|checkpoints/(\.bad-|\.)?step-\d{8,}(-\d+|\.tmp|\.deleted)?"
+)
+_CHECKED_LATER = re.compile(r"checkpoints/(?!objects$).*")
+"""What the checkpoint store judges itself, because damage there is a reason to fall back to an earlier checkpoint."""
+_ID_BYTES = 128
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.-]{0,127}")
+_OF_WANDB = "wandb"
+"""The folder of Weights & Biases, which says itself what is in it: links, too."""
+
+
+def check_places(run: Path) -> None:
+    """Refuses a run folder in which something else lies where the program has a folder or a file of its own.
+
+    Raises:
+        CheckpointError: it names the first link, pipe or the like.
+    """
+    own = re.compile(f"{_FILES}|extension\\.py|tokenizer/[^/]+")
+    for name, status in _entries(run, ""):
+        is_folder = name == _OF_WANDB or re.fullmatch(_FOLDERS, name) is not None
+        wanted = stat.S_ISDIR if is_folder else stat.S_ISREG
+        if (is_folder or own.fullmatch(name)) and not wanted(status.st_mode) and not _CHECKED_LATER.fullmatch(name):
+            kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else f"no {'directory' if is_folder else 'regular file'}"
+            raise CheckpointError(f"{run / name} is {kind}; remove it, or use another --run")
+
+
+def make_folder(path: Path) -> Path:
+    """`path`, a folder that the program has in a run, created if it is missing; its name is on the device then.
+
+    Raises:
+        CheckpointError: a link or a file has its name.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own_folder(path)
+        sync_directory(path.parent)
+        return path
+    except UnusableFileError as error:
+        raise CheckpointError(str(error)) from None
+
+
+def open_own(path: Path, flags: int, *, run: Path) -> int:
+    """A descriptor for writing to a file that the program has in a run; see `common.files.open_output`.
+
+    Raises:
+        CheckpointError: it is no regular file, a link leads to it, or it has a second name.
+        OSError: it cannot be opened or created.
+    """
+    try:
+        return open_output(path, flags, below=run)
+    except UnusableFileError as error:
+        raise CheckpointError(str(error)) from None
+
+
+def read_id(path: Path, *, run: Path) -> str | None:
+    """The id under which a tracking service knows the run, from a file of the run; None if there is no such file.
+
+    Raises:
+        CheckpointError: the file holds something else, or it is no regular file of the run.
+    """
+    try:
+        text = read_input(path, _ID_BYTES, below=run).decode(errors="replace")
+    except FileNotFoundError:
+        return None
+    except UnusableFileError as error:
+        raise CheckpointError(str(error)) from None
+    if not _ID.fullmatch(text):
+        raise CheckpointError(f"{path}: it holds no id of a run; remove it, and the service shows a new run")
+    return text
+
+
+def foreign_files(run: Path, recorded: Collection[str]) -> list[str]:
+    """What lies in a run folder and is not of the run: files, folders, links, pipes and the like, by name, sorted.
+
+    A folder that does not belong there is named, and not what is in it.
+
+    Args:
+        run: directory of the run.
+        recorded: names of the files that the record names.
+    """
+    known = frozenset(recorded)
+    return sorted(name for name, status in _entries(run, "") if not _belongs(name, status, known))
+
+
+def _belongs(name: str, status: os.stat_result, recorded: Collection[str]) -> bool:
+    if stat.S_ISDIR(status.st_mode):
+        return name == _OF_WANDB or re.fullmatch(_FOLDERS, name) is not None
+    if not stat.S_ISREG(status.st_mode):
+        return False
+    return name in recorded or re.fullmatch(_FILES, name) is not None or is_unfinished(Path(name))
+
+
+def _entries(run: Path, folder: str) -> Iterator[tuple[str, os.stat_result]]:
+    """What lies in a folder and in those of its folders that belong there; links are not followed.
+
+    The run may be going on: what is removed meanwhile is passed over.
+    """
+    with ExitStack() as stack:
+        try:
+            entries = stack.enter_context(os.scandir(run / folder))
+        except FileNotFoundError:
+            return
+        for entry in entries:
+            name = f"{folder}/{entry.name}" if folder else entry.name
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            yield name, status
+            if stat.S_ISDIR(status.st_mode) and re.fullmatch(_FOLDERS, name):
+                yield from _entries(run, name)

@@ -1,0 +1,318 @@
+"""The ledger of a run, `ledger/steps.jsonl`: what every step was trained on, one line a step, each bound to all before it.
+
+    {"event":"order","step":0,"seed":1337,"data":"sha256:…","rows":61,"mixture":{},"chain":"…"}
+    {"step":1,"start":0,"count":8,"epoch":0,"targets":214,"digest":"…","applied":true,"chain":"…"}
+
+The order of rows is a pure function of the last `order` event and a position, so a step's line holds the claim and a digest of
+the row numbers, never the rows. `chain` is the sha256 of the chain before it and of the rest of its line: a line that is changed,
+missing, doubled or moved breaks it. What a chain cannot show is a ledger that ends too early; for that the checkpoints carry its
+head.
+
+Lines are handed to the system with every step and forced to the device before each checkpoint, and a resume cuts off what lies
+beyond the checkpoint. So the ledger is always the history of the state that exists, however often a run was killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from common.errors import CheckpointError
+from common.files import parse_json, sync_directory
+from common.untrusted import MAX_COUNT, Count, Finite, Form, check_form, read_lines
+from trainer.run.directory import make_folder, open_own
+
+__all__ = [
+    "LEDGER",
+    "Ledger",
+    "LedgerEvent",
+    "LedgerHead",
+    "LedgerStep",
+    "digest_of_rows",
+    "read_ledger",
+]
+
+LEDGER = Path("ledger") / "steps.jsonl"
+"""Where the ledger is in a run's directory."""
+_BEGINNING = hashlib.sha256(b"ledger/1").hexdigest()
+_MAX_BATCH_ROWS = 1 << 20
+"""Rows of a global batch, as `batch.global_rows` bounds them."""
+_CHAIN_CHARS = len(_BEGINNING)
+_SEPARATOR = b',"chain":"'
+_END = b'"}\n'
+
+
+@dataclass(frozen=True)
+class LedgerHead:
+    """A place in the ledger: what a checkpoint says of it."""
+
+    step: int = 0
+    """The last step up to there."""
+    lines: int = 0
+    chain: str = _BEGINNING
+    """Of the last line."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for a checkpoint's state."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class LedgerStep:
+    """The line of a step that was committed."""
+
+    head: LedgerHead
+    """Up to and with this line."""
+    start: int
+    """Position of its first row in the order."""
+    count: int
+    epoch: int
+    """Of its first row."""
+    targets: int
+    digest: str
+    """`digest_of_rows` of the row numbers, in order."""
+    applied: bool
+    """False where the guard withheld the update."""
+
+
+@dataclass(frozen=True)
+class LedgerEvent:
+    """The line of something that happened between two steps."""
+
+    head: LedgerHead
+    kind: str
+    facts: Mapping[str, Any]
+
+
+class Ledger:
+    """Writes the ledger of one run; only rank 0 has one.
+
+    Args:
+        path: the file; its directory is made.
+        resumed: what the checkpoint says that the run goes on from; None begins a new ledger.
+
+    Raises:
+        CheckpointError: the ledger up to the checkpoint is not what was written. Where the whole file is missing, the new one
+            begins with an event `gap`, which an audit reports. Or the file is no regular file, or a link leads to it.
+    """
+
+    def __init__(self, path: Path, resumed: LedgerHead | None) -> None:
+        self.path = path
+        self._head = LedgerHead()
+        self._order: Mapping[str, Any] = {}
+        make_folder(path.parent)
+        missing = resumed is not None and not path.exists()
+        self._file = os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND, run=path.parent), "ab")
+        try:
+            self.rewind(LedgerHead() if resumed is None or missing else resumed)
+            sync_directory(path.parent)
+            if missing and resumed is not None:
+                self.event("gap", step=resumed.step)
+        except BaseException:
+            self._file.close()
+            raise
+
+    @property
+    def head(self) -> LedgerHead:
+        """The last line so far; a checkpoint keeps it under `ledger` in its state."""
+        return self._head
+
+    def order(self, *, step: int, seed: int, data: str, rows: int, mixture: Mapping[str, float]) -> None:
+        """Notes which order the next steps follow, unless it is the one that they followed before.
+
+        Args:
+            step: the last step before it.
+            seed: of the run.
+            data: root digest of the prepared data.
+            rows: training rows in it.
+            mixture: weights of the sources by name; none: all rows alike.
+        """
+        order = {"seed": seed, "data": data, "rows": rows, "mixture": dict(mixture)}
+        if order != self._order:
+            self.event("order", step=step, **order)
+            self._order = order
+
+    def commit(self, *, step: int, start: int, rows: NDArray[np.int64], targets: int, applied: bool = True) -> None:
+        """Notes a step whose numbers have been read.
+
+        Args:
+            step: its number, from 1.
+            start: position of its first row in the order.
+            rows: the rows of the whole global batch, in order.
+            targets: how many targets they have.
+            applied: False where the update was withheld.
+        """
+        epoch = start // self._order["rows"]
+        facts = {"step": step, "start": start, "count": len(rows), "epoch": epoch, "targets": targets}
+        self._write(step, facts | {"digest": digest_of_rows(rows), "applied": applied})
+
+    def event(self, kind: str, *, step: int, **facts: Any) -> None:
+        """Notes what happened after `step` and before the next.
+
+        `skip` with `start` and `count` names positions from there on that are never used: a batch that would touch one of them
+        begins after the last. `micro` with `rows` and `quarantine` with `shards` say what holds from the next step on: see
+        `trainer.data.adjustments`.
+        """
+        self._write(step, {"event": kind, "step": step, **facts})
+
+    def rewind(self, head: LedgerHead) -> None:
+        """Cuts off all lines after `head`, because the state that they led to is given up.
+
+        Raises:
+            CheckpointError: what is before `head` is not what was written.
+        """
+        self._file.flush()
+        self._order = {}
+        found, num_bytes = LedgerHead(), 0
+        if head.lines:
+            for entry, end in _entries(self.path):
+                if isinstance(entry, LedgerEvent) and entry.kind == "order":
+                    self._order = entry.facts
+                if entry.head.lines == head.lines:
+                    found, num_bytes = entry.head, end
+                    break
+        if found != head:
+            raise CheckpointError(
+                f"{self.path}: line {head.lines} is not the one that the checkpoint of step {head.step} names, so the history of "
+                "this run was changed; restore the file from a copy, or move it away to go on with a history that begins there"
+            )
+        os.ftruncate(self._file.fileno(), num_bytes)
+        self._head = head
+
+    def sync(self) -> None:
+        """Forces all lines to the device; called before a checkpoint names the head.
+
+        Raises:
+            OSError: it failed, and what is on the device is not known.
+        """
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _write(self, step: int, facts: Mapping[str, Any]) -> None:
+        body = json.dumps(facts, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()[:-1]
+        chain = _next_chain(self._head.chain, body)
+        self._file.write(body + _SEPARATOR + chain.encode() + _END)
+        self._file.flush()
+        self._head = LedgerHead(step, self._head.lines + 1, chain)
+
+
+def digest_of_rows(rows: NDArray[np.int64]) -> str:
+    """BLAKE2b, 128 bits in hexadecimal, over row numbers as little-endian 64-bit integers."""
+    return hashlib.blake2b(rows.astype("<i8", copy=False).tobytes(), digest_size=16).hexdigest()
+
+
+def read_ledger(path: Path) -> Iterator[LedgerStep | LedgerEvent]:
+    """The lines of a ledger, each after a check of its chain.
+
+    A last line that was cut off while it was being written is left out.
+
+    Raises:
+        CheckpointError: there is no ledger, or a line is not what was written; the message names it.
+    """
+    for entry, _ in _entries(path):
+        yield entry
+
+
+def _entries(path: Path) -> Iterator[tuple[LedgerStep | LedgerEvent, int]]:
+    """The lines, and where each ends in the file."""
+    head, end = LedgerHead(), 0
+    try:
+        for line in read_lines(path, path.parent.parent):
+            if not line.endswith(b"\n") and _is_beginning_of_line(line):
+                return
+            try:
+                entry = _parse(line, head)
+            except ValueError as error:
+                raise CheckpointError(
+                    f"{path}, line {head.lines + 1}: {error}; this program wrote no such line, restore the file from a copy"
+                ) from None
+            if entry is None:
+                raise CheckpointError(
+                    f"{path}, line {head.lines + 1}: it does not follow from the lines before; it or one of them was changed, "
+                    "removed or moved; restore the file from a copy"
+                )
+            head, end = entry.head, end + len(line)
+            yield entry, end
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: missing, so nothing says what this run was trained on; restore it from a copy") from None
+
+
+def _parse(line: bytes, before: LedgerHead) -> LedgerStep | LedgerEvent | None:
+    """What a line says; None where it is not what was written after `before`.
+
+    Raises:
+        ValueError: its chain is right, but it says what no run can say.
+    """
+    body = line[: -len(_SEPARATOR) - _CHAIN_CHARS - len(_END)]
+    chain = _next_chain(before.chain, body)
+    if line != body + _SEPARATOR + chain.encode() + _END:
+        return None
+    facts = parse_json(body + b"}")
+    is_event = isinstance(facts, dict) and "event" in facts
+    check_form(_EventForm if is_event else _StepForm, facts)
+    if is_event and (form := _FORMS.get(facts["event"])):
+        check_form(form, facts)
+    head = LedgerHead(facts.pop("step"), before.lines + 1, chain)
+    return LedgerEvent(head, facts.pop("event"), facts) if is_event else LedgerStep(head, **facts)
+
+
+class _EventForm(Form):
+    event: str
+    step: Count
+
+
+class _StepForm(Form, extra="forbid"):
+    step: Count
+    start: Count
+    count: Annotated[int, Field(ge=1, le=_MAX_BATCH_ROWS)]
+    epoch: Count
+    targets: Count
+    digest: str
+    applied: bool
+
+
+class _OrderForm(Form):
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)]
+    data: str
+    rows: Count
+    mixture: dict[str, Annotated[Finite, Field(gt=0)]]
+
+
+class _SkipForm(Form):
+    start: Count
+    count: Annotated[int, Field(ge=1, le=MAX_COUNT)]
+    reason: str = ""
+
+
+class _QuarantineForm(Form):
+    shards: list[str]
+
+
+class _MicroForm(Form):
+    rows: Annotated[int, Field(ge=1, le=_MAX_BATCH_ROWS)]
+
+
+_FORMS: Mapping[str, type[Form]] = {"order": _OrderForm, "skip": _SkipForm, "quarantine": _QuarantineForm, "micro": _MicroForm}
+
+
+def _is_beginning_of_line(line: bytes) -> bool:
+    """True for what a killed process can leave of a line: all of it but some of its end."""
+    _, separator, chain = line.rpartition(_SEPARATOR)
+    return line[:1] == b"{" and (not separator or len(chain) < _CHAIN_CHARS + len(_END))
+
+
+def _next_chain(chain: str, body: bytes) -> str:
+    return hashlib.sha256(chain.encode() + body).hexdigest()

@@ -1,0 +1,410 @@
+"""The run directory: one writer at a time, and `record.json`, which says what the run was made from.
+
+The part of the record called `identity` holds all that the bits of the run depend on. A run is continued only where it is the same.
+Its `changes` say from which step on micro-batches were smaller, or shards left out (see `changes`), than the identity says, and
+`earlier` up to which step identity or environment were other ones, oldest first: what stood there then, where it is not the same.
+It is sealed with a digest of its own, and its `files` holds those of the others. No host, user or path goes into it, and of
+the environment's variables only those that are named in this program, so that no secret can.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field, field_validator
+
+from common.errors import CheckpointError, ConfigError, PreparedDataError, ProjectError
+from common.files import (
+    UnusableFileError,
+    commit_directory,
+    is_unfinished,
+    open_input,
+    parse_json,
+    sealed,
+    unfinished_path,
+    unsealed,
+    write_atomic,
+)
+from common.redaction import redacted_settings
+from common.settings.load import MAX_SETTINGS_BYTES
+from common.settings.toml import parse_toml, to_toml
+from common.untrusted import (
+    MAX_NOTE_BYTES,
+    MAX_RECORD_BYTES,
+    Count,
+    Form,
+    InnerName,
+    Plain,
+    check_form,
+    digest_run_file,
+    read_run_file,
+)
+from data_pipeline.dataset.manifest import Manifest
+from trainer.checkpoint import CheckpointStore
+from trainer.config import TrainConfig
+from trainer.data.adjustments import Change, Changes
+from trainer.distributed.group import Group
+from trainer.machine.determinism import device_name, flags, threads_per_rank
+from trainer.machine.environment import Difference, environment_facts, find_differences, flattened
+from trainer.run.events import METRICS, Known, events_until
+from trainer.run.ledger import LEDGER
+
+__all__ = [
+    "check_identity",
+    "check_nothing_saved",
+    "complete_record",
+    "identity_of",
+    "leave_note",
+    "note_change",
+    "open_record",
+    "read_record",
+    "recorded_changes",
+    "recorded_micro",
+]
+
+_log = logging.getLogger(__name__)
+_UNTOLD = ("data", "recipe", "resume", "run")
+_MAX_RANKS, _MAX_MICRO = 1 << 20, 65536
+_SETTINGS_THAT_CHANGE_BITS = (
+    "model",
+    "batch",
+    "mixture",
+    "loss",
+    "optim",
+    "schedule",
+    "ema",
+    "guard",
+    "seed",
+    "precision",
+    "tf32",
+    "reproducibility",
+    "parallel",
+    "compile",
+)
+
+
+def identity_of(
+    config: TrainConfig, manifest: Manifest, group: Group, *, decay_steps: int, backend: str, extension_digest: str | None
+) -> dict[str, Any]:
+    """All that the bits of a run depend on, flat: `{"optim.lr": 0.001, "data": "sha256:…", "world_size": 2, …}`.
+
+    Under `elastic` they do not depend on the number of ranks.
+    """
+    settings = config.model_dump(mode="json", include=set(_SETTINGS_THAT_CHANGE_BITS))
+    settings["schedule"]["decay_steps"] = decay_steps
+    identity = flattened(settings | {"flags": flags()}) | {
+        "data": manifest.root_digest,
+        "attention": backend,
+        "extension": extension_digest,
+        "threads": threads_per_rank(config),
+        "device": device_name(group.device),
+        "torch": torch.__version__,
+    }
+    return identity if config.reproducibility == "elastic" else identity | {"world_size": group.world_size}
+
+
+def check_identity(run: Path, identity: Mapping[str, Any], allow_changes: tuple[str, ...]) -> None:
+    """Compares a run's recorded identity with that of the command that wants to continue it.
+
+    Raises:
+        ConfigError: they differ; the message says in what, and how to go on.
+    """
+    recorded = read_record(run)["identity"]
+    changed = _differing(recorded, identity)
+    if "data" in changed:
+        raise ConfigError(
+            f"{run}: this run was trained on the data {recorded.get('data')}, not on "
+            f"{identity.get('data')}; use another --run, or --data with "
+            "what it was trained on"
+        )
+    refused = [name for name in changed if name not in allow_changes]
+    if refused == ["world_size"]:
+        raise ConfigError(
+            f"{run}: it was begun on {_ranks(recorded)} and is to go on on {_ranks(identity)}, which add gradients in another "
+            f"order. Use {recorded.get('world_size')} again; or, to go on with other bits, --resume.allow_changes world_size. "
+            "A run that is begun with --reproducibility elastic has the same bits on 1, 2, 4 or 8 ranks"
+        )
+    if refused:
+        differences = ", ".join(f"{name} was {recorded.get(name)} and is {identity.get(name)}" for name in refused)
+        raise ConfigError(
+            f"{run}: it belongs to a run of another configuration: {differences}. Use another --run, the "
+            "old values, or, to go on with "
+            f"other bits, --resume.allow_changes {' '.join(refused)}"
+        )
+
+
+def check_nothing_saved(run: Path) -> None:
+    """Refuses to begin a run anew, and to lose its history, where its checkpoints are gone.
+
+    A first save that was not completed does not count: before a second one begins, the first is on the device.
+
+    Raises:
+        CheckpointError: it says what was saved, and what to do.
+    """
+    if not (run / "record.json").exists():
+        return
+    saved = {event["step"] for event in events_until(run / METRICS, Known(sys.maxsize)) if event["event"] == "save"}
+    if len(saved) > 1 or (saved and read_record(run)["status"] in ("finished", "stopped")):
+        raise CheckpointError(
+            f"{run}: steps up to {max(saved)} were saved, and no checkpoint is there any more; put `checkpoints` back, "
+            "or, to begin anew, use another --run or remove this folder"
+        )
+
+
+def _differing(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
+    return [one.name for one in find_differences(recorded, identity)]
+
+
+def _ranks(identity: Mapping[str, Any]) -> str:
+    number = identity.get("world_size")
+    return f"{number} rank{'s' * (number != 1)}"
+
+
+def recorded_changes(run: Path, identity: Mapping[str, Any], allow_changes: tuple[str, ...]) -> Changes:
+    """What an earlier start of the run had to change, and what a rank noted that could not tell the others any more.
+
+    Nothing, where that was another run. `batch.micro` among the allowed changes drops smaller micro-batches, and `quarantine` the
+    shards that were left out.
+    """
+    if not (run / "record.json").exists():
+        return Changes()
+    record = read_record(run)
+    if any(name not in allow_changes for name in _differing(record["identity"], identity)):
+        return Changes()
+    changes = Changes.from_json(record.get("changes", ())).plus(*_notes(run))
+    names = {"micro": "batch.micro", "quarantine": "quarantine"}
+    return changes.of(kind for kind, name in names.items() if name not in allow_changes)
+
+
+def note_change(run: Path, change: Change) -> None:
+    """Adds a change to the record, durably."""
+    record = read_record(run)
+    changes = Changes.from_json(record["changes"]).plus(change)
+    write_atomic(run / "record.json", sealed(record | {"changes": changes.to_json()}))
+
+
+def leave_note(run: Path, change: Change, rank: int) -> None:
+    """Notes a change for the next start of the run, durably, from any rank, and without a word to the others."""
+    write_atomic(run / f"change-{rank}.json", json.dumps(Changes((change,)).to_json()).encode())
+
+
+def _notes(run: Path) -> list[Change]:
+    return [change for path in sorted(run.glob("change-*.json")) for change in _note(path)]
+
+
+def _note(path: Path) -> tuple[Change, ...]:
+    data = read_run_file(path, MAX_NOTE_BYTES, path.parent)
+    try:
+        return Changes.from_json(parse_json(data)).made
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: {error}; no rank wrote it: restore it from a copy, or remove it") from None
+
+
+def open_record(
+    run: Path,
+    config: TrainConfig,
+    manifest: Manifest,
+    identity: Mapping[str, Any],
+    extension: bytes | None,
+    world_size: int,
+    changes: Changes,
+    step: int | None,
+) -> None:
+    """Writes `config.toml`, the tokenizer, the extension's source and `record.json` of a run that begins or goes on.
+
+    Where it goes on, at `step`, it tells in what identity, environment and settings are not those of the start before.
+    """
+    settings = to_toml("train", redacted_settings(config.model_dump(mode="json")))
+    environment = environment_facts() | {"world_size": world_size}
+    earlier, told = _since_before(run, identity, environment, settings, step) if step is not None else ([], ())
+    write_atomic(run / "config.toml", settings.encode())
+    # A start that left no checkpoint may have had another tokenizer.
+    if _contents(run / "tokenizer") != _contents(config.data / "tokenizer", PreparedDataError):
+        for left in filter(is_unfinished, run.glob(".tokenizer.*")):
+            shutil.rmtree(left, ignore_errors=True)
+        temporary = unfinished_path(run / "tokenizer")
+        _copy_files(config.data / "tokenizer", temporary, below=config.data)
+        shutil.rmtree(run / "tokenizer", ignore_errors=True)
+        commit_directory(temporary, run / "tokenizer")
+    if extension is not None:
+        write_atomic(run / "extension.py", extension)
+    else:
+        (run / "extension.py").unlink(missing_ok=True)
+    tokenizer = sorted(path.relative_to(run).as_posix() for path in (run / "tokenizer").iterdir())
+    names = ["config.toml", *tokenizer, *(["extension.py"] if extension is not None else [])]
+    record = {
+        "format": 1,
+        "status": "training",
+        "identity": dict(identity),
+        "changes": changes.to_json(),
+        "data": {"root_digest": manifest.root_digest, "tokenizer_digest": manifest.tokenizer_digest},
+        "environment": environment,
+        "earlier": earlier,
+        "files": _digests(run, names),
+    }
+    write_atomic(run / "record.json", sealed(record))
+    for path in run.glob("change-*.json"):  # they stand in the record now
+        path.unlink()
+    if told:
+        lines = (f"\n  {one.describe()}" for one in told)
+        level = logging.WARNING if any(one.changes_bits for one in told) else logging.INFO
+        _log.log(level, "going on at step %s, not all is as it was before (* can change bits):%s", step, "".join(lines))
+
+
+def _since_before(
+    run: Path, identity: Mapping[str, Any], environment: Mapping[str, Any], settings: str, step: int
+) -> tuple[list[dict[str, Any]], tuple[Difference, ...]]:
+    """What goes into the record of the starts before this one, and in what this one differs from the last of them."""
+    record = read_record(run)
+    before = flattened(record["environment"]) | record["identity"]
+    now = flattened(environment) | dict(identity)
+    earlier = [one | {"until": min(one["until"], step)} for one in record.get("earlier", ())]
+    deciding = record["identity"].keys() | identity.keys()
+    if was := {one.name: one.recorded for one in find_differences(before, now)}:
+        earlier.append({"until": step, "was": was})
+    with suppress(
+        OSError, ValueError, KeyError, CheckpointError
+    ):  # a file of settings that was damaged is written anew all the same
+        before = _told_settings(read_run_file(run / "config.toml", MAX_SETTINGS_BYTES, run)) | before
+        now = _told_settings(settings.encode()) | now
+    return earlier, find_differences(before, now, deciding)
+
+
+def _told_settings(toml: bytes) -> dict[str, Any]:
+    """Settings by their full names, but for those that say where something is, or are for one start."""
+    settings = parse_toml(toml)["train"]
+    if not isinstance(settings, dict):
+        raise ValueError("train is no table of settings")
+    settings = redacted_settings(settings)  # an older version stored them as they were
+    return flattened({name: value for name, value in settings.items() if name not in _UNTOLD})
+
+
+def _copy_files(source: Path, target: Path, *, below: Path) -> None:
+    """Makes a folder with copies of the files in another one, of which none may be a link.
+
+    Raises:
+        PreparedDataError: one is a link or no regular file.
+    """
+    target.mkdir()
+    for path in sorted(source.iterdir()):
+        try:
+            with open_input(path, below=below) as file, (target / path.name).open("xb") as copy:
+                shutil.copyfileobj(file, copy)
+        except UnusableFileError as error:
+            raise PreparedDataError(f"{error}; run `prepare` again") from None
+
+
+def _contents(folder: Path, error: type[ProjectError] = CheckpointError) -> dict[str, str]:
+    """The digests of the files in a folder, by name; none where there is no folder. Raises `error` for what is no regular file."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise error(f"{folder} is a link or a file, and a directory is needed there; remove it, or use another run")
+    try:
+        return {path.name: digest_run_file(folder, path.name) for path in folder.iterdir()} if folder.exists() else {}
+    except CheckpointError as found:
+        raise error(str(found)) from None
+
+
+def complete_record(
+    run: Path, *, status: str, ended_by: str | None, step: int, weights_digest: str | None, alerts: Mapping[str, int]
+) -> None:
+    """Notes how the run ended, how many alerts there were of each rule, and the digests of what it has written.
+
+    Called once nothing more will be written. `ended_by` is the limit that was reached, why evaluations ended the run, what asked
+    for a stop, or the error; where it is an error, there is no digest of the weights.
+    """
+    record = read_record(run)
+    checkpoints = CheckpointStore(run / "checkpoints")
+    manifests = [checkpoints.manifest_path(saved).relative_to(run).as_posix() for saved in checkpoints.steps()]
+    written = [name for name in (METRICS, LEDGER.as_posix(), *manifests) if (run / name).exists()]
+    record["files"] |= _digests(run, written)
+    for name in {METRICS, LEDGER.as_posix()}.intersection(written):  # some of their lines are younger than the last checkpoint
+        with open_input(run / name, below=run) as file:
+            os.fsync(file.fileno())
+    ended = {"status": status, "ended_by": ended_by, "step": step, "weights": weights_digest, "alerts": dict(alerts)}
+    write_atomic(run / "record.json", sealed(record | ended))
+
+
+def read_record(run: Path) -> dict[str, Any]:
+    """The record of a run.
+
+    Raises:
+        CheckpointError: there is none, or it was changed since it was written.
+    """
+    path = run / "record.json"
+    try:
+        record = unsealed(read_run_file(path, MAX_RECORD_BYTES, run))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{run}: no record.json, so this is no run; name a directory that `trainer train --run` wrote"
+        ) from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}, so it was changed; restore it from a copy") from None
+    try:
+        check_form(_RecordForm, record)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}; this program wrote no such record, restore it from a copy") from None
+    return record
+
+
+class _DataForm(Form):
+    root_digest: str
+    tokenizer_digest: str = ""
+
+
+class _EnvironmentForm(Form):
+    world_size: Annotated[int, Field(ge=1, le=_MAX_RANKS)] = 1
+    packages: dict[str, str] = Field(default_factory=dict)
+    locks: dict[str, str] = Field(default_factory=dict)
+    gpus: list[str] = Field(default_factory=list)
+    __pydantic_extra__: dict[str, str | None]
+
+
+class _EarlierForm(Form):
+    until: Count
+    was: dict[str, Plain]
+
+
+class _RecordForm(Form):
+    status: str
+    identity: dict[str, Plain]
+    data: _DataForm
+    environment: _EnvironmentForm
+    files: dict[InnerName, str]
+    changes: list[Any] = Field(default_factory=list)
+    earlier: list[_EarlierForm] = Field(default_factory=list)
+    step: Count | None = None
+    weights: str | None = None
+    ended_by: str | None = None
+    alerts: dict[str, Count] = Field(default_factory=dict)
+
+    @field_validator("changes")
+    @classmethod
+    def _check_changes(cls, changes: list[Any]) -> list[Any]:
+        Changes.from_json(changes)
+        return changes
+
+
+def recorded_micro(run: Path) -> int | None:
+    """The rows of a micro-batch that a run was begun with, None where there is no run."""
+    if not (run / "record.json").exists():
+        return None
+    micro = read_record(run)["identity"].get("batch.micro")
+    if micro is not None and (type(micro) is not int or not 1 <= micro <= _MAX_MICRO):
+        raise CheckpointError(
+            f"{run / 'record.json'}: identity has batch.micro = {micro!r}, and a number from 1 to {_MAX_MICRO} is expected; "
+            "restore it from a copy"
+        )
+    return micro
+
+
+def _digests(run: Path, names: Iterable[str]) -> dict[str, str]:
+    return {name: digest_run_file(run, name) for name in names}
