@@ -212,7 +212,7 @@ def _verify(arguments: Sequence[str]) -> None:
         raise ConfigError("--from says where a replay begins; add --replay N or --level replay, or leave out --from")
     if options.sources and options.level not in ("data", "replay"):
         raise ConfigError("--sources names what level data prepares again; add --level data, or leave out --sources")
-    from trainer.verify import verify_run
+    from trainer.verification.verify import verify_run
 
     held: list[dict[str, Any]] = []
     try:
@@ -243,7 +243,8 @@ def _audit(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     if options.full and options.step is None:
         raise ConfigError("--full shows the whole text of --step; add --step N, or leave out --full")
-    from trainer.audit import audit_run, show_step
+    from trainer.verification.audit import audit_run
+    from trainer.verification.step_text import show_step
 
     run = _run_directory(options)
     if options.step is not None:

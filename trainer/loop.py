@@ -10,12 +10,12 @@ from common.errors import StoppedBySignal
 from trainer.config import TrainConfig
 from trainer.data.batch import GlobalBatch
 from trainer.metrics import StepFacts
-from trainer.opening import opened_session
 from trainer.optim.optimizers import set_learning_rate
 from trainer.optim.schedule import learning_rate_factor
 from trainer.run.progress import Progress
-from trainer.session import GoBack, Session
+from trainer.training.setup import opened_session
 from trainer.training.step import OutOfMemoryAloneError, StepResults, train_step
+from trainer.training.training_run import GoBack, Session
 
 __all__ = ["train"]
 

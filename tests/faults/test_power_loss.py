@@ -38,7 +38,7 @@ from trainer.report.write import PICTURE, REPORT, write_report
 from trainer.run.events import METRICS, Known, lines_until
 from trainer.run.ledger import LEDGER, Ledger, LedgerHead
 from trainer.run.record import check_nothing_saved
-from trainer.verify import check_integrity
+from trainer.verification.verify import check_integrity
 
 Check = Callable[[Path, int, int], str | None]
 """What is wrong in a folder, given the operations before the power failed and the seed; None if nothing is."""

@@ -39,7 +39,6 @@ from tests.support.faults import count, first_seed, is_full, seeds
 from tests.support.prepared import write_prepared
 from tests.support.ranks import run_ranks
 from tests.support.runs import ROOT, arguments, losses, metrics, tiny_config, wait_for_step
-from trainer.audit import audit_run
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore
 from trainer.config import TrainConfig
 from trainer.distributed.group import Group
@@ -47,6 +46,7 @@ from trainer.extensions.hooks import Extension
 from trainer.loop import train
 from trainer.run.ledger import LEDGER, LedgerStep, read_ledger
 from trainer.run.lock import locked_run
+from trainer.verification.audit import audit_run
 
 Patch = pytest.MonkeyPatch
 EPOCH_ENDS_IN = 8  # the step in which the 61 rows have all been used
@@ -249,7 +249,7 @@ def test_a_checkpoint_holds_the_step_that_it_claims_though_training_goes_on_mean
 
 @pytest.mark.broken("13", "saves the parameters themselves, not copies")
 def test_late_saves_find_a_trainer_that_copies_nothing(data: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("trainer.session.full_tensors", lambda tensors, _: dict(tensors))
+    monkeypatch.setattr("trainer.training.training_run.full_tensors", lambda tensors, _: dict(tensors))
     compared = saves_compared(data, tmp_path, 0)
     caught(compared.count(False), len(compared))
 
@@ -307,7 +307,7 @@ def test_a_run_directory_without_a_lock_lets_the_second_trainer_write(data: Path
     config = tiny_config(data, tmp_path / "run")
     with locked_run(config.run):
         before = tree_of(config.run)
-        monkeypatch.setattr("trainer.opening.locked_run", lambda _: contextlib.nullcontext())
+        monkeypatch.setattr("trainer.training.setup.locked_run", lambda _: contextlib.nullcontext())
         train(config)
         assert tree_of(config.run) != before
 
@@ -540,7 +540,7 @@ def test_a_resume_that_is_never_refused_ends_with_other_bits(
     data: Path, tmp_path: Path, begun: TrainConfig, monkeypatch: Patch
 ) -> None:
     shutil.copytree(begun.run, tmp_path / "run")
-    monkeypatch.setattr("trainer.opening.check_identity", lambda *_: None)
+    monkeypatch.setattr("trainer.training.setup.check_identity", lambda *_: None)
     train(changed_by(data, tmp_path / "run", CHANGED["optim.lr"]))
     train(begun)
     assert losses(tmp_path / "run") != losses(begun.run)
@@ -602,7 +602,7 @@ def test_points_find_a_resume_that_hides_none_of_before(data: Path, tmp_path: Pa
             add_event(writer, event, *arguments)
 
     monkeypatch.setattr(import_path, without_purge)
-    monkeypatch.setattr("trainer.metrics.tensorboard.cut_event_files", lambda *_: [])
+    monkeypatch.setattr("trainer.metrics.sinks.tensorboard.cut_event_files", lambda *_: [])
     train(config)
     steps = Counter(point.step for point in points(config.run, "train/loss"))
     caught(sum(number > 1 for number in steps.values()), len(steps))

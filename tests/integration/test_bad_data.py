@@ -22,19 +22,20 @@ from tests.support.prepared import write_prepared
 from tests.support.ranks import run_ranks
 from tests.support.runs import losses, metrics, tiny_config
 from trainer import loop
-from trainer import opening as openings
-from trainer import session as sessions
-from trainer.audit import audit_run, show_step
 from trainer.commands.evaluate import evaluate_run
 from trainer.config import TrainConfig
 from trainer.data import loader
 from trainer.distributed.group import Group
 from trainer.loop import train
 from trainer.metrics import StepFacts
-from trainer.replay import replay_run
 from trainer.run.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
+from trainer.training import setup as openings
+from trainer.training import training_run as sessions
 from trainer.training.step import StepResult, StepResults
-from trainer.verify import check_integrity
+from trainer.verification.audit import audit_run
+from trainer.verification.replay import replay_run
+from trainer.verification.step_text import show_step
+from trainer.verification.verify import check_integrity
 
 LOST = "train/b-00000.arrow"
 QUARANTINE = {"policy": "quarantine", "max_share": 0.6}

@@ -17,15 +17,16 @@ import torch
 from common.errors import ConfigError, GuardError, PreparedDataError, StoppedBySignal, StorageError
 from tests.support.prepared import write_prepared
 from tests.support.runs import metrics, tiny_config
-from trainer import loop, session
+from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.distributed import replica_check
 from trainer.loop import train
-from trainer.metrics.jsonlines import JsonLinesSink
+from trainer.metrics.sinks.json_lines import JsonLinesSink
 from trainer.report import write_report
 from trainer.run import record
 from trainer.training import step as steps
-from trainer.verify import check_integrity
+from trainer.training import training_run
+from trainer.verification.verify import check_integrity
 
 STEPS = 12
 Patch = Callable[[pytest.MonkeyPatch, Path], object]
@@ -159,7 +160,7 @@ ENDS = {
     "error with a folder in it": End(
         "failed",
         "trainer: x.bin is wrong$",
-        replaced(session.Session, "judge", raising(ConfigError, "trainer: /home/somebody/run/x.bin is wrong")),
+        replaced(training_run.Session, "judge", raising(ConfigError, "trainer: /home/somebody/run/x.bin is wrong")),
         ConfigError,
         "failed",
     ),

@@ -12,12 +12,13 @@ import torch
 from common.errors import GuardError
 from tests.support.prepared import write_prepared
 from tests.support.runs import losses, metrics, tiny_config
-from trainer import loop, session
+from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.commands.saved_model import load_checkpoint
 from trainer.config import TrainConfig
 from trainer.loop import train
 from trainer.run.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
+from trainer.training import training_run
 from trainer.training.step import StepResults
 
 ROWS, STEPS = 8, 30
@@ -107,7 +108,7 @@ def test_a_run_that_was_rolled_back_equals_one_that_never_saw_the_window(
     monkeypatch.setattr(loop, "StepResults", lambda **_: StepResults(lag))
     window = (15 * ROWS, 20 * ROWS)
     with monkeypatch.context() as without:
-        without.setattr(session, "prefetched_batches", leaving_out(window))
+        without.setattr(training_run, "prefetched_batches", leaving_out(window))
         never_saw = train(configured(data, tmp_path / "never-saw", guard={"spike": "rollback", "window_steps": 5}))
     poisoned(10.0, range(15, 20))
     rolled_back = train(configured(data, tmp_path / "rolled-back", guard={"spike": "rollback", "window_steps": 5}))
@@ -125,7 +126,7 @@ def test_a_run_that_was_rolled_back_equals_one_that_never_saw_the_window(
 
 
 def leaving_out(window: tuple[int, int]) -> Callable[..., Any]:
-    original = vars(session)["prefetched_batches"]
+    original = vars(training_run)["prefetched_batches"]
 
     def batches(*arguments: Any, **settings: Any) -> Any:
         return original(*arguments, **settings | {"left_out": (*settings["left_out"], window)})

@@ -16,8 +16,8 @@ from tests.support.runs import losses, tiny_config
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.loop import train
-from trainer.metrics.jsonlines import NodeHardwareSink
-from trainer.metrics.wandb_sink import remembered_id
+from trainer.metrics.sinks.json_lines import NodeHardwareSink
+from trainer.metrics.sinks.wandb_sink import remembered_id
 from trainer.report import write_report
 from trainer.run.events import Known
 

@@ -23,10 +23,10 @@ from tests.support.runs import ROOT, start_ranks, tiny_config
 from tests.support.two_ranks import all_ended, descendants, has_ended, seconds_until
 from trainer.commands.evaluate import evaluate_run
 from trainer.loop import train
-from trainer.replay import replay_config, replay_run
 from trainer.run.bounds import most_ranks, most_rows, most_threads
 from trainer.run.directory import load_config
 from trainer.run.record import read_record
+from trainer.verification.replay import replay_config, replay_run
 
 MILLION = 1_000_000
 
@@ -134,7 +134,7 @@ def test_a_model_that_the_checkpoint_does_not_have_is_not_built(
 
 
 def test_a_model_that_is_larger_than_the_memory_is_not_built(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.opening.check_space", lambda *_: None)
+    monkeypatch.setattr("trainer.training.setup.check_space", lambda *_: None)
     with pytest.raises(ConfigError, match=r"weights, which take .* of memory are free"):
         train(tiny_config(data, tmp_path / "run", model={"mlp_width": 10**12}))
 

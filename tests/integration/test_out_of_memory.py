@@ -20,16 +20,16 @@ from common.errors import ConfigError, ProjectError, exit_code_of
 from tests.support.prepared import write_prepared
 from tests.support.ranks import RankError, run_ranks
 from tests.support.runs import losses, metrics, tiny_config
-from trainer import opening as openings
-from trainer import session as sessions
-from trainer.audit import audit_run
 from trainer.config import TrainConfig
 from trainer.distributed.group import Group
 from trainer.loop import train
 from trainer.parallel.gradient_tree import GradientTree
-from trainer.replay import replay_run
 from trainer.run.ledger import LEDGER, LedgerEvent, read_ledger
+from trainer.training import setup as openings
 from trainer.training import step as steps
+from trainer.training import training_run as sessions
+from trainer.verification.audit import audit_run
+from trainer.verification.replay import replay_run
 
 
 @dataclass

@@ -10,16 +10,17 @@ import torch
 
 from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
-from trainer import loop, opening
+from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.extensions.hooks import Extension
 from trainer.loop import train
+from trainer.training import setup
 
 
 def test_a_checkpoint_that_is_written_again_is_told_of_once_it_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Step 10 is a spike; the checkpoint of step 8 is written again with the rows that are left out, slowly."""
     data, told = write_prepared(tmp_path / "data"), []
-    write, step = vars(opening)["_write"], loop.train_step
+    write, step = vars(setup)["_write"], loop.train_step
 
     def slowly(*arguments: Any) -> None:
         time.sleep(0.2)
@@ -35,7 +36,7 @@ def test_a_checkpoint_that_is_written_again_is_told_of_once_it_is_durable(tmp_pa
     def saved(_: Extension, __: object, number: int, path: Path) -> None:
         told.append((number, len(CheckpointStore(path.parent).load(number).state["progress"]["left_out"])))
 
-    monkeypatch.setattr(opening, "_write", slowly)
+    monkeypatch.setattr(setup, "_write", slowly)
     monkeypatch.setattr(loop, "train_step", spiking)
     monkeypatch.setattr(Extension, "saved", saved)
     changes: dict[str, Any] = {"checkpoint": {"every_steps": 4, "keep_last": 9}, "eval": {"every_steps": 12, "sample_tokens": 0}}

@@ -15,13 +15,14 @@ from common.errors import CheckpointError, ConfigError, ExitCode, GuardError, Pr
 from tests.support.prepared import write_prepared
 from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_config, wait_for_step
 from tests.support.two_ranks import log, start_entrypoint, started
-from trainer import loop, replay
+from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.commands.evaluate import evaluate_run
 from trainer.commands.saved_model import load_checkpoint
 from trainer.evaluation import evaluate as evaluations
 from trainer.loop import train
-from trainer.verify import verify_run
+from trainer.verification import replay
+from trainer.verification.verify import verify_run
 
 
 @pytest.fixture(scope="module")

@@ -19,15 +19,17 @@ from data_pipeline.config import PrepareConfig
 from data_pipeline.prepare import prepare
 from tests.support.prepared import write_prepared
 from tests.support.runs import metrics, run_command, start_ranks, tiny_config
-from trainer.audit import audit_run, show_step
 from trainer.checkpoint import CheckpointStore
 from trainer.commands.evaluate import evaluate_run
 from trainer.loop import train
-from trainer.replay import replay_run
 from trainer.run.ledger import LEDGER
 from trainer.run.record import read_record
 from trainer.training.step import train_step
-from trainer.verify import Outcome, check_integrity, compare_environment, verify_run
+from trainer.verification.audit import audit_run
+from trainer.verification.outcome import Outcome
+from trainer.verification.replay import replay_run
+from trainer.verification.step_text import show_step
+from trainer.verification.verify import check_integrity, compare_environment, verify_run
 
 KEEP_ALL: dict[str, Any] = {"checkpoint": {"every_steps": 4, "keep_last": 10}}
 

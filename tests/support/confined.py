@@ -73,11 +73,11 @@ _MODULES = (
     "data_pipeline.repack",
     "torch._inductor",
     "trainer.__main__",
-    "trainer.audit",
+    "trainer.verification.audit",
     "trainer.commands.saved_model",
     "trainer.loop",
     "trainer.report",
-    "trainer.verify",
+    "trainer.verification.verify",
     "trainer.commands.generate",
 )
 

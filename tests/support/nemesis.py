@@ -22,10 +22,10 @@ from tests.support.faults import flip, truncate, zero_tail
 from tests.support.journal import Entry, read_journal, write_damaged
 from tests.support.runs import losses, metrics
 from tests.support.two_ranks import all_ended, descendants, end, launcher_of, log, ranks_of, seconds_until, start_entrypoint
-from trainer.audit import audit_run
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import parse_manifest
 from trainer.config import TrainConfig
+from trainer.verification.audit import audit_run
 
 __all__ = ["MOMENTS", "STRIKES", "Nemesis", "broken_claims", "lost_steps", "weights_of"]
 

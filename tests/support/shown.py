@@ -21,11 +21,13 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import EventA
 from common.errors import ProjectError
 from tests.support.disturbed import multiplied, spoiled
 from tests.support.runs import metrics
-from trainer import loop, session
+from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
-from trainer.metrics import Monitor, tensorboard
+from trainer.metrics import Monitor
+from trainer.metrics.sinks import tensorboard
 from trainer.training import step as steps
+from trainer.training import training_run
 
 __all__ = [
     "Trouble",
@@ -69,14 +71,14 @@ def small_memory(patch: pytest.MonkeyPatch) -> None:
 
 def stop_in_evaluation(patch: pytest.MonkeyPatch) -> None:
     """A signal comes while step 8 is evaluated."""
-    evaluate = session.Session.evaluate
+    evaluate = training_run.Session.evaluate
 
     def evaluating(run: Any, progress: Any) -> Any:
         if progress.step == 8:
             os.kill(os.getpid(), signal.SIGTERM)
         return evaluate(run, progress)
 
-    patch.setattr(session.Session, "evaluate", evaluating)
+    patch.setattr(training_run.Session, "evaluate", evaluating)
 
 
 def keeping_points(patch: pytest.MonkeyPatch) -> None:

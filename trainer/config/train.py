@@ -1,7 +1,7 @@
 """Every setting of a training run, with its meaning, unit and bounds.
 
-The checks here need only the settings themselves. What depends on the data or the machine is checked in `trainer.opening` and
-`trainer.run.limits`.
+The checks here need only the settings themselves. What depends on the data or the machine is checked in `trainer.training.setup`
+and `trainer.run.limits`.
 """
 
 from __future__ import annotations

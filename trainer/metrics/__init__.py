@@ -11,13 +11,13 @@ wandb_sink, mlflow_sink   the same numbers in Weights & Biases and MLflow, if th
 opening      makes the monitor of a run from its settings
 """
 
-from trainer.metrics.jsonlines import JsonLinesSink
 from trainer.metrics.monitor import Monitor
-from trainer.metrics.opening import opened_monitor
-from trainer.metrics.sink import Sink
-from trainer.metrics.tensorboard import TensorBoardSink
-from trainer.metrics.terminal import TerminalSink
-from trainer.metrics.values import RunFacts, Sample, StepFacts, StepMetrics
+from trainer.metrics.setup import opened_monitor
+from trainer.metrics.sinks.base import Sink
+from trainer.metrics.sinks.json_lines import JsonLinesSink
+from trainer.metrics.sinks.tensorboard import TensorBoardSink
+from trainer.metrics.sinks.terminal import TerminalSink
+from trainer.metrics.step_metrics import RunFacts, Sample, StepFacts, StepMetrics
 
 __all__ = [
     "JsonLinesSink",

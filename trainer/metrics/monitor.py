@@ -14,11 +14,11 @@ from trainer.evaluation.results import Evaluation
 from trainer.health.alert_rules import AlertRules
 from trainer.health.alerts import Alert
 from trainer.health.convergence import Signal
-from trainer.layer_stats import LayerReading
 from trainer.machine.sampler import HardwareReading
-from trainer.metrics.running import RunningNumbers
-from trainer.metrics.sink import Sink
-from trainer.metrics.values import SampleText, ScoreTable, StepMetrics
+from trainer.metrics.layers import LayerReading
+from trainer.metrics.sinks.base import Sink
+from trainer.metrics.step_metrics import SampleText, ScoreTable, StepMetrics
+from trainer.metrics.totals import RunningNumbers
 from trainer.run.events import Known
 
 __all__ = ["Monitor"]

@@ -23,9 +23,9 @@ from trainer.data.batch import DataFault, GlobalBatch, share_of_rank
 from trainer.distributed.group import Group
 from trainer.distributed.stragglers import OwnTime
 from trainer.health.guard import Thresholds
-from trainer.layer_stats import StepObserver
 from trainer.machine.determinism import seed_micro_batch
 from trainer.machine.memory import is_out_of_memory, release_memory
+from trainer.metrics.layers import StepObserver
 from trainer.model.forward import forward_pass
 from trainer.optim.optimizers import step_unless
 from trainer.parallel.accumulation import Accumulation

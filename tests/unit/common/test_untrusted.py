@@ -23,7 +23,6 @@ from common.settings.toml import parse_toml
 from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
 from tests.support.tampered_cases import chain_ledger
-from trainer.audit import audit_run
 from trainer.checkpoint import CheckpointStore
 from trainer.commands.saved_model import load_checkpoint, load_model
 from trainer.config import TrainConfig
@@ -35,7 +34,8 @@ from trainer.run.directory import load_config, settings_here
 from trainer.run.events import METRICS, Known, events_until, read_events
 from trainer.run.ledger import LEDGER, read_ledger
 from trainer.run.record import read_record, recorded_changes, recorded_micro
-from trainer.verify import check_integrity
+from trainer.verification.audit import audit_run
+from trainer.verification.verify import check_integrity
 
 STEP_4 = "checkpoints/step-00000004/manifest.json"
 

@@ -20,13 +20,14 @@ from trainer.distributed.group import Group
 from trainer.distributed.stragglers import SlowRank
 from trainer.evaluation.results import Evaluation, Score
 from trainer.health.alerts import Alert
-from trainer.layer_stats import LayerNorms, LayerReading
 from trainer.machine.gpus import GpuReading
 from trainer.machine.host import HostReading
 from trainer.machine.sampler import HardwareReading
-from trainer.metrics import JsonLinesSink, Monitor, RunFacts, Sample, Sink, StepMetrics, TerminalSink, jsonlines, opened_monitor
-from trainer.metrics.running import RunningNumbers
-from trainer.metrics.values import numbers_in
+from trainer.metrics import JsonLinesSink, Monitor, RunFacts, Sample, Sink, StepMetrics, TerminalSink, opened_monitor
+from trainer.metrics.layers import LayerNorms, LayerReading
+from trainer.metrics.sinks import json_lines
+from trainer.metrics.step_metrics import numbers_in
+from trainer.metrics.totals import RunningNumbers
 from trainer.model.loss import perplexity
 from trainer.run.events import Known, events_until, read_events
 
@@ -180,7 +181,7 @@ def test_the_numbers_of_a_run_can_be_forced_to_the_device(tmp_path: Path, monkey
 
 def test_the_name_of_a_new_file_is_on_the_device_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(jsonlines, "sync_directory", synced.append)
+    monkeypatch.setattr(json_lines, "sync_directory", synced.append)
     JsonLinesSink(tmp_path / "metrics.jsonl", None).close()
     assert synced == [tmp_path]
 

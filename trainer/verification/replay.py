@@ -27,7 +27,6 @@ from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.tensor_file import same_bytes, spec_of
 from trainer.config import TrainConfig
 from trainer.extensions.trust import EXTENSION, checked_extension
-from trainer.launching import run_tied
 from trainer.loop import train
 from trainer.run.bounds import check_model_size, check_ranks
 from trainer.run.directory import data_folder, load_config
@@ -35,11 +34,12 @@ from trainer.run.events import METRICS, read_events
 from trainer.run.ledger import LEDGER
 from trainer.run.progress import load_whole
 from trainer.run.record import read_record
+from trainer.verification.child import run_tied
 from trainer.watchdog.watch import EXIT_FILE_VARIABLE
 
 __all__ = ["ChildError", "Replay", "choose_start", "first_difference", "replay_run"]
 
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 _COMPARED = {"train": ("loss_hex", "grad_norm", "lr", "tokens"), "eval": ("val_loss_hex", "targets")}
 """What of an event has to be the same; the other fields are times."""
 _DEFAULT_STEPS = 10

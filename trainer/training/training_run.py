@@ -27,7 +27,6 @@ from trainer.data.order import RowOrder
 from trainer.distributed.group import LET_GO_S, Group
 from trainer.distributed.replica_check import ReplicaCheck
 from trainer.distributed.stragglers import OwnTime, OwnTimer, StragglerDetector
-from trainer.ending import Ending
 from trainer.evaluation.evaluate import EvaluationStopped, evaluate
 from trainer.evaluation.results import Evaluation
 from trainer.evaluation.tally import Grouping
@@ -38,10 +37,10 @@ from trainer.health.guard import Guard
 from trainer.inference.samples import prompts_of, sample_and_score
 from trainer.inference.text_model import Continuation, Sampling, TextModel
 from trainer.inference.text_scores import Scores
-from trainer.layer_stats import LayerObserver
 from trainer.machine.memory import PeakMeter, is_out_of_memory, release_memory
 from trainer.machine.peak_rates import mfu
 from trainer.metrics import Monitor, StepFacts, StepMetrics
+from trainer.metrics.layers import LayerObserver
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.model.parameters import parameters_by_name
 from trainer.optim.optimizers import optimizer_tensors, restore_optimizer
@@ -55,6 +54,7 @@ from trainer.run.limits import Plan
 from trainer.run.progress import Progress
 from trainer.run.record import leave_note, note_change
 from trainer.run.signals import StopRequest
+from trainer.training.ending import Ending
 from trainer.training.step import StepResult, make_scaler
 from trainer.training.wrapped_model import smaller_batches, wrapped
 from trainer.watchdog.watch import Heartbeat

@@ -15,10 +15,10 @@ from common.files import plain, sync_directory, write_atomic
 from common.storage_errors import explain_os_error, naming
 from trainer.evaluation.results import Evaluation
 from trainer.health.alerts import Alert
-from trainer.layer_stats import LayerReading
 from trainer.machine.sampler import HardwareReading
-from trainer.metrics.sink import Sink
-from trainer.metrics.values import SampleText, ScoreTable, StepMetrics
+from trainer.metrics.layers import LayerReading
+from trainer.metrics.sinks.base import Sink
+from trainer.metrics.step_metrics import SampleText, ScoreTable, StepMetrics
 from trainer.run.directory import open_own
 from trainer.run.events import Known, lines_until
 

@@ -15,14 +15,21 @@ from torch.utils.tensorboard.summary import hparams
 from common.errors import StorageError
 from trainer.evaluation.results import Evaluation
 from trainer.health.alerts import Alert
-from trainer.layer_stats import BIN_LIMITS, Histogram, LayerReading
 from trainer.machine.sampler import HardwareReading
-from trainer.metrics.event_files import cut_event_files
-from trainer.metrics.figures import Picture, length_histogram, perplexity_bars
-from trainer.metrics.layout import LAYOUT, hyper_parameters
-from trainer.metrics.points import FINAL_METRICS, evaluation_points, hardware_points, layer_points, saving_points, train_points
-from trainer.metrics.sink import Sink
-from trainer.metrics.values import RunFacts, SampleText, ScoreTable, StepMetrics, encodable, numbers_in
+from trainer.metrics.layers import BIN_LIMITS, Histogram, LayerReading
+from trainer.metrics.sinks.base import Sink
+from trainer.metrics.sinks.event_files import cut_event_files
+from trainer.metrics.sinks.points import (
+    FINAL_METRICS,
+    evaluation_points,
+    hardware_points,
+    layer_points,
+    saving_points,
+    train_points,
+)
+from trainer.metrics.sinks.tensorboard_figures import Picture, length_histogram, perplexity_bars
+from trainer.metrics.sinks.tensorboard_layout import LAYOUT, hyper_parameters
+from trainer.metrics.step_metrics import RunFacts, SampleText, ScoreTable, StepMetrics, encodable, numbers_in
 from trainer.run.directory import make_folder
 from trainer.run.events import Known
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from trainer.evaluation.results import Evaluation
 from trainer.health.alerts import Alert
-from trainer.layer_stats import LayerReading
 from trainer.machine.sampler import HardwareReading
-from trainer.metrics.values import RunFacts, SampleText, ScoreTable, StepMetrics
+from trainer.metrics.layers import LayerReading
+from trainer.metrics.step_metrics import RunFacts, SampleText, ScoreTable, StepMetrics
 from trainer.run.events import Known
 
 __all__ = ["Sink"]
@@ -51,7 +51,7 @@ class Sink:
         """Forces what it has been given to the device; called before a checkpoint that counts on it."""
 
     def end(self, step: int, status: str, ended_by: str | None) -> None:
-        """Takes how and why the run ended, also where it failed: see `trainer.ending`."""
+        """Takes how and why the run ended, also where it failed: see `trainer.training.ending`."""
 
     def finish(self, status: str) -> None:
         """Takes how the run ended: `finished` or `stopped`; not called where it failed."""

@@ -8,11 +8,11 @@ from typing import Any
 
 from common.redaction import without
 from trainer.evaluation.results import Evaluation
-from trainer.layer_stats import LayerReading
 from trainer.machine.sampler import HardwareReading
-from trainer.metrics.points import evaluation_points, hardware_points, layer_points, saving_points, train_points
-from trainer.metrics.sink import Sink
-from trainer.metrics.values import StepMetrics
+from trainer.metrics.layers import LayerReading
+from trainer.metrics.sinks.base import Sink
+from trainer.metrics.sinks.points import evaluation_points, hardware_points, layer_points, saving_points, train_points
+from trainer.metrics.step_metrics import StepMetrics
 
 __all__ = ["ServiceSink"]
 

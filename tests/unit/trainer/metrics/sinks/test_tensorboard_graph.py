@@ -11,7 +11,7 @@ from tensorboard.compat.proto.node_def_pb2 import NodeDef
 from torch import Tensor, nn
 
 from trainer.config import ModelConfig
-from trainer.metrics.model_graph import model_graph
+from trainer.metrics.sinks.tensorboard_graph import model_graph
 from trainer.model.attention import Layout
 from trainer.model.decoder import Decoder
 

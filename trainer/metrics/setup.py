@@ -18,15 +18,15 @@ from trainer.distributed.group import Group
 from trainer.machine.gpus import KernelLog, opened_gpus
 from trainer.machine.host import Host
 from trainer.machine.sampler import HardwareReading, HardwareSampler
-from trainer.metrics.jsonlines import JsonLinesSink, NodeHardwareSink
-from trainer.metrics.mlflow_sink import MlflowSink
 from trainer.metrics.monitor import Monitor
-from trainer.metrics.running import RunningNumbers
-from trainer.metrics.sink import Sink
-from trainer.metrics.tensorboard import TensorBoardSink
-from trainer.metrics.terminal import TerminalSink
-from trainer.metrics.values import RunFacts
-from trainer.metrics.wandb_sink import WandbSink
+from trainer.metrics.sinks.base import Sink
+from trainer.metrics.sinks.json_lines import JsonLinesSink, NodeHardwareSink
+from trainer.metrics.sinks.mlflow_sink import MlflowSink
+from trainer.metrics.sinks.tensorboard import TensorBoardSink
+from trainer.metrics.sinks.terminal import TerminalSink
+from trainer.metrics.sinks.wandb_sink import WandbSink
+from trainer.metrics.step_metrics import RunFacts
+from trainer.metrics.totals import RunningNumbers
 from trainer.run.events import METRICS, Known, events_until
 from trainer.watchdog.watch import LAUNCHER_VARIABLE
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from trainer.evaluation.results import Score
-from trainer.metrics.values import encodable
+from trainer.metrics.step_metrics import encodable
 
 __all__ = ["Picture", "length_histogram", "perplexity_bars"]
 

@@ -1,19 +1,8 @@
-"""What `audit` does: proves from ledger, checkpoints and data what a run was trained on, and shows the text behind a step.
-
-Proven is, line by line: the steps are 1, 2, 3, … without a gap; each begins at the position where the one before ended, or after
-a window that the ledger has said before would be left out; its rows are those that the order gives for these positions; they have
-as many targets as it says; and no row comes again before all rows of its order have come. Each checkpoint has to agree with the
-ledger up to its step. Rows of a shard in quarantine have no targets from the step on at which the ledger says so; where such a
-shard cannot be read any more, the targets that its rows had before are not counted.
-
-    B rows of a step   N rows of the order that is gone through: all of them, or those of one source
-"""
+"""Checks the lines of a ledger, one after another."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,32 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import CheckpointError, ConfigError, PreparedDataError
-from common.terminal import printable
-from data_pipeline.dataset.locks import reading
-from data_pipeline.dataset.manifest import Manifest, read_manifest
+from common.errors import CheckpointError
 from data_pipeline.dataset.shards import Rows, ShardError
-from data_pipeline.tokenizer import Tokenizer, load_tokenizer
-from trainer.checkpoint import CheckpointStore
-from trainer.checkpoint.manifest import OtherFormatError, parse_manifest
-from trainer.data.mixture import MixedOrder, build_order
+from trainer.data.mixture import MixedOrder
 from trainer.data.order import RowOrder, UniformOrder
-from trainer.run.directory import data_folder
-from trainer.run.ledger import LEDGER, LedgerEvent, LedgerHead, LedgerStep, digest_of_rows, read_ledger
-from trainer.run.progress import check_state
-from trainer.run.record import read_record
+from trainer.run.ledger import LedgerEvent, LedgerStep, digest_of_rows
 
-__all__ = ["MAX_COUNTED_ROWS", "MAX_LEFT_OUT", "AuditReport", "Auditor", "Skipped", "audit_run", "show_step"]
+__all__ = ["MAX_COUNTED_ROWS", "MAX_LEFT_OUT", "AuditReport", "Auditor", "Skipped", "difference"]
 
 MAX_COUNTED_ROWS = 1 << 26
 """Rows that are counted one by one, which takes 4 bytes each; beyond that the comparison with the order has to do."""
-
 MAX_LEFT_OUT = 1 << 26
 """Positions in all windows that a run has left out: beyond it the ledger is refused, because each of them is gone through."""
 _ROWS_AT_A_TIME = 1 << 20
-
-_SHOWN_CHARS = 300
-_FILL_IN = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
 
 
 @dataclass(frozen=True)
@@ -198,7 +174,7 @@ class Auditor:
         rows = self._rows(entry, entry.start, entry.count)
         if entry.epoch != entry.start // self._num_rows:
             raise self._wrong(entry, f"position {entry.start} is in epoch {entry.start // self._num_rows}, not in {entry.epoch}")
-        if digest := _difference(entry, rows):
+        if digest := difference(entry, rows):
             raise self._wrong(entry, f"the rows of step {step} have the digest {entry.digest}, those of the order {digest}")
         found = self._num_targets(rows)
         if not found <= entry.targets <= found + self._num_hidden(rows):
@@ -286,104 +262,6 @@ def _repeated(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     return values[counts > 1]
 
 
-def audit_run(run: Path, data: Path | None = None) -> AuditReport:
-    """Audits a run that is finished, stopped or killed.
-
-    Args:
-        run: its directory.
-        data: where its prepared data is now, if it was moved.
-
-    Raises:
-        PreparedDataError: the data is missing, damaged, or not what the run was trained on.
-        CheckpointError: ledger, record or a checkpoint is missing or damaged, or they do not agree.
-    """
-    record = read_record(run)
-    with _opened_data(run, data) as (directory, manifest, rows):
-        checkpoints = _saved(run)
-        ends = {saved.head.lines: saved for saved in checkpoints}
-        build = _builder(run, directory, manifest, rows)
-        targets = _Targets(rows)
-        auditor = Auditor(run / LEDGER, build, targets.count, len(rows), targets.quarantine, targets.num_hidden)
-        drawn = np.zeros(len(manifest.sources), np.int64)
-        padding = dict.fromkeys(manifest.sources, 0)
-        source_of = {shard.path: shard.source for shard in manifest.shards}
-        for entry in read_ledger(run / LEDGER):
-            used = auditor.follow(entry)
-            drawn += np.bincount(rows.source_ids(used), minlength=len(drawn))
-            for shard in source_of.keys() & auditor.report.quarantined:
-                padding[source_of[shard]] += rows.num_rows_in([shard], used)
-            if entry.head.lines in ends:
-                _check_checkpoint(run, ends.pop(entry.head.lines), entry.head, auditor.report)
-        report = auditor.report
-        targets.check_excused()
-        report.uncounted = targets.uncounted
-        for saved in ends.values():
-            raise CheckpointError(
-                f"{run / LEDGER}: it ends at line {report.lines}, but the checkpoint of step {saved.step} names line "
-                f"{saved.head.lines}; restore the file from a copy"
-            )
-        if record["status"] != "training" and record.get("step") != report.steps:
-            raise CheckpointError(
-                f"{run / LEDGER}: it ends at step {report.steps}, but the run was {record['status']} at {record.get('step')}"
-            )
-        report.checkpoints = [saved.step for saved in checkpoints]
-        for name, count, ranges in zip(manifest.sources, drawn.tolist(), rows.source_ranges(), strict=True):
-            report.rows[name], report.padding[name] = int((ranges[:, 1] - ranges[:, 0]).sum()), padding[name]
-            report.drawn[name] = count - padding[name]
-        return report
-
-
-def show_step(run: Path, step: int, *, data: Path | None = None, full: bool = False, as_json: bool = False) -> str:
-    """The text that a step was trained on, row by row and document by document, as the model saw it.
-
-    Raises:
-        ConfigError: the ledger has no such step.
-        PreparedDataError, CheckpointError: as `audit_run`, for what is read of it.
-    """
-    with _opened_data(run, data) as (directory, manifest, rows):
-        build = _builder(run, directory, manifest, rows)
-        order, last = None, 0
-        quarantined: set[str] = set()
-        for entry in read_ledger(run / LEDGER):
-            last = entry.head.step
-            if isinstance(entry, LedgerEvent) and entry.kind == "order":
-                order = build(entry.facts)
-            elif isinstance(entry, LedgerEvent) and entry.kind == "quarantine":
-                quarantined |= set(entry.facts["shards"])
-            elif isinstance(entry, LedgerStep) and last == step and order is not None:
-                numbers = order.rows_at(entry.start, entry.count)
-                shown_rows = rows.without(quarantined)
-                if digest := _difference(entry, numbers):
-                    raise CheckpointError(
-                        f"{run / LEDGER}: the rows of step {step} have the digest {entry.digest}, the order's {digest}"
-                    )
-                tokenizer = load_tokenizer(directory / "tokenizer")
-                shown = [_row(number, shown_rows, manifest, tokenizer, full=full) for number in numbers.tolist()]
-                summary = {"step": step, "start": entry.start, "epoch": entry.epoch, "targets": entry.targets, "rows": shown}
-                return json.dumps(summary, ensure_ascii=False) if as_json else _page(summary, directory)
-    raise ConfigError(f"--step {step}: the ledger of {run} has the steps 1 to {last}; name one of them")
-
-
-@contextmanager
-def _opened_data(run: Path, data: Path | None) -> Iterator[tuple[Path, Manifest, Rows]]:
-    directory = data_folder(run, data)
-    with reading(directory, f"audit of run {run.absolute().name}"):
-        manifest = read_manifest(directory)
-        yield directory, manifest, Rows(directory, manifest, "train", verify=True)
-
-
-def _builder(run: Path, directory: Path, manifest: Manifest, rows: Rows) -> Callable[[Mapping[str, Any]], RowOrder]:
-    def build(facts: Mapping[str, Any]) -> RowOrder:
-        if facts["data"] != manifest.root_digest or facts["rows"] != len(rows):
-            raise PreparedDataError(
-                f"{run} was trained on the data {facts['data']} with {facts['rows']} rows, but {directory} holds "
-                f"{manifest.root_digest} with {len(rows)}; name the right folder with --data"
-            )
-        return build_order(facts["seed"], rows, manifest.sources, facts["mixture"])
-
-    return build
-
-
 class _Targets:
     """Counts targets as the run did, with its quarantine, and as far as the shards of that quarantine can still be read."""
 
@@ -419,93 +297,7 @@ class _Targets:
         self._lost[shard] = error
 
 
-@dataclass(frozen=True)
-class _Saved:
-    """What a checkpoint says besides its tensors, which are not read."""
-
-    step: int
-    head: LedgerHead
-    counters: Mapping[str, int]
-    """Named as in the report."""
-
-
-def _saved(run: Path) -> list[_Saved]:
-    """The checkpoints, oldest first."""
-    store = CheckpointStore(run / "checkpoints")
-    found = []
-    for step in store.steps():
-        path = store.manifest_path(step)
-        try:
-            state = parse_manifest(store.manifest_bytes(step)).state
-            check_state(state)
-            progress = state["progress"]
-            counters = {"steps": progress["step"], "positions": progress["rows"], "targets": progress["targets"]}
-            found.append(_Saved(step, LedgerHead(**state["ledger"]), counters))
-        except OtherFormatError as error:
-            raise CheckpointError(f"{path}: {error}") from None
-        except ValueError as error:
-            raise CheckpointError(f"{path}: {error}; the checkpoint is damaged, restore it from a copy") from None
-    return found
-
-
-def _check_checkpoint(run: Path, saved: _Saved, head: LedgerHead, report: AuditReport) -> None:
-    followed = {name: getattr(report, name) for name in saved.counters}
-    if saved.head != head or saved.counters != followed or saved.step != report.steps:
-        raise CheckpointError(
-            f"{run / LEDGER}, line {head.lines}: the checkpoint of step {saved.step} has the counters {dict(saved.counters)} and "
-            f"the chain {saved.head.chain}, the ledger {followed} and {head.chain}; they are not of one run"
-        )
-
-
-def _difference(entry: LedgerStep, rows: NDArray[np.int64]) -> str:
+def difference(entry: LedgerStep, rows: NDArray[np.int64]) -> str:
     """The digest of these rows where it is another than the ledger's, else nothing."""
     digest = digest_of_rows(rows)
     return "" if digest == entry.digest else digest
-
-
-def _row(number: int, rows: Rows, manifest: Manifest, tokenizer: Tokenizer, *, full: bool) -> dict[str, Any]:
-    place = np.array([number])
-    batch = rows.read(place)
-    tokens, segments = batch.tokens_BL[0], batch.segments_BL[0]
-    pieces = [tokens[segments == index].tolist() for index in range(int(segments.max()) + 1)]
-    documents = [
-        {"id": identity, "tokens": len(ids), "text": _text(ids, tokenizer, full=full)}
-        for identity, ids in zip(rows.document_ids(number).tolist(), pieces, strict=True)
-    ]
-    source = manifest.sources[int(rows.source_ids(place)[0])]
-    return {"row": number, "source": source, "padding": int((segments < 0).sum()), "documents": documents}
-
-
-def _text(ids: Iterable[int], tokenizer: Tokenizer, *, full: bool) -> str:
-    """The text of ids, special ones by their role, and cut unless `full`."""
-    text = "".join(_pieces(ids, tokenizer))
-    return text if full or len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
-
-
-def _pieces(ids: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
-    special = [(name, tokenizer.token_id(name)) for name in _FILL_IN]
-    special += [("⟨unk⟩", tokenizer.unk_id), ("⟨bos⟩", tokenizer.bos_id), ("⟨eos⟩", tokenizer.eos_id)]
-    names = {number: name for name, number in special if number is not None}
-    plain: list[int] = []
-    for number in ids:
-        if number in names:
-            yield tokenizer.decode(plain)
-            yield names[number]
-            plain = []
-        else:
-            plain.append(number)
-    yield tokenizer.decode(plain)
-
-
-def _page(summary: Mapping[str, Any], directory: Path) -> str:
-    lines = [
-        f"step {summary['step']}: {len(summary['rows'])} rows from position {summary['start']} of the order on, epoch "
-        f"{summary['epoch']}, {summary['targets']} targets"
-    ]
-    for row in summary["rows"]:
-        lines.append(f"\nrow {row['row']}, source {row['source']}, {row['padding']} tokens of padding")
-        for document in row["documents"]:
-            lines.append(f"  document {document['id']}, {document['tokens']} tokens")
-            lines += [f"    {line}" for line in printable(document["text"]).split("\n")]
-    lines.append(f"\nA whole document: python -m data_pipeline inspect {directory} --document ID")
-    return "\n".join(lines)

@@ -11,8 +11,8 @@ from tqdm import tqdm
 from common.terminal import printable
 from trainer.evaluation.results import Evaluation
 from trainer.health.alerts import Alert
-from trainer.metrics.sink import Sink
-from trainer.metrics.values import SampleText, ScoreTable, StepMetrics, numbers_in
+from trainer.metrics.sinks.base import Sink
+from trainer.metrics.step_metrics import SampleText, ScoreTable, StepMetrics, numbers_in
 from trainer.run.events import Known
 
 __all__ = ["TerminalSink"]

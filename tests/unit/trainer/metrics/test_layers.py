@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.ranks import run_ranks
-from trainer import layer_stats
 from trainer.config import ModelConfig
 from trainer.distributed.group import Group
-from trainer.layer_stats import BIN_LIMITS, Histogram, LayerNorms, LayerObserver, LayerReading, layer_of
+from trainer.metrics import layers
+from trainer.metrics.layers import BIN_LIMITS, Histogram, LayerNorms, LayerObserver, LayerReading, layer_of
 from trainer.model.decoder import build_model
 from trainer.model.parameters import parameters_by_name
 from trainer.parallel.fsdp import shard
@@ -295,7 +295,7 @@ def test_where_all_ranks_have_the_same_only_the_first_measures() -> None:
 def run_short_of_memory(group: Group) -> LayerReading | None:
     """Sharded weights, and the last rank cannot take its copy of them."""
     if group.rank == group.world_size - 1:
-        layer_stats._squares = out_of_memory  # type: ignore[attr-defined]
+        layers._squares = out_of_memory  # type: ignore[attr-defined]
     return measure_sharded(group)
 
 
@@ -309,7 +309,7 @@ def test_a_step_goes_on_where_memory_does_not_suffice_to_measure_it(
     model = model_with_gradients()
     observer = LayerObserver(model, ALONE, 1, 1)
     with monkeypatch.context() as patched:
-        patched.setattr(layer_stats, "_squares", out_of_memory)
+        patched.setattr(layers, "_squares", out_of_memory)
         assert observed(model, observer, 1) is None
     assert caplog.text.count("memory does not suffice") == 1
     assert observed(model, observer, 2) is not None
@@ -323,6 +323,6 @@ def test_any_other_error_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -
     def broken(_tensors: list[Tensor]) -> Tensor:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(layer_stats, "_squares", broken)
+    monkeypatch.setattr(layers, "_squares", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         LayerObserver(model_with_gradients(), ALONE, 1, 0).before_update(1)

@@ -16,13 +16,14 @@ import pytest
 from common.errors import ConfigError
 from trainer.evaluation.results import Evaluation
 from trainer.health.alerts import Alert
-from trainer.layer_stats import LayerNorms, LayerReading
 from trainer.machine.host import HostReading
 from trainer.machine.sampler import HardwareReading
-from trainer.metrics import RunFacts, Sample, Sink, StepMetrics, mlflow_sink
-from trainer.metrics.mlflow_sink import MlflowSink
-from trainer.metrics.points import train_points
-from trainer.metrics.wandb_sink import WandbSink
+from trainer.metrics import RunFacts, Sample, Sink, StepMetrics
+from trainer.metrics.layers import LayerNorms, LayerReading
+from trainer.metrics.sinks import mlflow_sink
+from trainer.metrics.sinks.mlflow_sink import MlflowSink
+from trainer.metrics.sinks.points import train_points
+from trainer.metrics.sinks.wandb_sink import WandbSink
 
 HOST = HostReading(1500.0, 1000.0, 16000.0, 0.5, 100.0)
 ALERT = Alert("spike", 7, "warning", "step 7: loss 9 is above 3", "log", 9.0)

@@ -28,7 +28,6 @@ from trainer.data.mixture import build_order
 from trainer.distributed.group import Group, joined_group
 from trainer.distributed.replica_check import ReplicaCheck
 from trainer.distributed.stragglers import DeviceMark, HostMark, OwnTimer, StragglerDetector
-from trainer.ending import Ending, opened_ending
 from trainer.evaluation.tally import Grouping
 from trainer.extensions.hooks import Extension
 from trainer.extensions.loading import load_extension
@@ -36,12 +35,12 @@ from trainer.extensions.trust import note_trained_with
 from trainer.extensions.user_model import seeded_model
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
-from trainer.layer_stats import LayerObserver
 from trainer.machine.determinism import configure_determinism, device_name
 from trainer.machine.memory import PeakMeter
 from trainer.machine.peak_rates import peak_flops, rate_kind, unknown_mfu
 from trainer.metrics import Monitor, opened_monitor
-from trainer.metrics.model_graph import model_graph
+from trainer.metrics.layers import LayerObserver
+from trainer.metrics.sinks.tensorboard_graph import model_graph
 from trainer.model.attention import Backend, choose_backend, describe_backend
 from trainer.model.decoder import Decoder
 from trainer.model.float8 import convert_to_float8
@@ -62,9 +61,10 @@ from trainer.run.lock import locked_run
 from trainer.run.progress import Progress, load_whole
 from trainer.run.record import check_identity, check_nothing_saved, identity_of, open_record, recorded_changes, recorded_micro
 from trainer.run.signals import stop_request
-from trainer.session import Session, known_to, restore
+from trainer.training.ending import Ending, opened_ending
 from trainer.training.micro_batch_size import with_micro
 from trainer.training.step import make_scaler
+from trainer.training.training_run import Session, known_to, restore
 from trainer.training.wrapped_model import wrapped
 from trainer.watchdog.watch import Heartbeat, Patience, ProcessId, clear_heartbeats, watched
 

@@ -11,9 +11,9 @@ from typing import Any
 from common.errors import ConfigError
 from common.files import write_atomic
 from trainer.health.alerts import Alert
-from trainer.metrics.layout import hyper_parameters
-from trainer.metrics.service import ServiceSink
-from trainer.metrics.values import RunFacts, SampleText, ScoreTable, encodable, numbers_in
+from trainer.metrics.sinks.service import ServiceSink
+from trainer.metrics.sinks.tensorboard_layout import hyper_parameters
+from trainer.metrics.step_metrics import RunFacts, SampleText, ScoreTable, encodable, numbers_in
 from trainer.run.directory import read_id
 
 __all__ = ["WandbSink", "remembered_id"]

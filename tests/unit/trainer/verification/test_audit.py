@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from common.errors import CheckpointError
-from trainer.audit import Auditor, AuditReport, Skipped, passes_at
 from trainer.data.mixture import MixedOrder, SourceOrder, chairman_assignment
 from trainer.data.order import RowOrder, UniformOrder
 from trainer.run.ledger import Ledger, LedgerEvent, LedgerHead, LedgerStep, digest_of_rows, read_ledger
+from trainer.verification.auditor import Auditor, AuditReport, Skipped, passes_at
 
 ROWS, BATCH, SEED = 21, 4, 7
 ORDER = UniformOrder(SEED, ROWS)
@@ -134,7 +134,7 @@ def test_an_order_that_repeats_a_row_is_found(monkeypatch: pytest.MonkeyPatch, n
         def rows_at(self, start: int, count: int) -> NDArray[np.int64]:
             return np.array(numbers)[start : start + count]
 
-    monkeypatch.setattr("trainer.audit.passes_at", lambda *_: np.zeros(BATCH, np.int32))
+    monkeypatch.setattr("trainer.verification.auditor.passes_at", lambda *_: np.zeros(BATCH, np.int32))
     with pytest.raises(CheckpointError, match=f"line {line}: row 2 comes again before all others have come"):
         audited(history(2, order=Repeating()), lambda _: Repeating())
 
@@ -219,7 +219,7 @@ def test_a_ledger_that_was_moved_away_proves_nothing(tmp_path: Path) -> None:
 
 
 def test_more_rows_than_can_be_counted_are_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.audit.MAX_COUNTED_ROWS", ROWS - 1)
+    monkeypatch.setattr("trainer.verification.auditor.MAX_COUNTED_ROWS", ROWS - 1)
     report = audited(history(3))
     assert not report.counted
     assert "not counted" in report.describe()

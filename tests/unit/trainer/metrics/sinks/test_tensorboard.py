@@ -25,14 +25,14 @@ from tests.support.report_example import example_report
 from trainer.distributed.group import Group
 from trainer.evaluation.results import Evaluation, Score
 from trainer.health.alerts import Alert
-from trainer.layer_stats import BIN_LIMITS, Histogram, LayerNorms, LayerObserver, LayerReading
 from trainer.machine.gpus import GpuReading
 from trainer.machine.host import HostReading
 from trainer.machine.sampler import HardwareReading
 from trainer.metrics import RunFacts, Sample, StepMetrics, TensorBoardSink
-from trainer.metrics.figures import length_histogram, perplexity_bars
-from trainer.metrics.layout import LAYOUT, hyper_parameters
-from trainer.metrics.points import FINAL_METRICS, hardware_points, train_points
+from trainer.metrics.layers import BIN_LIMITS, Histogram, LayerNorms, LayerObserver, LayerReading
+from trainer.metrics.sinks.points import FINAL_METRICS, hardware_points, train_points
+from trainer.metrics.sinks.tensorboard_figures import length_histogram, perplexity_bars
+from trainer.metrics.sinks.tensorboard_layout import LAYOUT, hyper_parameters
 from trainer.run.events import Known
 
 HOST = HostReading(1500.0, 1000.0, 16000.0, 0.5, 100.0)

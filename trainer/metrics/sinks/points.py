@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from trainer.evaluation.results import Evaluation
-from trainer.layer_stats import LayerReading
 from trainer.machine.gpus import GpuReading
 from trainer.machine.sampler import HardwareReading
-from trainer.metrics.values import StepMetrics, encodable
+from trainer.metrics.layers import LayerReading
+from trainer.metrics.step_metrics import StepMetrics, encodable
 
 __all__ = ["FINAL_METRICS", "Points", "evaluation_points", "hardware_points", "layer_points", "saving_points", "train_points"]
 

@@ -12,7 +12,7 @@ from common.settings.options import help_parser
 from common.settings.toml import to_toml
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dataset.manifest import Manifest, ShardEntry
-from trainer.verify import difference_of_manifests, prepare_again, recipe_of
+from trainer.verification.data_check import difference_of_manifests, prepare_again, recipe_of
 
 EMPTY = Manifest("", 8, 260, "uint16", "byte", "", ("a",), (), {}, (), (), {}, {})
 

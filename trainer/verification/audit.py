@@ -1,0 +1,144 @@
+"""What `audit` does: proves from ledger, checkpoints and data what a run was trained on, and shows the text behind a step.
+
+Proven is, line by line: the steps are 1, 2, 3, … without a gap; each begins at the position where the one before ended, or after
+a window that the ledger has said before would be left out; its rows are those that the order gives for these positions; they have
+as many targets as it says; and no row comes again before all rows of its order have come. Each checkpoint has to agree with the
+ledger up to its step. Rows of a shard in quarantine have no targets from the step on at which the ledger says so; where such a
+shard cannot be read any more, the targets that its rows had before are not counted.
+
+    B rows of a step   N rows of the order that is gone through: all of them, or those of one source
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.errors import CheckpointError, PreparedDataError
+from data_pipeline.dataset.locks import reading
+from data_pipeline.dataset.manifest import Manifest, read_manifest
+from data_pipeline.dataset.shards import Rows
+from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.manifest import OtherFormatError, parse_manifest
+from trainer.data.mixture import build_order
+from trainer.data.order import RowOrder
+from trainer.run.directory import data_folder
+from trainer.run.ledger import LEDGER, LedgerHead, read_ledger
+from trainer.run.progress import check_state
+from trainer.run.record import read_record
+from trainer.verification.auditor import Auditor, AuditReport, _Targets
+
+__all__ = ["audit_run", "opened_data", "order_builder"]
+
+
+def audit_run(run: Path, data: Path | None = None) -> AuditReport:
+    """Audits a run that is finished, stopped or killed.
+
+    Args:
+        run: its directory.
+        data: where its prepared data is now, if it was moved.
+
+    Raises:
+        PreparedDataError: the data is missing, damaged, or not what the run was trained on.
+        CheckpointError: ledger, record or a checkpoint is missing or damaged, or they do not agree.
+    """
+    record = read_record(run)
+    with opened_data(run, data) as (directory, manifest, rows):
+        checkpoints = _saved(run)
+        ends = {saved.head.lines: saved for saved in checkpoints}
+        build = order_builder(run, directory, manifest, rows)
+        targets = _Targets(rows)
+        auditor = Auditor(run / LEDGER, build, targets.count, len(rows), targets.quarantine, targets.num_hidden)
+        drawn = np.zeros(len(manifest.sources), np.int64)
+        padding = dict.fromkeys(manifest.sources, 0)
+        source_of = {shard.path: shard.source for shard in manifest.shards}
+        for entry in read_ledger(run / LEDGER):
+            used = auditor.follow(entry)
+            drawn += np.bincount(rows.source_ids(used), minlength=len(drawn))
+            for shard in source_of.keys() & auditor.report.quarantined:
+                padding[source_of[shard]] += rows.num_rows_in([shard], used)
+            if entry.head.lines in ends:
+                _check_checkpoint(run, ends.pop(entry.head.lines), entry.head, auditor.report)
+        report = auditor.report
+        targets.check_excused()
+        report.uncounted = targets.uncounted
+        for saved in ends.values():
+            raise CheckpointError(
+                f"{run / LEDGER}: it ends at line {report.lines}, but the checkpoint of step {saved.step} names line "
+                f"{saved.head.lines}; restore the file from a copy"
+            )
+        if record["status"] != "training" and record.get("step") != report.steps:
+            raise CheckpointError(
+                f"{run / LEDGER}: it ends at step {report.steps}, but the run was {record['status']} at {record.get('step')}"
+            )
+        report.checkpoints = [saved.step for saved in checkpoints]
+        for name, count, ranges in zip(manifest.sources, drawn.tolist(), rows.source_ranges(), strict=True):
+            report.rows[name], report.padding[name] = int((ranges[:, 1] - ranges[:, 0]).sum()), padding[name]
+            report.drawn[name] = count - padding[name]
+        return report
+
+
+@contextmanager
+def opened_data(run: Path, data: Path | None) -> Iterator[tuple[Path, Manifest, Rows]]:
+    """The training rows of a run in their folder, which nobody replaces while the context lasts."""
+    directory = data_folder(run, data)
+    with reading(directory, f"audit of run {run.absolute().name}"):
+        manifest = read_manifest(directory)
+        yield directory, manifest, Rows(directory, manifest, "train", verify=True)
+
+
+def order_builder(run: Path, directory: Path, manifest: Manifest, rows: Rows) -> Callable[[Mapping[str, Any]], RowOrder]:
+    """Builds the order of rows that the facts of a run describe, once they fit the data."""
+
+    def build(facts: Mapping[str, Any]) -> RowOrder:
+        if facts["data"] != manifest.root_digest or facts["rows"] != len(rows):
+            raise PreparedDataError(
+                f"{run} was trained on the data {facts['data']} with {facts['rows']} rows, but {directory} holds "
+                f"{manifest.root_digest} with {len(rows)}; name the right folder with --data"
+            )
+        return build_order(facts["seed"], rows, manifest.sources, facts["mixture"])
+
+    return build
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What a checkpoint says besides its tensors, which are not read."""
+
+    step: int
+    head: LedgerHead
+    counters: Mapping[str, int]
+    """Named as in the report."""
+
+
+def _saved(run: Path) -> list[_Saved]:
+    """The checkpoints, oldest first."""
+    store = CheckpointStore(run / "checkpoints")
+    found = []
+    for step in store.steps():
+        path = store.manifest_path(step)
+        try:
+            state = parse_manifest(store.manifest_bytes(step)).state
+            check_state(state)
+            progress = state["progress"]
+            counters = {"steps": progress["step"], "positions": progress["rows"], "targets": progress["targets"]}
+            found.append(_Saved(step, LedgerHead(**state["ledger"]), counters))
+        except OtherFormatError as error:
+            raise CheckpointError(f"{path}: {error}") from None
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}; the checkpoint is damaged, restore it from a copy") from None
+    return found
+
+
+def _check_checkpoint(run: Path, saved: _Saved, head: LedgerHead, report: AuditReport) -> None:
+    followed = {name: getattr(report, name) for name in saved.counters}
+    if saved.head != head or saved.counters != followed or saved.step != report.steps:
+        raise CheckpointError(
+            f"{run / LEDGER}, line {head.lines}: the checkpoint of step {saved.step} has the counters {dict(saved.counters)} and "
+            f"the chain {saved.head.chain}, the ledger {followed} and {head.chain}; they are not of one run"
+        )

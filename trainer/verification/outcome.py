@@ -1,0 +1,20 @@
+"""The result of a verification, level by level."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["LEVELS", "Outcome"]
+
+LEVELS = ("integrity", "environment", "data", "replay")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A level that held, or what could not be checked of it."""
+
+    level: str
+    text: str
+    facts: Mapping[str, Any] = field(default_factory=dict)

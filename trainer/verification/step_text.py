@@ -1,0 +1,103 @@
+"""The text behind a step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.errors import CheckpointError, ConfigError
+from common.terminal import printable
+from data_pipeline.dataset.manifest import Manifest
+from data_pipeline.dataset.shards import Rows
+from data_pipeline.tokenizer import Tokenizer, load_tokenizer
+from trainer.run.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
+from trainer.verification.audit import opened_data, order_builder
+from trainer.verification.auditor import difference
+
+__all__ = ["show_step"]
+
+_SHOWN_CHARS = 300
+_FILL_IN = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
+
+
+def show_step(run: Path, step: int, *, data: Path | None = None, full: bool = False, as_json: bool = False) -> str:
+    """The text that a step was trained on, row by row and document by document, as the model saw it.
+
+    Raises:
+        ConfigError: the ledger has no such step.
+        PreparedDataError, CheckpointError: as `audit_run`, for what is read of it.
+    """
+    with opened_data(run, data) as (directory, manifest, rows):
+        build = order_builder(run, directory, manifest, rows)
+        order, last = None, 0
+        quarantined: set[str] = set()
+        for entry in read_ledger(run / LEDGER):
+            last = entry.head.step
+            if isinstance(entry, LedgerEvent) and entry.kind == "order":
+                order = build(entry.facts)
+            elif isinstance(entry, LedgerEvent) and entry.kind == "quarantine":
+                quarantined |= set(entry.facts["shards"])
+            elif isinstance(entry, LedgerStep) and last == step and order is not None:
+                numbers = order.rows_at(entry.start, entry.count)
+                shown_rows = rows.without(quarantined)
+                if digest := difference(entry, numbers):
+                    raise CheckpointError(
+                        f"{run / LEDGER}: the rows of step {step} have the digest {entry.digest}, the order's {digest}"
+                    )
+                tokenizer = load_tokenizer(directory / "tokenizer")
+                shown = [_row(number, shown_rows, manifest, tokenizer, full=full) for number in numbers.tolist()]
+                summary = {"step": step, "start": entry.start, "epoch": entry.epoch, "targets": entry.targets, "rows": shown}
+                return json.dumps(summary, ensure_ascii=False) if as_json else _page(summary, directory)
+    raise ConfigError(f"--step {step}: the ledger of {run} has the steps 1 to {last}; name one of them")
+
+
+def _row(number: int, rows: Rows, manifest: Manifest, tokenizer: Tokenizer, *, full: bool) -> dict[str, Any]:
+    place = np.array([number])
+    batch = rows.read(place)
+    tokens, segments = batch.tokens_BL[0], batch.segments_BL[0]
+    pieces = [tokens[segments == index].tolist() for index in range(int(segments.max()) + 1)]
+    documents = [
+        {"id": identity, "tokens": len(ids), "text": _text(ids, tokenizer, full=full)}
+        for identity, ids in zip(rows.document_ids(number).tolist(), pieces, strict=True)
+    ]
+    source = manifest.sources[int(rows.source_ids(place)[0])]
+    return {"row": number, "source": source, "padding": int((segments < 0).sum()), "documents": documents}
+
+
+def _text(ids: Iterable[int], tokenizer: Tokenizer, *, full: bool) -> str:
+    """The text of ids, special ones by their role, and cut unless `full`."""
+    text = "".join(_pieces(ids, tokenizer))
+    return text if full or len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
+
+
+def _pieces(ids: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
+    special = [(name, tokenizer.token_id(name)) for name in _FILL_IN]
+    special += [("⟨unk⟩", tokenizer.unk_id), ("⟨bos⟩", tokenizer.bos_id), ("⟨eos⟩", tokenizer.eos_id)]
+    names = {number: name for name, number in special if number is not None}
+    plain: list[int] = []
+    for number in ids:
+        if number in names:
+            yield tokenizer.decode(plain)
+            yield names[number]
+            plain = []
+        else:
+            plain.append(number)
+    yield tokenizer.decode(plain)
+
+
+def _page(summary: Mapping[str, Any], directory: Path) -> str:
+    lines = [
+        f"step {summary['step']}: {len(summary['rows'])} rows from position {summary['start']} of the order on, epoch "
+        f"{summary['epoch']}, {summary['targets']} targets"
+    ]
+    for row in summary["rows"]:
+        lines.append(f"\nrow {row['row']}, source {row['source']}, {row['padding']} tokens of padding")
+        for document in row["documents"]:
+            lines.append(f"  document {document['id']}, {document['tokens']} tokens")
+            lines += [f"    {line}" for line in printable(document["text"]).split("\n")]
+    lines.append(f"\nA whole document: python -m data_pipeline inspect {directory} --document ID")
+    return "\n".join(lines)
