@@ -1,0 +1,1 @@
+"""Prepares text for training: reads, filters, deduplicates, tokenizes and packs it. `prepare` tells the whole story."""

@@ -1,0 +1,1 @@
+"""Trains, evaluates and verifies language models. `loop` tells the whole story."""

@@ -1,0 +1,1 @@
+"""The format of prepared data, which the trainer reads."""

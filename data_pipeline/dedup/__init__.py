@@ -1,0 +1,1 @@
+"""Finds duplicates, near-duplicates and benchmark text."""

@@ -1,0 +1,1 @@
+"""Runs tasks in processes of this machine or on a Ray cluster."""

@@ -1,0 +1,1 @@
+"""Keeps or rejects one document by its text."""

@@ -1,0 +1,1 @@
+"""Places documents in rows of fixed length."""

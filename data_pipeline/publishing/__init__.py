@@ -1,0 +1,1 @@
+"""Gives finished data its place."""

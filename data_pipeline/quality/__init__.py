@@ -1,0 +1,1 @@
+"""Judges documents by their tokens."""

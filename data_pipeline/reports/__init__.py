@@ -1,0 +1,1 @@
+"""Reports about prepared data, for people."""

@@ -1,0 +1,1 @@
+"""Many texts in one array."""

@@ -1,0 +1,1 @@
+"""Rows to batches, in a fixed order."""

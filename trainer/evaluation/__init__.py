@@ -1,0 +1,1 @@
+"""Validation loss, with groups by source, kind and length."""

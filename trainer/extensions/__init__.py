@@ -1,0 +1,1 @@
+"""Code of the user: hooks, losses and models."""

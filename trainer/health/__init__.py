@@ -1,0 +1,1 @@
+"""Judges whether a run is sound."""

@@ -1,1 +1,1 @@
-"""Starting the ranks of one node."""
+"""Starts the ranks of one node."""

@@ -1,0 +1,1 @@
+"""What a process runs on: host, GPUs, memory, versions."""

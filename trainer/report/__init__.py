@@ -1,7 +1,4 @@
-"""What a run came to, for people: `report.html` and `training_metrics.png` of one run, a page that compares several.
-
-Reads a run's directory and changes nothing but these files. Works on a run that is finished, stopped, killed or still going on.
-"""
+"""Pages about finished runs: `report.html`, `training_metrics.png`, and a comparison of several runs."""
 
 from trainer.report.write import report_at_end, write_comparison, write_report
 

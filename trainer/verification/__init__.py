@@ -1,0 +1,1 @@
+"""Proves what a run did: its files, its steps, its data."""

@@ -1,0 +1,1 @@
+"""Ends a group of ranks that makes no progress."""

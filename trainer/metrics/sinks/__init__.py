@@ -1,0 +1,1 @@
+"""Where events go: a file, the terminal, TensorBoard, Weights & Biases, MLflow."""
