@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -212,12 +213,14 @@ def _verify(arguments: Sequence[str]) -> None:
         raise ConfigError("--from says where a replay begins; add --replay N or --level replay, or leave out --from")
     if options.sources and options.level not in ("data", "replay"):
         raise ConfigError("--sources names what level data prepares again; add --level data, or leave out --sources")
+    from trainer.loop import train
     from trainer.verification.verify import verify_run
 
     held: list[dict[str, Any]] = []
     try:
         for outcome in verify_run(
             _run_directory(options),
+            train=partial(train, trust_extension=False),  # consent to a replay is no training with the extension
             level=options.level,
             num_steps=options.replay,
             start=options.start,

@@ -20,6 +20,7 @@ from data_pipeline.dataset.manifest import read_manifest
 from data_pipeline.dataset.shards import Rows, ShardError
 from tests.support.prepared import write_prepared
 from tests.support.ranks import run_ranks
+from tests.support.replays import replay_run
 from tests.support.runs import losses, metrics, tiny_config
 from trainer import loop
 from trainer.commands.evaluate import evaluate_run
@@ -33,7 +34,6 @@ from trainer.training import setup as openings
 from trainer.training import training_run as sessions
 from trainer.training.step import StepResult, StepResults
 from trainer.verification.audit import audit_run
-from trainer.verification.replay import replay_run
 from trainer.verification.step_text import show_step
 from trainer.verification.verify import check_integrity
 

@@ -19,6 +19,7 @@ from common.errors import CheckpointError, ConfigError, ExitCode
 from common.files import digest_file, sealed
 from common.settings.toml import to_toml
 from tests.support.prepared import write_prepared
+from tests.support.replays import replay_run
 from tests.support.runs import ROOT, start_ranks, tiny_config
 from tests.support.two_ranks import all_ended, descendants, has_ended, seconds_until
 from trainer.commands.evaluate import evaluate_run
@@ -26,7 +27,7 @@ from trainer.loop import train
 from trainer.run.bounds import most_ranks, most_rows, most_threads
 from trainer.run.directory import load_config
 from trainer.run.record import read_record
-from trainer.verification.replay import replay_config, replay_run
+from trainer.verification.replay import replay_config
 
 MILLION = 1_000_000
 

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from common.errors import ConfigError, ProjectError, exit_code_of
 from tests.support.prepared import write_prepared
 from tests.support.ranks import RankError, run_ranks
+from tests.support.replays import replay_run
 from tests.support.runs import losses, metrics, tiny_config
 from trainer.config import TrainConfig
 from trainer.distributed.group import Group
@@ -29,7 +30,6 @@ from trainer.training import setup as openings
 from trainer.training import step as steps
 from trainer.training import training_run as sessions
 from trainer.verification.audit import audit_run
-from trainer.verification.replay import replay_run
 
 
 @dataclass

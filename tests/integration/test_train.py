@@ -13,6 +13,7 @@ import torch
 
 from common.errors import CheckpointError, ConfigError, ExitCode, GuardError, PreparedDataError, StoppedBySignal
 from tests.support.prepared import write_prepared
+from tests.support.replays import verify_run
 from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_config, wait_for_step
 from tests.support.two_ranks import log, start_entrypoint, started
 from trainer import loop
@@ -22,7 +23,6 @@ from trainer.commands.saved_model import load_checkpoint
 from trainer.evaluation import evaluate as evaluations
 from trainer.loop import train
 from trainer.verification import replay
-from trainer.verification.verify import verify_run
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from common.settings.toml import to_toml
 from data_pipeline.config import PrepareConfig
 from data_pipeline.prepare import prepare
 from tests.support.prepared import write_prepared
+from tests.support.replays import replay_run, verify_run
 from tests.support.runs import metrics, run_command, start_ranks, tiny_config
 from trainer.checkpoint import CheckpointStore
 from trainer.commands.evaluate import evaluate_run
@@ -27,9 +28,8 @@ from trainer.run.record import read_record
 from trainer.training.step import train_step
 from trainer.verification.audit import audit_run
 from trainer.verification.outcome import Outcome
-from trainer.verification.replay import replay_run
 from trainer.verification.step_text import show_step
-from trainer.verification.verify import check_integrity, compare_environment, verify_run
+from trainer.verification.verify import check_integrity, compare_environment
 
 KEEP_ALL: dict[str, Any] = {"checkpoint": {"every_steps": 4, "keep_last": 10}}
 

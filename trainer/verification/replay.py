@@ -1,7 +1,7 @@
 """Trains some steps of a run again, in a temporary run directory, and compares every number and every tensor bit for bit.
 
-What trains is `trainer.loop.train`, as in the run itself; under torchrun where the run had several ranks and its bits depend on
-their number. Nothing is written into the run. At a step of which the run has a checkpoint the replay saves its own, compares all
+The caller hands over what trains, `trainer.loop.train` as in the run itself. Where the run had several ranks and its bits depend on
+their number, the command `train` runs under torchrun. Nothing is written into the run. At a step of which the run has a checkpoint the replay saves its own, compares all
 tensors, and goes on from there.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.tensor_file import same_bytes, spec_of
 from trainer.config import TrainConfig
 from trainer.extensions.trust import EXTENSION, checked_extension
-from trainer.loop import train
 from trainer.run.bounds import check_model_size, check_ranks
 from trainer.run.directory import data_folder, load_config
 from trainer.run.events import METRICS, read_events
@@ -37,7 +36,7 @@ from trainer.run.record import read_record
 from trainer.verification.child import run_tied
 from trainer.watchdog.watch import EXIT_FILE_VARIABLE
 
-__all__ = ["ChildError", "Replay", "choose_start", "first_difference", "replay_run"]
+__all__ = ["ChildError", "Replay", "Train", "choose_start", "first_difference", "replay_run"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _COMPARED = {"train": ("loss_hex", "grad_norm", "lr", "tokens"), "eval": ("val_loss_hex", "targets")}
@@ -47,6 +46,7 @@ _PREFETCH = 2
 """Global batches read ahead, at most: they change no bits, and take memory."""
 _LAST_LINES = 5
 
+Train = Callable[[TrainConfig], object]
 _Events = Mapping[tuple[str, int], Mapping[str, Any]]
 
 
@@ -83,6 +83,7 @@ def replay_run(
     run: Path,
     num_steps: int | None,
     *,
+    train: Train,
     start: int | None = None,
     data: Path | None = None,
     allow_changes: tuple[str, ...] = (),
@@ -93,6 +94,7 @@ def replay_run(
     Args:
         run: its directory, which is only read.
         num_steps: how many; None: 10, or as many as there are.
+        train: trains in this process; a run of several ranks is trained by the command `train`.
         start: the step of the checkpoint to begin from, or 0; None chooses.
         data: where the prepared data is now, if it was moved.
         allow_changes: what may differ in the run's identity, which then says why bits do.
@@ -126,7 +128,7 @@ def replay_run(
         copy_state(run, again, begin)
         before = begin
         for stop in [*(step for step in store.steps() if begin < step < end), end]:
-            _train(replay_config(settings, record, again, stop, allow_changes), num_ranks)
+            _train(train, replay_config(settings, record, again, stop, allow_changes), num_ranks)
             difference = _difference_in_events(recorded, _events(again), before, stop)
             if stop in store.steps():
                 tensor = first_difference(load_whole(store, stop), CheckpointStore(again / "checkpoints").load(stop))
@@ -250,9 +252,9 @@ def _events(run: Path) -> dict[tuple[str, int], dict[str, Any]]:
     return {(event["event"], event["step"]): event for event in read_events(run / METRICS)}
 
 
-def _train(config: TrainConfig, num_ranks: int) -> None:
+def _train(train: Train, config: TrainConfig, num_ranks: int) -> None:
     if num_ranks == 1:
-        train(config, trust_extension=False)
+        train(config)
         return
     recipe, exit_file = config.run.parent / "replay.toml", config.run.parent / "exit"
     recipe.write_text(to_toml("train", config.model_dump(mode="json")), encoding="utf-8")

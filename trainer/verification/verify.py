@@ -34,7 +34,7 @@ from trainer.verification.audit import audit_run
 from trainer.verification.auditor import AuditReport
 from trainer.verification.data_check import prepare_again
 from trainer.verification.outcome import LEVELS, Outcome
-from trainer.verification.replay import replay_run
+from trainer.verification.replay import Train, replay_run
 
 __all__ = ["check_integrity", "compare_environment", "verify_run"]
 
@@ -47,6 +47,7 @@ _NAMED_FILES = 20
 def verify_run(
     run: Path,
     *,
+    train: Train,
     level: str = "environment",
     num_steps: int | None = None,
     start: int | None = None,
@@ -58,6 +59,7 @@ def verify_run(
 
     Args:
         run: its directory.
+        train: trains the steps of a replay; see `replay_run`.
         level: the highest level, of `LEVELS`.
         num_steps: steps to train again, whatever the level; None at the level `replay`: 10, or as many as there are.
         start: the step to train again from; None chooses.
@@ -82,7 +84,7 @@ def verify_run(
         yield prepare_again(directory, read_manifest(directory), sources)
     if "replay" in levels or num_steps:
         changed = tuple(one.name for one in differences if one.name.startswith(_IN_IDENTITY))
-        replay = replay_run(run, num_steps, start=start, data=data, allow_changes=changed, trust_code=trust_code)
+        replay = replay_run(run, num_steps, train=train, start=start, data=data, allow_changes=changed, trust_code=trust_code)
         if replay.difference:
             because = f"; of the environment differs {', '.join(changed)}" if changed else ""
             others = [f"\n{_earlier_text(one)}" for one in earlier if one["until"] > replay.start]

@@ -1,0 +1,14 @@
+"""Verification and replay, with the loop of this program."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from trainer.loop import train
+from trainer.verification import replay, verify
+
+__all__ = ["replay_run", "verify_run"]
+
+_TRAIN = partial(train, trust_extension=False)
+replay_run = partial(replay.replay_run, train=_TRAIN)
+verify_run = partial(verify.verify_run, train=_TRAIN)
