@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from data_pipeline.config import QualitySettings
 from data_pipeline.documents import Reason
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
-from data_pipeline.quality.perplexity import _MAX_SCORE, SCORE_STEPS, Scores
+from data_pipeline.quality.perplexity import MAX_SCORE, SCORE_STEPS, Scores
 
 __all__ = ["FATES", "Bounds", "judge", "resolve_bounds"]
 
@@ -31,7 +31,7 @@ def resolve_bounds(histogram: Mapping[str, int], settings: QualitySettings) -> B
     """What the settings mean for a source whose documents have these scores; of a value and a percentile the stricter one holds."""
     scores = np.array(sorted(map(int, histogram)), np.int64)
     cumulative = np.cumsum([histogram[str(score)] for score in scores.tolist()])
-    lows, highs = [0], [_MAX_SCORE]
+    lows, highs = [0], [MAX_SCORE]
     if settings.min_perplexity is not None:
         lows.append(math.ceil(SCORE_STEPS * math.log2(settings.min_perplexity)))
     if settings.max_perplexity is not None:

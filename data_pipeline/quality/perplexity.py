@@ -44,7 +44,7 @@ Keys = NDArray[np.uint64]
 Scores = NDArray[np.uint16]
 SCORE_STEPS = 256
 """A perplexity score is the mean of -log2 p over the tokens of a text, in steps of 1/256 bit."""
-_MAX_SCORE = 0xFFFF
+MAX_SCORE = 0xFFFF
 _ID_BITS = 21
 _PAIR_PRIOR, _TRIPLE_PRIOR = 64.0, 8.0  # m2 and m3; of 1 to 1000 those with the lowest perplexity on held-out prose, November 2026
 _WINDOW_TOKENS = 1 << 16  # in which a triple is recognised; the arrays of one window stay in the processor's cache
@@ -109,7 +109,7 @@ class ReferenceModel:
         np.cumsum(totals_T1, out=totals_T1)
         sums_D = np.diff(totals_T1[ends_D], prepend=0)
         steps_D = np.maximum(np.diff(ends_D, prepend=0), 1) * (_TOKEN_STEPS // SCORE_STEPS)
-        scores_D: Scores = np.minimum((sums_D + steps_D // 2) // steps_D, _MAX_SCORE).astype(np.uint16)
+        scores_D: Scores = np.minimum((sums_D + steps_D // 2) // steps_D, MAX_SCORE).astype(np.uint16)
         return scores_D
 
     @property

@@ -58,7 +58,7 @@ def on_step_end(run, metrics):
 READER_BLOCKS = """
 import threading
 from pathlib import Path
-import trainer.loader
+import trainer.data.loader
 def on_train_start(run):
     read = trainer.data.loader.global_batch
     def blocking(rows, order, config, group, position, **options):

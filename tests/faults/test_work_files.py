@@ -52,7 +52,7 @@ main(sys.argv[1:])
 """
 UNCHECKED = """
 import sys
-from data_pipeline import tasks
+from data_pipeline.execution import tasks
 from data_pipeline.__main__ import main
 from common.command_line import run_command
 tasks.check_files = lambda *_: None

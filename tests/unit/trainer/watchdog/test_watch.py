@@ -530,7 +530,7 @@ def test_a_watched_run_that_ends_leaves_no_process_and_no_empty_file(tmp_path: P
 
 ASKED_TO_STOP = """
 import os, signal, sys
-from trainer import watchdog
+from trainer.watchdog import watch
 watch._look = lambda *_: os.kill(os.getpid(), signal.SIGINT)
 watch.main(sys.argv[1:])
 """
