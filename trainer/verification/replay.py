@@ -1,8 +1,8 @@
 """Trains some steps of a run again, in a temporary run directory, and compares every number and every tensor bit for bit.
 
-The caller hands over what trains, `trainer.loop.train` as in the run itself. Where the run had several ranks and its bits depend on
-their number, the command `train` runs under torchrun. Nothing is written into the run. At a step of which the run has a checkpoint the replay saves its own, compares all
-tensors, and goes on from there.
+The caller hands over what trains: `trainer.loop.train`, as in the run itself. If the run had several ranks and its bits depend on
+their number, the command `train` runs under torchrun instead. Nothing is written into the run. At a step of which the run has a
+checkpoint, the replay saves its own, compares all tensors, and goes on from there.
 """
 
 from __future__ import annotations

@@ -124,7 +124,8 @@ def test_a_heartbeat_that_names_a_process_of_others_has_nothing_sent_to_it(tmp_p
 def test_a_rank_that_would_be_ended_by_the_signal_does_not_get_it(tmp_path: Path) -> None:
     with process(RANK, tmp_path, 0, "off") as unwatched, process(RANK, tmp_path, 1, "on"):
         shown = show_stacks(tmp_path)
-        assert shown.endswith("rank 0: the watchdog is off, so it answers to no signal; start the training with --watchdog.enabled on")
+        remedy = "start the training with --watchdog.enabled on"
+        assert shown.endswith(f"rank 0: the watchdog is off, so it answers to no signal; {remedy}")
         assert " rank 1, process " in shown
     assert unwatched.returncode == 0
 
