@@ -37,7 +37,7 @@ from trainer.loop import train
 from trainer.report.write import PICTURE, REPORT, write_report
 from trainer.run.events import METRICS, Known, lines_until
 from trainer.run.ledger import LEDGER, Ledger, LedgerHead
-from trainer.run.record import check_nothing_saved
+from trainer.run.record import check_nothing_saved, read_record_if_any
 from trainer.verification.verify import check_integrity
 
 Check = Callable[[Path, int, int], str | None]
@@ -321,7 +321,7 @@ def what_is_lost(run: Path, acknowledged: int | None, right: dict[int, str]) -> 
     if acknowledged is not None and (newest is None or newest < acknowledged):
         return f"the newest checkpoint is {newest}, but {acknowledged} was acknowledged"
     if newest is None:
-        check_nothing_saved(run)
+        check_nothing_saved(run, read_record_if_any(run))
         return None
     Ledger(run / LEDGER, LedgerHead(**store.load(newest).state["ledger"])).close()
     if (run / LEDGER).stat().st_size == 0:

@@ -249,7 +249,7 @@ def test_a_checkpoint_holds_the_step_that_it_claims_though_training_goes_on_mean
 
 @pytest.mark.broken("13", "saves the parameters themselves, not copies")
 def test_late_saves_find_a_trainer_that_copies_nothing(data: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("trainer.training.training_run.full_tensors", lambda tensors, _: dict(tensors))
+    monkeypatch.setattr("trainer.training.trainable.full_tensors", lambda tensors, _: dict(tensors))
     compared = saves_compared(data, tmp_path, 0)
     caught(compared.count(False), len(compared))
 
@@ -377,7 +377,7 @@ def kept_out(data: Path, run: Path, step: int, name: str, policy: str) -> list[s
 
 @pytest.mark.broken("25", "updates whatever the numbers")
 def test_bad_numbers_find_a_step_that_updates_whatever_they_are(data: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("trainer.training.step._is_healthy", lambda loss, *_: torch.ones_like(loss, dtype=torch.bool))
+    monkeypatch.setattr("trainer.training.step.within", lambda _, loss, *__: torch.ones_like(loss, dtype=torch.bool))
     found = [kept_out(data, tmp_path / policy, 5, "loss NaN", policy) for policy in ("skip", "stop")]
     caught(sum(map(bool, found)), 2)
 

@@ -65,7 +65,7 @@ def minutes_by_step(patch: Patch) -> None:
         return step(*arguments, **settings)
 
     patch.setattr(loop, "train_step", stepping)
-    patch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: 60.0 * made[0]))
+    patch.setattr("trainer.run.clock.time", SimpleNamespace(monotonic=lambda: 60.0 * made[0]))
 
 
 class Forgetful(nn.Module):

@@ -30,9 +30,10 @@ from trainer.distributed.group import Group
 from trainer.loop import train
 from trainer.metrics import StepFacts
 from trainer.run.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
+from trainer.training import evaluator
 from trainer.training import setup as openings
-from trainer.training import training_run as sessions
-from trainer.training.step import StepResult, StepResults
+from trainer.training.saver import Saver
+from trainer.training.step_report import StepResult, StepResults
 from trainer.verification.audit import audit_run
 from trainer.verification.step_text import show_step
 from trainer.verification.verify import check_integrity
@@ -44,7 +45,7 @@ QUARANTINE = {"policy": "quarantine", "max_share": 0.6}
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.data.loader.RETRY_WAITS_S", (0.01, 0.01, 0.01))
-    monkeypatch.setattr(sessions, "RETRY_WAITS_S", (0.01,))
+    monkeypatch.setattr(evaluator, "RETRY_WAITS_S", (0.01,))
 
 
 @pytest.fixture
@@ -71,15 +72,15 @@ def delete_by_name(path: Path) -> None:
 @contextmanager
 def after_step(step: int, action: Callable[[], object]) -> Iterator[None]:
     """Does something to the data once a step has been reported; what is read ahead by then has been read."""
-    original = sessions.Session.follow_saves
+    original = Saver.follow
 
-    def follow(session: sessions.Session, result: StepResult) -> None:
-        original(session, result)
+    def follow(saver: Saver, result: StepResult) -> None:
+        original(saver, result)
         if result.step == step:
             action()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sessions.Session, "follow_saves", follow)
+        patch.setattr(Saver, "follow", follow)
         yield
 
 
@@ -116,9 +117,9 @@ def test_no_step_is_begun_behind_a_limit_on_tokens_while_results_are_on_their_wa
             raise ShardError(LOST, "damaged")
         return read(rows, order, config, group, position, **settings)
 
-    def stepping(*args: Any, **settings: Any) -> Any:
-        begun.append(settings["step"])
-        return step(*args, **settings)
+    def stepping(trainable: Any, batch: Any, inputs: Any, **settings: Any) -> Any:
+        begun.append(inputs.step)
+        return step(trainable, batch, inputs, **settings)
 
     class Late(StepResults[StepFacts]):
         def __init__(self, lag: int) -> None:
@@ -242,7 +243,7 @@ def test_a_token_beyond_the_vocabulary_never_reaches_the_model(data: Path, tmp_p
 def on_each(group: Group, failing_rank: int, kind: str, *configs: TrainConfig) -> list[str]:
     """Trains one run after another as the ranks of a group; one rank alone cannot read a shard from the fourth step on."""
     openings.joined_group = lambda *_: nullcontext(group)
-    sessions.RETRY_WAITS_S = (0.01,)
+    evaluator.RETRY_WAITS_S = (0.01,)
     read, broken = Rows.num_targets, [False]
 
     def reading(rows: Rows, indices: NDArray[np.int64]) -> NDArray[np.int64]:

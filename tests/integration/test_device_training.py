@@ -121,12 +121,12 @@ def test_a_step_never_makes_the_host_wait(
 ) -> None:
     step, watched = loop.train_step, []
 
-    def watched_step(*args: Any, **settings: Any) -> Any:
-        if settings["step"] <= 2:  # the first ones set up libraries
-            return step(*args, **settings)
-        watched.append(settings["step"])
+    def watched_step(trainable: Any, batch: Any, inputs: Any, **settings: Any) -> Any:
+        if inputs.step <= 2:  # the first ones set up libraries
+            return step(trainable, batch, inputs, **settings)
+        watched.append(inputs.step)
         with waiting_is_an_error(device):
-            return step(*args, **settings)
+            return step(trainable, batch, inputs, **settings)
 
     monkeypatch.setattr(loop, "train_step", watched_step)
     train(config_of(data, tmp_path / "run", device, attention="auto" if device == "cuda" else "sdpa", **changes))

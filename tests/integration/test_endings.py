@@ -24,8 +24,8 @@ from trainer.loop import train
 from trainer.metrics.sinks.json_lines import JsonLinesSink
 from trainer.report import write_report
 from trainer.run import record
+from trainer.training import reporter
 from trainer.training import step as steps
-from trainer.training import training_run
 from trainer.verification.verify import check_integrity
 
 STEPS = 12
@@ -38,10 +38,10 @@ def at_step(action: Callable[[Any], object], first: int, last: int = STEPS * 2) 
     def patch(monkeypatch: pytest.MonkeyPatch, _run: Path) -> None:
         step = vars(loop)["train_step"]
 
-        def stepping(training: Any, *arguments: Any, **settings: Any) -> Any:
-            if first <= settings["step"] <= last:
-                action(training)
-            return step(training, *arguments, **settings)
+        def stepping(trainable: Any, batch: Any, inputs: Any, **settings: Any) -> Any:
+            if first <= inputs.step <= last:
+                action(trainable)
+            return step(trainable, batch, inputs, **settings)
 
         monkeypatch.setattr(loop, "train_step", stepping)
 
@@ -160,7 +160,7 @@ ENDS = {
     "error with a folder in it": End(
         "failed",
         "trainer: x.bin is wrong$",
-        replaced(training_run.Session, "judge", raising(ConfigError, "trainer: /home/somebody/run/x.bin is wrong")),
+        replaced(reporter.Reporter, "judge", raising(ConfigError, "trainer: /home/somebody/run/x.bin is wrong")),
         ConfigError,
         "failed",
     ),

@@ -18,8 +18,8 @@ from trainer.commands.saved_model import load_checkpoint
 from trainer.config import TrainConfig
 from trainer.loop import train
 from trainer.run.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
-from trainer.training import training_run
-from trainer.training.step import StepResults
+from trainer.training import trainable
+from trainer.training.step_report import StepResults
 
 ROWS, STEPS = 8, 30
 
@@ -108,7 +108,7 @@ def test_a_run_that_was_rolled_back_equals_one_that_never_saw_the_window(
     monkeypatch.setattr(loop, "StepResults", lambda **_: StepResults(lag))
     window = (15 * ROWS, 20 * ROWS)
     with monkeypatch.context() as without:
-        without.setattr(training_run, "prefetched_batches", leaving_out(window))
+        without.setattr(trainable, "prefetched_batches", leaving_out(window))
         never_saw = train(configured(data, tmp_path / "never-saw", guard={"spike": "rollback", "window_steps": 5}))
     poisoned(10.0, range(15, 20))
     rolled_back = train(configured(data, tmp_path / "rolled-back", guard={"spike": "rollback", "window_steps": 5}))
@@ -126,7 +126,7 @@ def test_a_run_that_was_rolled_back_equals_one_that_never_saw_the_window(
 
 
 def leaving_out(window: tuple[int, int]) -> Callable[..., Any]:
-    original = vars(training_run)["prefetched_batches"]
+    original = vars(trainable)["prefetched_batches"]
 
     def batches(*arguments: Any, **settings: Any) -> Any:
         return original(*arguments, **settings | {"left_out": (*settings["left_out"], window)})

@@ -28,7 +28,8 @@ from trainer.parallel.gradient_tree import GradientTree
 from trainer.run.ledger import LEDGER, LedgerEvent, read_ledger
 from trainer.training import setup as openings
 from trainer.training import step as steps
-from trainer.training import training_run as sessions
+from trainer.training.saver import Saver
+from trainer.training.step_report import StepResult, StepResults
 from trainer.verification.audit import audit_run
 
 
@@ -52,7 +53,7 @@ class Failure:
 def failing(*failures: Failure) -> Iterator[None]:
     """Has memory run out on this rank; and DDP have several buckets, as models of ordinary size do."""
     with pytest.MonkeyPatch.context() as patch:
-        seed, forward, clip = steps.seed_micro_batch, steps.forward_pass, steps._clip
+        seed, forward, clip = steps.seed_micro_batch, steps.forward_pass, steps.clip_gradient
         left = list(failures)
 
         def seeding(base: int, step: int, number: int) -> None:
@@ -79,7 +80,7 @@ def failing(*failures: Failure) -> Iterator[None]:
         current: list[Failure] = []
         patch.setattr(steps, "seed_micro_batch", seeding)
         patch.setattr(steps, "forward_pass", passing)
-        patch.setattr(steps, "_clip", clipping)
+        patch.setattr(steps, "clip_gradient", clipping)
         patch.setattr(steps, "DistributedDataParallel", partial(DistributedDataParallel, bucket_cap_mb=0.01))
         yield
         assert not left, f"step or micro-batch of {left} never came"
@@ -137,7 +138,7 @@ def test_a_step_that_runs_out_of_memory_is_made_again_with_half_the_rows(
 
 def test_what_is_late_to_be_read_is_made_again_too(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where the next step is under way before the numbers of one are read."""
-    late = partial(steps.StepResults, lag=1)
+    late = partial(StepResults, lag=1)
     monkeypatch.setattr("trainer.loop.StepResults", lambda lag: late())
     with failing(Failure(6, 2, "backward")):
         result = train(of_micro(data, tmp_path / "failed", 4, 9))
@@ -151,11 +152,11 @@ def test_a_run_that_goes_on_and_a_replay_have_smaller_rows_from_the_same_step_on
 ) -> None:
     """The checkpoint is of step 5, and memory ran out in step 7: step 6 is made with the old rows again."""
     run = tmp_path / "failed"
-    follow = sessions.Session.follow_saves
-    monkeypatch.setattr(sessions.Session, "follow_saves", dying_at(8))
+    follow = Saver.follow
+    monkeypatch.setattr(Saver, "follow", dying_at(8))
     with failing(Failure(7, 0, "forward")), pytest.raises(KeyError):
         train(of_micro(data, run, 4, 9))
-    monkeypatch.setattr(sessions.Session, "follow_saves", follow)
+    monkeypatch.setattr(Saver, "follow", follow)
     assert changes_of(run) == [(7, 2)]
     result = train(of_micro(data, run, 4, 9))
     assert result == in_parts(data, tmp_path / "parts", {6: 4, 9: 2})
@@ -185,10 +186,10 @@ def test_no_room_for_the_partial_sums_of_elastic_says_what_would_help(
 
 
 def dying_at(step: int) -> Any:
-    original = sessions.Session.follow_saves
+    original = Saver.follow
 
-    def follow(session: sessions.Session, result: steps.StepResult) -> None:
-        original(session, result)
+    def follow(saver: Saver, result: StepResult) -> None:
+        original(saver, result)
         if result.step == step:
             raise KeyError("dead")
 
@@ -209,7 +210,7 @@ def test_memory_that_runs_out_in_the_middle_of_an_update_leads_back_to_the_newes
 
     step_unless = steps.step_unless
     monkeypatch.setattr(steps, "step_unless", update)
-    with pytest.raises(steps.OutOfMemoryAloneError, match=r"step 7, where a rank cannot go on .* from step 7 on"):
+    with pytest.raises(steps.CannotContinueError, match=r"step 7, where a rank cannot go on .* from step 7 on"):
         train(of_micro(data, tmp_path / "failed", 4, 9))
     assert train(of_micro(data, tmp_path / "failed", 4, 9)) == in_parts(data, tmp_path / "parts", {6: 4, 9: 2})
     assert changes_of(tmp_path / "failed") == [(7, 2)]
@@ -234,16 +235,16 @@ def test_an_evaluation_that_runs_out_of_memory_has_the_same_result(
 ) -> None:
     train(of_micro(data, tmp_path / "plain", 4, 5))
     calls: list[int] = []
-    plain = steps.LossModule.forward
+    plain = LossModule.forward
 
-    def forward(module: steps.LossModule, tokens: Tensor, *args: Any, by_row: bool = False) -> Tensor:
+    def forward(module: LossModule, tokens: Tensor, *args: Any, by_row: bool = False) -> Tensor:
         if by_row:
             calls.append(len(tokens))
             if len(tokens) > 2:
                 raise torch.OutOfMemoryError("CUDA out of memory")
         return plain(module, tokens, *args, by_row=by_row)
 
-    monkeypatch.setattr(steps.LossModule, "forward", forward)
+    monkeypatch.setattr(LossModule, "forward", forward)
     with caplog.at_level(logging.WARNING):
         train(of_micro(data, tmp_path / "small", 4, 5))
     assert calls.count(4) == 1
@@ -285,7 +286,7 @@ def test_all_ranks_go_on_when_one_runs_out_of_memory(data: Path, tmp_path: Path)
 
 def late_on_each(group: Group, failures: dict[int, list[Failure]], *configs: TrainConfig) -> list[str]:
     """As `on_each`, on a device that is a step behind."""
-    late = partial(steps.StepResults, lag=1)
+    late = partial(StepResults, lag=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trainer.loop.StepResults", lambda lag: late())
         return on_each(group, failures, *configs)

@@ -22,6 +22,7 @@ from trainer.commands.evaluate import evaluate_run
 from trainer.commands.saved_model import load_checkpoint
 from trainer.evaluation import evaluate as evaluations
 from trainer.loop import train
+from trainer.training import training_run
 from trainer.verification import replay
 
 
@@ -40,12 +41,12 @@ def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Has the process get SIGTERM while it makes the given step."""
     original = loop.train_step
 
-    def stepping(*args: object, **kwargs: object) -> object:
+    def stepping(trainable: Any, batch: Any, inputs: Any, **settings: Any) -> Any:
         seen.append(1)
         if len(seen) == step:
             os.kill(os.getpid(), signal.SIGTERM)
-            kwargs["stop_requested"] = True
-        return original(*args, **kwargs)  # type: ignore[arg-type]
+            inputs = replace(inputs, stop_requested=True)
+        return original(trainable, batch, inputs, **settings)
 
     seen: list[int] = []
     monkeypatch.setattr(loop, "train_step", stepping)
@@ -175,7 +176,7 @@ def test_reduced_precision_learns_too_and_resumes_exactly(
 
 
 def test_weights_that_are_not_finite_are_never_saved(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = loop.set_learning_rate
+    original = training_run.set_learning_rate
 
     def poison(optimizers: tuple[torch.optim.Optimizer, ...], rate: float) -> None:
         original(optimizers, rate)
@@ -183,7 +184,7 @@ def test_weights_that_are_not_finite_are_never_saved(data: Path, tmp_path: Path,
             with torch.no_grad():
                 optimizers[0].param_groups[0]["params"][0][0] = float("nan")
 
-    monkeypatch.setattr(loop, "set_learning_rate", poison)
+    monkeypatch.setattr(training_run, "set_learning_rate", poison)
     with pytest.raises(GuardError, match="is not finite, so nothing is saved"):
         train(tiny_config(data, tmp_path / "poisoned", checkpoint={"every_steps": 1}))
     newest = load_checkpoint(tmp_path / "poisoned", "latest")

@@ -21,12 +21,16 @@ from trainer.config import TrainConfig
 from trainer.data.loader import global_batch
 from trainer.data.order import UniformOrder
 from trainer.distributed.group import Group
+from trainer.extensions.hooks import Extension
 from trainer.loop import train
 from trainer.model.decoder import build_model
 from trainer.model.forward import LossModule
 from trainer.optim.optimizers import build_optimizers
-from trainer.parallel.wrapping import TrainingModule, wrap_for_training
-from trainer.training.step import StepResults, make_scaler, train_step
+from trainer.parallel.wrapping import wrap_for_training
+from trainer.run.context import RunContext
+from trainer.training.step import train_step
+from trainer.training.step_report import StepInputs, StepResults
+from trainer.training.trainable import Trainable, make_scaler
 
 
 @pytest.fixture(scope="module")
@@ -113,12 +117,13 @@ def gradients_of_a_batch(group: Group, data: Path, reproducibility: str) -> tupl
     rows = Rows(data, manifest, "train")
     model = build_model(config.model, manifest.vocab_size, seed=3)
     loss = LossModule(model, config.loss)
-    module, accumulation = wrap_for_training(loss, config, group, manifest.row_length, "sdpa")
-    scaler = make_scaler(config, group.device)
-    training = TrainingModule(loss, module, accumulation, scaler, "sdpa", build_optimizers(model, config.optim))
+    context = RunContext(config, manifest, group, "sdpa")
+    module, accumulation = wrap_for_training(loss, context)
+    optimizers = build_optimizers(model, config.optim)
+    trainable = Trainable(context, Extension(), loss, module, accumulation, make_scaler(context), optimizers)
     batch = global_batch(rows, UniformOrder(5, len(rows)), config.batch, group, 0)
-    result = train_step(training, batch, config, group, step=1, stop_requested=False, seconds=0.0).result()
-    return result.loss.hex(), [torch.as_tensor(parameter.grad).numpy().tobytes() for parameter in training.parameters]
+    result = train_step(trainable, batch, StepInputs(1)).result()
+    return result.loss.hex(), [torch.as_tensor(parameter.grad).numpy().tobytes() for parameter in trainable.parameters]
 
 
 @pytest.mark.parametrize("reproducibility", ["elastic", "run"])

@@ -89,11 +89,11 @@ def spoiled(patch: pytest.MonkeyPatch, loss_at: Callable[[int], LossFunction | N
     """Trains on another loss where `loss_at` gives one for the position of a batch, counted in batches from 0."""
     step = vars(loop)["train_step"]
 
-    def stepping(training: Any, batch: Any, config: Any, *arguments: Any, **settings: Any) -> Any:
+    def stepping(training: Any, batch: Any, *arguments: Any, **settings: Any) -> Any:
         own = training.loss.own_loss
-        training.loss.own_loss = loss_at(batch.start // config.batch.global_rows) or own
+        training.loss.own_loss = loss_at(batch.start // training.context.config.batch.global_rows) or own
         try:
-            return step(training, batch, config, *arguments, **settings)
+            return step(training, batch, *arguments, **settings)
         finally:
             training.loss.own_loss = own
 

@@ -27,7 +27,7 @@ from trainer.config import TrainConfig
 from trainer.metrics import Monitor
 from trainer.metrics.sinks import tensorboard
 from trainer.training import step as steps
-from trainer.training import training_run
+from trainer.training.evaluator import Evaluator
 
 __all__ = [
     "Trouble",
@@ -71,14 +71,14 @@ def small_memory(patch: pytest.MonkeyPatch) -> None:
 
 def stop_in_evaluation(patch: pytest.MonkeyPatch) -> None:
     """A signal comes while step 8 is evaluated."""
-    evaluate = training_run.Session.evaluate
+    evaluate = Evaluator.evaluate
 
-    def evaluating(run: Any, progress: Any) -> Any:
+    def evaluating(evaluator: Any, progress: Any) -> Any:
         if progress.step == 8:
             os.kill(os.getpid(), signal.SIGTERM)
-        return evaluate(run, progress)
+        return evaluate(evaluator, progress)
 
-    patch.setattr(training_run.Session, "evaluate", evaluating)
+    patch.setattr(Evaluator, "evaluate", evaluating)
 
 
 def keeping_points(patch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ from trainer.machine.determinism import configure_determinism
 from trainer.parallel.fsdp import load_full
 from trainer.run.bounds import check_model_size
 from trainer.run.directory import load_config, settings_here
-from trainer.run.progress import load_whole
 from trainer.run.record import read_record
+from trainer.run.state import load_whole
 
 __all__ = ["load_checkpoint", "load_model", "opened_text_model"]
 

@@ -91,6 +91,11 @@ class GlobalBatch:
     fault: DataFault | None = None
     """Why all rows of this rank's micro-batches are padding, and its numbers worthless; None: they are as they should be."""
 
+    @property
+    def end(self) -> int:
+        """Position after its last row."""
+        return self.start + len(self.rows)
+
 
 def share_of_rank(micro_batches: int, group: Group) -> range:
     """The consecutive micro-batches of a global batch that a rank computes; shares differ by one at most."""

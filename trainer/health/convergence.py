@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from trainer.config import EvalConfig
 from trainer.health.trend import Trend, trend
@@ -52,6 +52,11 @@ class LossMean:
         mean = self._total / self._steps if self._steps else None
         self._total, self._steps = 0.0, 0
         return mean
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> LossMean:
+        """The mean that `to_json` gave."""
+        return LossMean(values["total"], values["steps"])
 
     def to_json(self) -> dict[str, float]:
         """The arguments that make it again; floats survive JSON exactly."""

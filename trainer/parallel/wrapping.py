@@ -3,60 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import ConfigError
-from trainer.config import TrainConfig
-from trainer.distributed.group import Group
 from trainer.machine.memory import is_out_of_memory
-from trainer.model.attention import Backend
 from trainer.model.decoder import Decoder
 from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
 from trainer.model.parameters import parameters_by_name
 from trainer.parallel.accumulation import Accumulation, DdpAccumulation, FsdpAccumulation, PlainAccumulation, TreeAccumulation
 from trainer.parallel.fsdp import shard
 from trainer.parallel.gradient_tree import GradientTree
+from trainer.run.context import RunContext
 
-__all__ = ["MicroTooLarge", "TrainingModule", "wrap_for_training"]
+__all__ = ["MicroTooLarge", "wrap_for_training"]
 
 
 class MicroTooLarge(Exception):  # noqa: N818 - a finding that leads to smaller ones, no error
     """A pass over a micro-batch of padding ran out of memory on some rank; raised on all of them."""
 
 
-@dataclass(frozen=True)
-class TrainingModule:
-    """What a step works on."""
-
-    loss: LossModule
-    """The model with its loss, on this rank alone."""
-    module: nn.Module
-    """The same as it is called in training: wrapped by DDP or FSDP where the settings ask for it."""
-    accumulation: Accumulation
-    scaler: torch.amp.GradScaler
-    backend: Backend
-    """Of the attention."""
-    optimizers: tuple[torch.optim.Optimizer, ...]
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """All weights in the order of their names."""
-        return list(parameters_by_name(self.loss.model).values())
-
-
-def wrap_for_training(
-    loss: LossModule, config: TrainConfig, group: Group, row_length: int, backend: Backend
-) -> tuple[nn.Module, Accumulation]:
+def wrap_for_training(loss: LossModule, context: RunContext) -> tuple[nn.Module, Accumulation]:
     """The model with its loss, compiled if wanted, and spread over the ranks as the settings say.
 
     Raises:
         MicroTooLarge: memory does not suffice for a micro-batch, as far as that is known before the first step.
         ConfigError: the number of ranks does not fit `reproducibility = elastic`.
     """
+    config, group = context.config, context.group
     compiled = config.compiles(group.device.type)
     if config.parallel == "fsdp" and group.world_size > 1:
         if compiled and isinstance(loss.model, Decoder):
@@ -80,19 +55,20 @@ def wrap_for_training(
     # Buffers are equal on all ranks from the beginning, and are no state (trainer.extensions.loading): no exchange keeps them so.
     module = DistributedDataParallel(loss, device_ids=device_ids, gradient_as_bucket_view=True, forward_sync_buffers=False)
     accumulation = DdpAccumulation(module, parameters)
-    _settle_buckets(module, config, group, row_length, backend)
+    _settle_buckets(module, context)
     return module, accumulation
 
 
-def _settle_buckets(module: DistributedDataParallel, config: TrainConfig, group: Group, row_length: int, backend: Backend) -> None:
+def _settle_buckets(module: DistributedDataParallel, context: RunContext) -> None:
     """Runs passes over an empty batch, so that the first step of a fresh run and of a resumed one add alike.
 
     DDP regroups its gradient buckets after the first backward pass, and with three or more ranks another grouping is another
     order of addition. The second pass shows what the new groups are. One without an exchange comes before, as a rank that ran out
     of memory before it knows the groups could not do its part.
     """
+    config, group, backend = context.config, context.group, context.backend
     by_sequence = config.loss.normalise == "sequences"
-    empty = empty_micro_batch(config.batch.micro_rows, row_length, backend, with_weights=by_sequence)
+    empty = empty_micro_batch(config.batch.micro_rows, context.manifest.row_length, backend, with_weights=by_sequence)
 
     def backward() -> None:
         forward_pass(module, empty, config, group.device, backend).backward()  # type: ignore[no-untyped-call]

@@ -5,15 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
-
-from common.errors import CheckpointError
-from common.untrusted import Count, Finite, Form, check_form
-from trainer.checkpoint import Checkpoint, CheckpointStore
-
-__all__ = ["Evaluated", "Progress", "check_state", "load_whole"]
+__all__ = ["Evaluated", "Progress"]
 
 
 @dataclass(frozen=True)
@@ -86,75 +80,3 @@ class Progress:
     def to_json(self) -> dict[str, Any]:
         """Plain values; floats survive JSON exactly."""
         return asdict(self)
-
-
-def check_state(state: Mapping[str, Any]) -> None:
-    """Compares what a checkpoint holds besides its tensors with what this program saves.
-
-    Raises:
-        ValueError: a field is missing, or has another type or range; the message names it.
-    """
-    check_form(_StateForm, state)
-    if len(state["guard"]["steps"]) != len(state["guard"]["losses"]):
-        raise ValueError("guard.steps and guard.losses differ in length")
-
-
-def load_whole(store: CheckpointStore, step: int) -> Checkpoint:
-    """The checkpoint of a step, with a state that this program may have saved.
-
-    Raises:
-        CheckpointError: there is none, a file of it is not what was written, or its state cannot be.
-    """
-    checkpoint = store.load(step)
-    try:
-        check_state(checkpoint.state)
-    except ValueError as error:
-        raise CheckpointError(f"{store.manifest_path(step)}: {error}; choose another checkpoint") from None
-    return checkpoint
-
-
-class _EvaluatedForm(Form, extra="forbid"):
-    step: Count
-    val_loss: Finite | None
-    train_loss: Finite | None
-
-
-class _ProgressForm(Form, extra="forbid"):
-    step: Count = 0
-    rows: Count = 0
-    targets: Count = 0
-    seconds: Annotated[Finite, Field(ge=0)] = 0.0
-    evaluated_step: Annotated[int, Field(ge=-1)] = -1
-    saved_seconds: Annotated[Finite, Field(ge=0)] = 0.0
-    best_step: Count | None = None
-    best_val_loss: Finite | None = None
-    evaluations: list[_EvaluatedForm]
-    left_out: list[Annotated[list[Count], Field(min_length=2, max_length=2)]]
-
-
-class _GuardForm(Form):
-    steps: list[Count]
-    losses: list[Finite]
-    level_since: Count
-    streaks: dict[str, Count]
-    skips_in_row: Count
-    rollbacks: Count
-
-
-class _LossesForm(Form, extra="forbid"):
-    total: Finite
-    steps: Count
-
-
-class _LedgerForm(Form, extra="forbid"):
-    step: Count
-    lines: Count
-    chain: str
-
-
-class _StateForm(Form):
-    progress: _ProgressForm
-    guard: _GuardForm
-    train_losses: _LossesForm
-    ledger: _LedgerForm
-    scaler: dict[str, Annotated[Finite, Field(ge=0)]]

@@ -16,6 +16,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,17 +49,16 @@ from common.untrusted import (
     digest_run_file,
     read_run_file,
 )
-from data_pipeline.dataset.manifest import Manifest
 from trainer.checkpoint import CheckpointStore
-from trainer.config import TrainConfig
 from trainer.data.adjustments import Change, Changes
-from trainer.distributed.group import Group
 from trainer.machine.determinism import device_name, flags, threads_per_rank
 from trainer.machine.environment import Difference, environment_facts, find_differences, flattened
+from trainer.run.context import RunContext
 from trainer.run.events import METRICS, Known, events_until
 from trainer.run.ledger import LEDGER
 
 __all__ = [
+    "Before",
     "check_identity",
     "check_nothing_saved",
     "complete_record",
@@ -67,6 +67,7 @@ __all__ = [
     "note_change",
     "open_record",
     "read_record",
+    "read_record_if_any",
     "recorded_changes",
     "recorded_micro",
 ]
@@ -92,18 +93,26 @@ _SETTINGS_THAT_CHANGE_BITS = (
 )
 
 
-def identity_of(
-    config: TrainConfig, manifest: Manifest, group: Group, *, decay_steps: int, backend: str, extension_digest: str | None
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Before:
+    """What an earlier start of a run has left."""
+
+    record: Mapping[str, Any]
+    step: int
+    """Of the checkpoint to go on from."""
+
+
+def identity_of(context: RunContext, *, decay_steps: int, extension_digest: str | None) -> dict[str, Any]:
     """All that the bits of a run depend on, flat: `{"optim.lr": 0.001, "data": "sha256:…", "world_size": 2, …}`.
 
     Under `elastic` they do not depend on the number of ranks.
     """
+    config, group = context.config, context.group
     settings = config.model_dump(mode="json", include=set(_SETTINGS_THAT_CHANGE_BITS))
     settings["schedule"]["decay_steps"] = decay_steps
     identity = flattened(settings | {"flags": flags()}) | {
-        "data": manifest.root_digest,
-        "attention": backend,
+        "data": context.manifest.root_digest,
+        "attention": context.backend,
         "extension": extension_digest,
         "threads": threads_per_rank(config),
         "device": device_name(group.device),
@@ -112,13 +121,12 @@ def identity_of(
     return identity if config.reproducibility == "elastic" else identity | {"world_size": group.world_size}
 
 
-def check_identity(run: Path, identity: Mapping[str, Any], allow_changes: tuple[str, ...]) -> None:
-    """Compares a run's recorded identity with that of the command that wants to continue it.
+def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str, Any], allow_changes: tuple[str, ...]) -> None:
+    """Compares the recorded identity of a run with that of the command that wants to continue it.
 
     Raises:
         ConfigError: they differ; the message says in what, and how to go on.
     """
-    recorded = read_record(run)["identity"]
     changed = _differing(recorded, identity)
     if "data" in changed:
         raise ConfigError(
@@ -142,7 +150,7 @@ def check_identity(run: Path, identity: Mapping[str, Any], allow_changes: tuple[
         )
 
 
-def check_nothing_saved(run: Path) -> None:
+def check_nothing_saved(run: Path, record: Mapping[str, Any] | None) -> None:
     """Refuses to begin a run anew, and to lose its history, where its checkpoints are gone.
 
     A first save that was not completed does not count: before a second one begins, the first is on the device.
@@ -150,10 +158,10 @@ def check_nothing_saved(run: Path) -> None:
     Raises:
         CheckpointError: it says what was saved, and what to do.
     """
-    if not (run / "record.json").exists():
+    if record is None:
         return
     saved = {event["step"] for event in events_until(run / METRICS, Known(sys.maxsize)) if event["event"] == "save"}
-    if len(saved) > 1 or (saved and read_record(run)["status"] in ("finished", "stopped")):
+    if len(saved) > 1 or (saved and record["status"] in ("finished", "stopped")):
         raise CheckpointError(
             f"{run}: steps up to {max(saved)} were saved, and no checkpoint is there any more; put `checkpoints` back, "
             "or, to begin anew, use another --run or remove this folder"
@@ -169,16 +177,15 @@ def _ranks(identity: Mapping[str, Any]) -> str:
     return f"{number} rank{'s' * (number != 1)}"
 
 
-def recorded_changes(run: Path, identity: Mapping[str, Any], allow_changes: tuple[str, ...]) -> Changes:
+def recorded_changes(
+    run: Path, record: Mapping[str, Any] | None, identity: Mapping[str, Any], allow_changes: tuple[str, ...]
+) -> Changes:
     """What an earlier start of the run had to change, and what a rank noted that could not tell the others any more.
 
     Nothing, where that was another run. `batch.micro` among the allowed changes drops smaller micro-batches, and `quarantine` the
     shards that were left out.
     """
-    if not (run / "record.json").exists():
-        return Changes()
-    record = read_record(run)
-    if any(name not in allow_changes for name in _differing(record["identity"], identity)):
+    if record is None or any(name not in allow_changes for name in _differing(record["identity"], identity)):
         return Changes()
     changes = Changes.from_json(record.get("changes", ())).plus(*_notes(run))
     names = {"micro": "batch.micro", "quarantine": "quarantine"}
@@ -210,22 +217,16 @@ def _note(path: Path) -> tuple[Change, ...]:
 
 
 def open_record(
-    run: Path,
-    config: TrainConfig,
-    manifest: Manifest,
-    identity: Mapping[str, Any],
-    extension: bytes | None,
-    world_size: int,
-    changes: Changes,
-    step: int | None,
+    context: RunContext, identity: Mapping[str, Any], extension: bytes | None, changes: Changes, before: Before | None
 ) -> None:
     """Writes `config.toml`, the tokenizer, the extension's source and `record.json` of a run that begins or goes on.
 
-    Where it goes on, at `step`, it tells in what identity, environment and settings are not those of the start before.
+    A run that goes on, from `before`, tells in what identity, environment and settings differ from those of the start before.
     """
+    run, config, manifest = context.config.run, context.config, context.manifest
     settings = to_toml("train", redacted_settings(config.model_dump(mode="json")))
-    environment = environment_facts() | {"world_size": world_size}
-    earlier, told = _since_before(run, identity, environment, settings, step) if step is not None else ([], ())
+    environment = environment_facts() | {"world_size": context.group.world_size}
+    earlier, told = ([], ()) if before is None else _since_before(run, before, identity, environment, settings)
     write_atomic(run / "config.toml", settings.encode())
     # A start that left no checkpoint may have had another tokenizer.
     if _contents(run / "tokenizer") != _contents(config.data / "tokenizer", PreparedDataError):
@@ -257,14 +258,15 @@ def open_record(
     if told:
         lines = (f"\n  {one.describe()}" for one in told)
         level = logging.WARNING if any(one.changes_bits for one in told) else logging.INFO
+        step = None if before is None else before.step
         _log.log(level, "going on at step %s, not all is as it was before (* can change bits):%s", step, "".join(lines))
 
 
 def _since_before(
-    run: Path, identity: Mapping[str, Any], environment: Mapping[str, Any], settings: str, step: int
+    run: Path, last: Before, identity: Mapping[str, Any], environment: Mapping[str, Any], settings: str
 ) -> tuple[list[dict[str, Any]], tuple[Difference, ...]]:
     """What goes into the record of the starts before this one, and in what this one differs from the last of them."""
-    record = read_record(run)
+    record, step = last.record, last.step
     before = flattened(record["environment"]) | record["identity"]
     now = flattened(environment) | dict(identity)
     earlier = [one | {"until": min(one["until"], step)} for one in record.get("earlier", ())]
@@ -333,6 +335,11 @@ def complete_record(
     write_atomic(run / "record.json", sealed(record | ended))
 
 
+def read_record_if_any(run: Path) -> dict[str, Any] | None:
+    """The record of a run, None if there is no run. Raises as `read_record` does."""
+    return read_record(run) if (run / "record.json").exists() else None
+
+
 def read_record(run: Path) -> dict[str, Any]:
     """The record of a run.
 
@@ -393,11 +400,15 @@ class _RecordForm(Form):
         return changes
 
 
-def recorded_micro(run: Path) -> int | None:
-    """The rows of a micro-batch that a run was begun with, None where there is no run."""
-    if not (run / "record.json").exists():
+def recorded_micro(run: Path, record: Mapping[str, Any] | None) -> int | None:
+    """The rows of a micro-batch that a run was begun with, None if there is no run.
+
+    Raises:
+        CheckpointError: it is not a number that this program writes.
+    """
+    if record is None:
         return None
-    micro = read_record(run)["identity"].get("batch.micro")
+    micro = record["identity"].get("batch.micro")
     if micro is not None and (type(micro) is not int or not 1 <= micro <= _MAX_MICRO):
         raise CheckpointError(
             f"{run / 'record.json'}: identity has batch.micro = {micro!r}, and a number from 1 to {_MAX_MICRO} is expected; "

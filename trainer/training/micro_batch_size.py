@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from common.errors import ConfigError
 from common.text import format_bytes
-from data_pipeline.dataset.manifest import Manifest
 from trainer.config import BatchConfig, TrainConfig
-from trainer.distributed.group import Group
 from trainer.extensions.hooks import Extension
 from trainer.extensions.user_model import seeded_model
 from trainer.machine.memory import USABLE_SHARE, available_bytes, is_out_of_memory, isolated_rng, release_memory
-from trainer.model.attention import Backend
 from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
 from trainer.model.memory_estimate import MemoryEstimate, estimate
+from trainer.run.context import RunContext
 
 __all__ = ["choose_micro", "micro_candidates", "probe", "with_micro"]
 
@@ -114,26 +113,23 @@ def _fits(run: Callable[[int], None], micro: int) -> bool:
 _log = logging.getLogger(__name__)
 
 
-def with_micro(
-    config: TrainConfig, manifest: Manifest, group: Group, backend: Backend, extension: Extension, recorded: int | None
-) -> TrainConfig:
+def with_micro(context: RunContext, extension: Extension, recorded: int | None) -> RunContext:
     """The settings with `batch.micro` as a number.
 
     Args:
-        config: the settings; where they name a number they are returned as they are.
-        manifest: the data.
-        group: the ranks, of which the one with the least memory decides.
-        backend: of the attention.
+        context: the settings, which are returned as they are if they name a number, and the ranks, of which the one with the least
+            memory decides.
         extension: what may replace the model and the loss.
         recorded: the number that the run was begun with; it is taken, because the bits depend on it.
 
     Raises:
         ConfigError: no size fits.
     """
+    config, manifest, group, backend = context.config, context.manifest, context.group, context.backend
     if config.batch.micro != "auto":
-        return config
+        return context
     if recorded is not None:
-        return _with(config, recorded)
+        return _with(context, recorded)
     estimated = partial(
         estimate, config, manifest.vocab_size, manifest.row_length, group.world_size, backend=backend, device_type=group.device.type
     )
@@ -141,33 +137,36 @@ def with_micro(
     micro = choose_micro(config, lambda rows: estimated(micro=rows), free, manifest.row_length, group.world_size)
     if config.parallel == "ddp":  # a pass of FSDP is an exchange, in which one rank without memory would leave the others waiting
         candidates = [rows for rows in micro_candidates(config.batch.global_rows, group.world_size) if rows <= micro]
-        tried = _Trial(config, manifest, group, backend, extension)
+        tried = _Trial(context, extension)
         micro = group.smallest(probe(tried, candidates))
         del tried
     _log.info("batch.micro = auto: %d rows; %s", micro, estimated(micro=micro).describe())
-    return _with(config, micro)
+    return _with(context, micro)
 
 
 class _Trial:
     """Passes of a model that is thrown away, with as much memory taken beside it as the optimizer will need."""
 
-    def __init__(self, config: TrainConfig, manifest: Manifest, group: Group, backend: Backend, extension: Extension) -> None:
+    def __init__(self, context: RunContext, extension: Extension) -> None:
+        config, manifest, group, backend = context.config, context.manifest, context.group, context.backend
         model = seeded_model(extension, config.model, manifest.vocab_size, config.seed).to(group.device)
         self._loss = LossModule(model, config.loss, extension.own_loss)
-        self._config, self._manifest, self._group, self._backend = config, manifest, group, backend
+        self._context = context
         needs = estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, 1, backend, group.device.type)
         taken = needs.gradients + needs.optimizer + needs.average + needs.tree
         self._taken = torch.empty(taken, dtype=torch.uint8, device=group.device)
 
     def __call__(self, rows: int) -> None:
         """One forward and backward pass over `rows` rows of padding."""
-        by_sequence = self._config.loss.normalise == "sequences"
-        empty = empty_micro_batch(rows, self._manifest.row_length, self._backend, with_weights=by_sequence)
+        config, backend = self._context.config, self._context.backend
+        by_sequence = config.loss.normalise == "sequences"
+        empty = empty_micro_batch(rows, self._context.manifest.row_length, backend, with_weights=by_sequence)
         try:
-            forward_pass(self._loss, empty, self._config, self._group.device, self._backend).backward()  # type: ignore[no-untyped-call]
+            forward_pass(self._loss, empty, config, self._context.group.device, backend).backward()  # type: ignore[no-untyped-call]
         finally:
             self._loss.zero_grad(set_to_none=True)
 
 
-def _with(config: TrainConfig, micro: int) -> TrainConfig:
-    return config.model_copy(update={"batch": BatchConfig(global_rows=config.batch.global_rows, micro=micro)})
+def _with(context: RunContext, micro: int) -> RunContext:
+    batch = BatchConfig(global_rows=context.config.batch.global_rows, micro=micro)
+    return replace(context, config=context.config.model_copy(update={"batch": batch}))

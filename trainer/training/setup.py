@@ -7,12 +7,12 @@ import os
 import resource
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from common.errors import ConfigError, PreparedDataError
 from common.redaction import RedactingFormatter, secrets_of
@@ -41,40 +41,92 @@ from trainer.machine.peak_rates import peak_flops, rate_kind, unknown_mfu
 from trainer.metrics import Monitor, opened_monitor
 from trainer.metrics.layers import LayerObserver
 from trainer.metrics.sinks.tensorboard_graph import model_graph
-from trainer.model.attention import Backend, choose_backend, describe_backend
+from trainer.model.attention import choose_backend, describe_backend
 from trainer.model.decoder import Decoder
 from trainer.model.float8 import convert_to_float8
 from trainer.model.flops import flops_per_token
 from trainer.model.forward import LossModule
-from trainer.model.memory_estimate import estimate
+from trainer.model.memory_estimate import MemoryEstimate, estimate
 from trainer.model.parameters import parameters_by_name
 from trainer.optim.optimizers import build_optimizers, check_optimizer
 from trainer.optim.weight_average import WeightAverage
-from trainer.parallel.fsdp import check_parallel, load_full
-from trainer.parallel.wrapping import TrainingModule
+from trainer.parallel.fsdp import check_parallel
 from trainer.report import report_at_end
 from trainer.run.bounds import check_model_size
+from trainer.run.clock import Clock
+from trainer.run.context import RunContext
 from trainer.run.directory import check_places
-from trainer.run.ledger import LEDGER, Ledger, LedgerHead
+from trainer.run.ledger import LEDGER, Ledger
 from trainer.run.limits import Plan, plan_run
 from trainer.run.lock import locked_run
-from trainer.run.progress import Progress, load_whole
-from trainer.run.record import check_identity, check_nothing_saved, identity_of, open_record, recorded_changes, recorded_micro
-from trainer.run.signals import stop_request
+from trainer.run.progress import Progress
+from trainer.run.record import (
+    Before,
+    check_identity,
+    check_nothing_saved,
+    identity_of,
+    read_record,
+    read_record_if_any,
+    recorded_changes,
+    recorded_micro,
+)
+from trainer.run.record import open_record as write_record
+from trainer.run.signals import StopRequest, stop_request
+from trainer.run.state import RunState, load_whole
+from trainer.training.adjuster import Adjuster, wrapped
 from trainer.training.ending import Ending, opened_ending
+from trainer.training.evaluator import Evaluator
 from trainer.training.micro_batch_size import with_micro
-from trainer.training.step import make_scaler
-from trainer.training.training_run import Session, known_to, restore
-from trainer.training.wrapped_model import wrapped
+from trainer.training.recovery import Recovery
+from trainer.training.reporter import Reporter
+from trainer.training.saver import Saver
+from trainer.training.trainable import RunData, Trainable, make_scaler
+from trainer.training.training_run import TrainingRun
 from trainer.watchdog.watch import Heartbeat, Patience, ProcessId, clear_heartbeats, watched
 
-__all__ = ["opened_session"]
+__all__ = ["opened_run"]
 
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Checked:
+    """A run whose settings fit the data, the machine and what an earlier start of it has left; nothing is changed yet."""
+
+    context: RunContext
+    extension: Extension
+    data: RunData
+    limits: Plan
+    identity: Mapping[str, Any]
+    checkpoints: CheckpointStore
+    before: Before | None
+    """The start before, on rank 0; None if there is none."""
+    newest: int | None
+    """Step of the checkpoint to go on from."""
+    adjustments: Changes
+    """Those of earlier starts."""
+    memory: PeakMeter
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The model with its optimizers, as a checkpoint left them, or fresh."""
+
+    trainable: Trainable
+    state: RunState | None
+    """None if the run begins."""
+    adjustments: Changes
+    """Those of earlier starts, and those that it took to make the model fit into memory."""
+    heartbeat: Heartbeat
+
+    @property
+    def progress(self) -> Progress:
+        """The counters to go on from."""
+        return Progress() if self.state is None else self.state.progress
+
+
 @contextmanager
-def opened_session(config: TrainConfig, *, trust_extension: bool = True) -> Iterator[Session]:
+def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator[TrainingRun]:
     """Checks the settings against data and machine, builds all parts, and restores the newest checkpoint if there is one.
 
     With `trust_extension` the digest of the user's own file is noted: see `trainer.extensions.trust`.
@@ -92,107 +144,244 @@ def opened_session(config: TrainConfig, *, trust_extension: bool = True) -> Iter
         group = stack.enter_context(joined_group(config.device, config.watchdog.slow_s))
         _log_to_stderr(logging.INFO if group.is_main else logging.WARNING, secrets_of(config.log.mlflow_uri or ""))
         _note_extension(extension, group, trusted=trust_extension)
-        stack.enter_context(_held_data(config, group))
-        manifest = read_manifest(config.data)
-        train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
-        val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
-        backend = choose_backend(
-            config.attention,
-            group.device,
-            config.precision,
-            config.model.head_size,
-            compiled=config.compiles(group.device.type),
-        )
-        meter = PeakMeter.start(group.device)
-        config = with_micro(config, manifest, group, backend, extension, group.on_main(lambda: _recorded_micro(config.run)))
-        _check_fit(config, manifest, len(train_rows), len(val_rows), group)
-        check_parallel(config, group)
-        check_optimizer(config)
-        plan = plan_run(config, manifest, len(train_rows))
-        order = build_order(config.seed, train_rows, manifest.sources, config.mixture.weights)
-        identity = identity_of(
-            config, manifest, group, decay_steps=plan.decay_steps, backend=backend, extension_digest=extension.digest
-        )
-        checkpoints = CheckpointStore(config.run / "checkpoints")
-
-        def prepare_run() -> tuple[int | None, list[dict[str, Any]]]:
-            stack.enter_context(locked_run(config.run))
-            newest = _checked_run(config, checkpoints, identity)
-            check_space(config.run / "checkpoints", required_bytes(_tensor_bytes(config, manifest.vocab_size)))
-            clear_heartbeats(config.run)
-            return newest, recorded_changes(config.run, identity, config.resume.allow_changes).to_json()
-
-        newest, recorded = group.on_main(prepare_run)
-        heartbeat = stack.enter_context(_watched(config, group))
-        checkpoint = None if newest is None else load_whole(checkpoints, newest)
-        model = _model(config, manifest, group, extension, checkpoint)
-        training, changes = _training_module(
-            model, config, Changes.from_json(recorded), group, newest or 0, manifest, backend, extension
-        )
-        average = WeightAverage(model, config.ema) if config.ema.decay is not None else None
-        resumed = Progress() if checkpoint is None else restore(checkpoint, model, training, average)
+        checked = check(stack, config, group, extension)
+        restored = restore(checked, build(checked), stack.enter_context(_watched(checked.context)))
         # Not before: settings that do not fit the checkpoint leave the run as it was.
-        group.on_main(
-            lambda: open_record(config.run, config, manifest, identity, extension.source, group.world_size, changes, newest)
-        )
-        head = None if checkpoint is None else LedgerHead(**checkpoint.state["ledger"])
-        if group.is_main and config.log.report:
-            stack.callback(report_at_end, config.run)  # once all else is closed, however the run ends
-        ending = stack.enter_context(opened_ending(config, group, resumed.step))
-        saver = AsyncSaver(partial(_write, checkpoints, config.checkpoint))
-        stack.callback(_let_finish, saver, heartbeat)  # before the record names the checkpoints, and the run's lock goes
-        ledger = stack.enter_context(_opened_ledger(config, manifest, len(train_rows), head, resumed.step, group))
-        monitor = stack.enter_context(_opened_monitor(config, group, plan, checkpoint, ending))
-        stack.callback(heartbeat.at, "save")  # first of all, as closing the sinks and writing the report may take long
-        tokenizer = _tokenizer(config.data, manifest)
-        session = Session(
-            config=config,
-            group=group,
-            manifest=manifest,
-            plan=plan,
-            train_rows=train_rows,
-            order=order,
-            val_rows=val_rows,
-            tokenizer=tokenizer,
-            model=model,
-            training=training,
-            average=average,
-            extension=extension,
-            checkpoints=checkpoints,
-            monitor=monitor,
-            observer=LayerObserver(model, group, config.log.layers_every_steps, config.log.histograms_every_steps),
-            ledger=ledger,
-            flops_each=flops_per_token(config.model, manifest.vocab_size, manifest.row_length),
-            peak=peak_flops(device_name(group.device), rate_kind(config.precision, tf32=config.tf32)),
-            guard=_guard(config, checkpoint),
-            stop=stop,
-            resumed=resumed,
-            changes=changes,
-            memory=estimate(
-                config,
-                manifest.vocab_size,
-                manifest.row_length,
-                group.world_size,
-                changes.batch(config.batch, resumed.step + 1).micro_rows,
-                backend,
-                group.device.type,
-            ),
-            meter=meter,
-            heartbeat=heartbeat,
-            own_timer=OwnTimer(DeviceMark if group.device.type == "cuda" else HostMark),
-            stragglers=StragglerDetector(),
-            replicas=ReplicaCheck(
-                parameters_by_name(model), group, 0 if config.parallel == "fsdp" else config.watchdog.replicas_steps, resumed.step
-            ),
-            saver=saver,
-            saved_step=newest,
-            grouping=Grouping.of(manifest, tokenizer),
-            train_losses=LossMean() if checkpoint is None else LossMean(**checkpoint.state["train_losses"]),
-            ending=ending,
-        )
-        _introduce(session, manifest, continued=newest is not None)
-        del training, checkpoint  # this frame lives as long as the run, and would keep them
-        yield session
+        run = open_record(stack, checked, restored, stop)
+        del restored
+        with run.clock.paused():
+            introduce(run, continued=checked.newest is not None)
+        yield run
+
+
+def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension) -> Checked:
+    """Compares the settings with the data, the machine and the run that is there. Raises as `opened_run` does."""
+    stack.enter_context(_held_data(config, group))
+    manifest = read_manifest(config.data)
+    train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
+    val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
+    compiled = config.compiles(group.device.type)
+    backend = choose_backend(config.attention, group.device, config.precision, config.model.head_size, compiled=compiled)
+    memory = PeakMeter.start(group.device)
+    context = RunContext(config, manifest, group, backend)
+    context = with_micro(context, extension, group.on_main(lambda: _first_look(config.run)))
+    config = context.config
+    _check_fit(config, manifest, len(train_rows), len(val_rows), group)
+    check_parallel(config, group)
+    check_optimizer(config)
+    limits = plan_run(config, manifest, len(train_rows))
+    order = build_order(config.seed, train_rows, manifest.sources, config.mixture.weights)
+    identity = identity_of(context, decay_steps=limits.decay_steps, extension_digest=extension.digest)
+    checkpoints = CheckpointStore(config.run / "checkpoints")
+    before: list[Before] = []
+
+    def prepare_run() -> tuple[int | None, list[dict[str, Any]]]:
+        stack.enter_context(locked_run(config.run))
+        newest, record = _checked_run(config, checkpoints, identity)
+        check_space(config.run / "checkpoints", required_bytes(_tensor_bytes(config, manifest.vocab_size)))
+        clear_heartbeats(config.run)
+        if record is not None and newest is not None:
+            before.append(Before(record, newest))
+        return newest, recorded_changes(config.run, record, identity, config.resume.allow_changes).to_json()
+
+    newest, recorded = group.on_main(prepare_run)
+    return Checked(
+        context=context,
+        extension=extension,
+        data=RunData(context, train_rows, val_rows, order, _tokenizer(config.data, manifest)),
+        limits=limits,
+        identity=identity,
+        checkpoints=checkpoints,
+        before=before[0] if before else None,
+        newest=newest,
+        adjustments=Changes.from_json(recorded),
+        memory=memory,
+    )
+
+
+def build(checked: Checked) -> tuple[Trainable, Changes]:
+    """The model with fresh weights on its device, wrapped for training, and the adjustments with those that it took to fit."""
+    context, extension = checked.context, checked.extension
+    config, group = context.config, context.group
+    if extension.build_model is None:
+        check_model_size(config.model, context.manifest.vocab_size)
+    model = seeded_model(extension, config.model, context.manifest.vocab_size, config.seed)
+    if config.parallel == "ddp" or group.world_size == 1:
+        model.to(group.device)  # else each part goes there when it is cut
+    if config.precision == "float8":
+        convert_to_float8(model, group.device)
+    loss = LossModule(model, config.loss, extension.own_loss)
+    module, accumulation, adjustments = wrapped(loss, context, checked.adjustments, (checked.newest or 0) + 1)
+    trainable = Trainable(
+        context=context,
+        extension=extension,
+        loss=loss,
+        module=module,
+        accumulation=accumulation,
+        scaler=make_scaler(context),
+        optimizers=build_optimizers(model, config.optim),
+        average=None if config.ema.decay is None else WeightAverage(model, config.ema),
+    )
+    return trainable, adjustments
+
+
+def restore(checked: Checked, built: tuple[Trainable, Changes], heartbeat: Heartbeat) -> Restored:
+    """Puts the tensors of the newest checkpoint back, if there is one."""
+    trainable, adjustments = built
+    state = None
+    if checked.newest is not None:
+        checkpoint = load_whole(checked.checkpoints, checked.newest)
+        state = RunState.from_json(checkpoint.state)
+        trainable.restore(checkpoint, state)
+    return Restored(trainable, state, adjustments, heartbeat)
+
+
+def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: StopRequest) -> TrainingRun:
+    """Writes the record of a run that begins or goes on, and opens everything that is written to while it lasts."""
+    context, trainable, heartbeat = checked.context, restored.trainable, restored.heartbeat
+    config, group, step = context.config, context.group, restored.progress.step
+    source, before = checked.extension.source, checked.before
+    group.on_main(lambda: write_record(context, checked.identity, source, restored.adjustments, before))
+    if group.is_main and config.log.report:
+        stack.callback(report_at_end, config.run)  # once all else is closed, however the run ends
+    ending = stack.enter_context(opened_ending(config, group, step))
+    writer = AsyncSaver(partial(_write, checked.checkpoints, config.checkpoint))
+    stack.callback(_let_finish, writer, heartbeat)  # before the record names the checkpoints, and the run's lock goes
+    ledger = stack.enter_context(_opened_ledger(checked, restored.state))
+    monitor = stack.enter_context(_opened_monitor(checked, restored.state, ending))
+    stack.callback(heartbeat.at, "save")  # first of all, as closing the sinks and writing the report may take long
+    compared_steps = 0 if config.parallel == "fsdp" else config.watchdog.replicas_steps
+    replica_check = ReplicaCheck(parameters_by_name(trainable.model), group, compared_steps, step)
+    grouping = Grouping.of(context.manifest, checked.data.tokenizer)
+    adjuster = Adjuster(context, restored.adjustments, monitor, ledger)
+    reporter = _reporter(checked, restored, adjuster, ending, stop)
+    saver = Saver(trainable, reporter, checked.limits, replica_check, checked.checkpoints, writer, checked.newest)
+    return TrainingRun(
+        data=checked.data,
+        trainable=trainable,
+        limits=checked.limits,
+        resumed=restored.progress,
+        clock=reporter.clock,
+        heartbeat=heartbeat,
+        own_timer=OwnTimer(DeviceMark if group.device.type == "cuda" else HostMark),
+        replica_check=replica_check,
+        adjuster=adjuster,
+        reporter=reporter,
+        saver=saver,
+        evaluator=Evaluator(checked.data, trainable, reporter, adjuster, saver, grouping, heartbeat.beat),
+        recovery=Recovery(trainable, saver, reporter, adjuster, replica_check, heartbeat),
+        expected_memory=_expected_memory(context, adjuster.adjustments.batch(config.batch, step + 1).micro_rows),
+        memory=checked.memory,
+    )
+
+
+def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: Ending, stop: StopRequest) -> Reporter:
+    context, manifest = checked.context, checked.context.manifest
+    config, group = context.config, context.group
+    reporter = Reporter(
+        context=context,
+        limits=checked.limits,
+        clock=Clock(restored.progress.seconds),
+        stop=stop,
+        monitor=adjuster.monitor,
+        ledger=adjuster.ledger,
+        guard=Guard(config.guard, scaled=config.precision == "fp16"),
+        train_losses=LossMean(),
+        observer=LayerObserver(restored.trainable.model, group, config.log.layers_every_steps, config.log.histograms_every_steps),
+        adjuster=adjuster,
+        ending=ending,
+        flops_each=flops_per_token(config.model, manifest.vocab_size, manifest.row_length),
+        peak=peak_flops(device_name(group.device), rate_kind(config.precision, tf32=config.tf32)),
+        stragglers=StragglerDetector(),
+    )
+    if restored.state is not None:
+        reporter.restore(restored.state, rolled_back=False)
+    return reporter
+
+
+def introduce(run: TrainingRun, *, continued: bool) -> None:
+    """Logs what is trained on what, and hands the graph of a new model to the sinks."""
+    context, monitor = run.data.context, run.reporter.monitor
+    config, device = context.config, context.group.device
+    _log.info("%s", _describe(run, continued=continued))
+    _log.info("%s; %s", run.data.order.description, describe_backend(context.backend))
+    if run.reporter.peak is None and device.type == "cuda":
+        gpu = torch.cuda.get_device_name(device)
+        _log.info("%s", unknown_mfu(gpu, rate_kind(config.precision, tf32=config.tf32)))
+    if not continued and context.group.is_main and run.extension.build_model is None:  # the user's own may need values
+        monitor.model(model_graph(partial(Decoder, config.model, context.manifest.vocab_size), context.manifest.row_length))
+
+
+def _describe(run: TrainingRun, *, continued: bool) -> str:
+    context, data = run.data.context, run.data
+    config, group = context.config, context.group
+    num_weights = sum(parameter.numel() for parameter in run.trainable.parameters)
+    return (
+        f"{f'resuming {config.run} at step {run.resumed.step}' if continued else f'training in {config.run}'}  "
+        f"{num_weights / 1e6:.2f}M weights, vocabulary {context.manifest.vocab_size}, {len(data.train_rows)} training and "
+        f"{len(data.val_rows)} validation rows of {context.manifest.row_length} tokens, "
+        f"{group.world_size} rank{'s' * (group.world_size > 1)} on {group.device.type}, {config.precision}"
+    )
+
+
+def _first_look(run: Path) -> int | None:
+    """The micro-batch of an earlier start. Nothing in the run's folder is read before its places are checked."""
+    check_places(run)
+    return recorded_micro(run, read_record_if_any(run))
+
+
+def _checked_run(
+    config: TrainConfig, checkpoints: CheckpointStore, identity: Mapping[str, Any]
+) -> tuple[int | None, dict[str, Any] | None]:
+    """The step to go on from, if there is a run and it is this one; and its record."""
+    newest = checkpoints.newest_verified()
+    if newest is None:
+        record = read_record_if_any(config.run)
+        check_nothing_saved(config.run, record)
+        return None, record
+    record = read_record(config.run)
+    check_identity(config.run, record["identity"], identity, config.resume.allow_changes)
+    return newest, record
+
+
+def _expected_memory(context: RunContext, micro: int) -> MemoryEstimate:
+    config, manifest, group = context.config, context.manifest, context.group
+    return estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, micro, context.backend, group.device.type)
+
+
+@contextmanager
+def _opened_ledger(checked: Checked, state: RunState | None) -> Iterator[Ledger | None]:
+    """The ledger up to what the checkpoint knows of it, on rank 0; an error there is raised on every rank."""
+    config, data = checked.context.config, checked.data
+    with ExitStack() as stack:
+
+        def open_on_main() -> None:
+            ledger = stack.enter_context(closing(Ledger(config.run / LEDGER, None if state is None else state.ledger)))
+            ledger.order(
+                step=0 if state is None else state.progress.step,
+                seed=config.seed,
+                data=checked.context.manifest.root_digest,
+                rows=len(data.train_rows),
+                mixture=config.mixture.weights,
+            )
+            opened.append(ledger)
+
+        opened: list[Ledger] = []
+        checked.context.group.on_main(open_on_main)
+        yield opened[0] if opened else None
+
+
+@contextmanager
+def _opened_monitor(checked: Checked, state: RunState | None, ending: Ending) -> Iterator[Monitor]:
+    """The monitor, which is told of an error that ends the run before it closes."""
+    known = None if state is None else state.known
+    config, group = checked.context.config, checked.context.group
+    with opened_monitor(config, group, last_step=checked.limits.last_step, known=known) as monitor:
+        try:
+            yield monitor
+        except BaseException as error:
+            ending.tell(error, monitor)
+            raise
 
 
 def _note_extension(extension: Extension, group: Group, *, trusted: bool) -> None:
@@ -205,12 +394,6 @@ def _held_data(config: TrainConfig, group: Group) -> Iterator[None]:
     """Keeps the data from being replaced. Whatever cannot be written meanwhile is a file of the run."""
     with naming(config.run), reading(config.data, f"run {config.run.absolute().name}" if group.is_main else None):
         yield
-
-
-def _recorded_micro(run: Path) -> int | None:
-    """See `recorded_micro`; it is the first look into the run's folder."""
-    check_places(run)
-    return recorded_micro(run)
 
 
 def _log_to_stderr(level: int, secrets: Iterable[str]) -> None:
@@ -229,42 +412,10 @@ def _tokenizer(data: Path, manifest: Manifest) -> Tokenizer:
     return tokenizer
 
 
-def _checked_run(config: TrainConfig, checkpoints: CheckpointStore, identity: Mapping[str, Any]) -> int | None:
-    """The step to go on from, if there is a run, and it is this one."""
-    newest = checkpoints.newest_verified()
-    if newest is None:
-        check_nothing_saved(config.run)
-    else:
-        check_identity(config.run, identity, config.resume.allow_changes)
-    return newest
-
-
 def _allow_open_shards() -> None:
     """Raises the number of files that may be open as far as the system lets it: an open shard takes two."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _introduce(session: Session, manifest: Manifest, *, continued: bool) -> None:
-    config, device = session.config, session.group.device
-    _log.info("%s", _describe(session, manifest, continued=continued))
-    _log.info("%s; %s", session.order.description, describe_backend(session.training.backend))
-    if session.peak is None and device.type == "cuda":
-        gpu = torch.cuda.get_device_name(device)
-        _log.info("%s", unknown_mfu(gpu, rate_kind(config.precision, tf32=config.tf32)))
-    if not continued and session.group.is_main and session.extension.build_model is None:  # one's own may need values
-        session.monitor.model(model_graph(partial(Decoder, config.model, manifest.vocab_size), manifest.row_length))
-
-
-def _describe(session: Session, manifest: Manifest, *, continued: bool) -> str:
-    config, group = session.config, session.group
-    num_weights = sum(parameter.numel() for parameter in parameters_by_name(session.model).values())
-    return (
-        f"{f'resuming {config.run} at step {session.resumed.step}' if continued else f'training in {config.run}'}  "
-        f"{num_weights / 1e6:.2f}M weights, vocabulary {manifest.vocab_size}, {len(session.train_rows)} training and "
-        f"{len(session.val_rows)} validation rows of {manifest.row_length} tokens, "
-        f"{group.world_size} rank{'s' * (group.world_size > 1)} on {group.device.type}, {config.precision}"
-    )
 
 
 def _check_fit(config: TrainConfig, manifest: Manifest, train_rows: int, val_rows: int, group: Group) -> None:
@@ -284,90 +435,14 @@ def _check_fit(config: TrainConfig, manifest: Manifest, train_rows: int, val_row
         )
 
 
-def _model(config: TrainConfig, manifest: Manifest, group: Group, extension: Extension, checkpoint: Checkpoint | None) -> nn.Module:
-    """The model on its device, with the checkpoint's weights or fresh ones."""
-    if extension.build_model is None:
-        check_model_size(config.model, manifest.vocab_size)
-    model = seeded_model(extension, config.model, manifest.vocab_size, config.seed)
-    if config.parallel == "ddp" or group.world_size == 1:
-        model.to(group.device)  # else each part goes there when it is cut
-    if config.precision == "float8":
-        convert_to_float8(model, group.device)
-    if checkpoint is not None:
-        load_full(model, checkpoint.model)
-    return model
-
-
-def _training_module(
-    model: nn.Module,
-    config: TrainConfig,
-    changes: Changes,
-    group: Group,
-    step: int,
-    manifest: Manifest,
-    backend: Backend,
-    extension: Extension,
-) -> tuple[TrainingModule, Changes]:
-    """What trains from after `step` on, and the changes with what it took to make it fit."""
-    loss = LossModule(model, config.loss, extension.own_loss)
-    module, accumulation, changes = wrapped(loss, config, changes, group, step + 1, manifest, backend)
-    training = TrainingModule(
-        loss=loss,
-        module=module,
-        accumulation=accumulation,
-        scaler=make_scaler(config, group.device),
-        backend=backend,
-        optimizers=build_optimizers(model, config.optim),
-    )
-    return training, changes
-
-
-def _guard(config: TrainConfig, checkpoint: Checkpoint | None) -> Guard:
-    guard = Guard(config.guard, scaled=config.precision == "fp16")
-    if checkpoint is not None:
-        guard.from_json(checkpoint.state["guard"])
-    return guard
-
-
 def _tensor_bytes(config: TrainConfig, vocab_size: int) -> list[int]:
     """Of the weights, the optimizer's state and the average in a checkpoint; a model of one's own may differ."""
     whole = estimate(config, vocab_size, config.model.context, 1, 1)
     return [whole.weights, whole.optimizer, whole.average]
 
 
-@contextmanager
-def _opened_ledger(
-    config: TrainConfig, manifest: Manifest, num_rows: int, head: LedgerHead | None, step: int, group: Group
-) -> Iterator[Ledger | None]:
-    """The ledger up to what the checkpoint knows of it, on rank 0; an error there is raised on every rank."""
-    with ExitStack() as stack:
-
-        def open_on_main() -> None:
-            ledger = stack.enter_context(closing(Ledger(config.run / LEDGER, head)))
-            weights = config.mixture.weights
-            ledger.order(step=step, seed=config.seed, data=manifest.root_digest, rows=num_rows, mixture=weights)
-            opened.append(ledger)
-
-        opened: list[Ledger] = []
-        group.on_main(open_on_main)
-        yield opened[0] if opened else None
-
-
-@contextmanager
-def _opened_monitor(
-    config: TrainConfig, group: Group, plan: Plan, checkpoint: Checkpoint | None, ending: Ending
-) -> Iterator[Monitor]:
-    """The monitor, which is told of an error that ends the run before it closes."""
-    known = None if checkpoint is None else known_to(checkpoint)
-    with opened_monitor(config, group, last_step=plan.last_step, known=known) as monitor:
-        try:
-            yield monitor
-        except BaseException as error:
-            ending.tell(error, monitor)
-            raise
-
-
-def _watched(config: TrainConfig, group: Group) -> AbstractContextManager[Heartbeat]:
+def _watched(context: RunContext) -> AbstractContextManager[Heartbeat]:
+    config, group = context.config, context.group
     settings = config.watchdog
     enabled = settings.enabled == "on" or (settings.enabled == "auto" and "RANK" in os.environ)
     return watched(

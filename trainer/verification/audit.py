@@ -29,8 +29,8 @@ from trainer.data.mixture import build_order
 from trainer.data.order import RowOrder
 from trainer.run.directory import data_folder
 from trainer.run.ledger import LEDGER, LedgerHead, read_ledger
-from trainer.run.progress import check_state
 from trainer.run.record import read_record
+from trainer.run.state import RunState
 from trainer.verification.auditor import Auditor, AuditReport, _Targets
 
 __all__ = ["audit_run", "opened_data", "order_builder"]
@@ -124,7 +124,7 @@ def _saved(run: Path) -> list[_Saved]:
         path = store.manifest_path(step)
         try:
             state = parse_manifest(store.manifest_bytes(step)).state
-            check_state(state)
+            RunState.from_json(state)
             progress = state["progress"]
             counters = {"steps": progress["step"], "positions": progress["rows"], "targets": progress["targets"]}
             found.append(_Saved(step, LedgerHead(**state["ledger"]), counters))

@@ -31,8 +31,8 @@ from trainer.run.bounds import check_model_size, check_ranks
 from trainer.run.directory import data_folder, load_config
 from trainer.run.events import METRICS, read_events
 from trainer.run.ledger import LEDGER
-from trainer.run.progress import load_whole
 from trainer.run.record import read_record
+from trainer.run.state import load_whole
 from trainer.verification.child import run_tied
 from trainer.watchdog.watch import EXIT_FILE_VARIABLE
 

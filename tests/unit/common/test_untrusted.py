@@ -107,7 +107,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "ledger": (LEDGER.as_posix(), lambda run: list(read_ledger(run / LEDGER))),
     "manifest": (STEP_4, lambda run: CheckpointStore(run / "checkpoints").load(4)),
     "manifest for audit": (STEP_4, lambda run: CheckpointStore(run / "checkpoints").manifest_bytes(4)),
-    "note": ("change-0.json", lambda run: recorded_changes(run, read_record(run)["identity"], ())),
+    "note": ("change-0.json", lambda run: recorded_changes(run, read_record(run), read_record(run)["identity"], ())),
     "digest": ("tokenizer/bytes.json", lambda run: untrusted.digest_run_file(run, "tokenizer/bytes.json")),
 }
 
@@ -196,7 +196,7 @@ def test_a_sealed_record_with_a_value_that_no_run_writes_is_refused(run: Path, p
 def test_a_recorded_micro_batch_is_a_number_that_settings_could_have(run: Path, value: Any) -> None:
     rewrite_record(run, lambda record: record["identity"].update({"batch.micro": value}))
     with pytest.raises(CheckpointError, match="micro"):
-        recorded_micro(run)
+        recorded_micro(run, read_record(run))
 
 
 def test_nested_or_many_values_are_refused_and_take_no_memory() -> None:

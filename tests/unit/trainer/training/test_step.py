@@ -1,26 +1,32 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
 from common.errors import PreparedDataError
+from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import RowBatch
 from tests.support.runs import tiny_config
 from trainer.config import TrainConfig
 from trainer.data.batch import DataFault, GlobalBatch, MicroBatch, micro_batch
 from trainer.distributed.group import Group
+from trainer.extensions.hooks import Extension
 from trainer.health.guard import Thresholds
 from trainer.model.attention import Layout, make_layout
 from trainer.model.decoder import build_model
 from trainer.model.forward import LossModule, forward_pass
 from trainer.model.parameters import parameters_by_name
 from trainer.optim.optimizers import build_optimizers, optimizer_tensors
-from trainer.parallel.wrapping import TrainingModule, wrap_for_training
-from trainer.training.step import PendingStep, StepResults, make_scaler, train_step
+from trainer.parallel.wrapping import wrap_for_training
+from trainer.run.context import RunContext
+from trainer.training.step import train_step
+from trainer.training.step_report import PendingStep, StepInputs, StepResults
+from trainer.training.trainable import Trainable, make_scaler
 
 LENGTH, VOCAB = 32, 60
 ALONE = Group(0, 1, 0, torch.device("cpu"))
@@ -30,13 +36,13 @@ def settings(**changes: Any) -> TrainConfig:
     return tiny_config(Path("data"), Path("run"), **changes)
 
 
-def training_module(config: TrainConfig) -> TrainingModule:
+def training_module(config: TrainConfig) -> Trainable:
     model = build_model(config.model, VOCAB, seed=1)
     loss = LossModule(model, config.loss)
-    module, accumulation = wrap_for_training(loss, config, ALONE, LENGTH, "sdpa")
-    return TrainingModule(
-        loss, module, accumulation, make_scaler(config, ALONE.device), "sdpa", build_optimizers(model, config.optim)
-    )
+    context = RunContext(config, cast(Manifest, SimpleNamespace(row_length=LENGTH)), ALONE, "sdpa")
+    module, accumulation = wrap_for_training(loss, context)
+    optimizers = build_optimizers(model, config.optim)
+    return Trainable(context, Extension(), loss, module, accumulation, make_scaler(context), optimizers)
 
 
 def batch(config: TrainConfig, seed: int = 0) -> GlobalBatch:
@@ -59,8 +65,8 @@ def batch(config: TrainConfig, seed: int = 0) -> GlobalBatch:
     return GlobalBatch(0, np.arange(rows), targets, normaliser, tuple(micro_batches), len(micro_batches))
 
 
-def step(training: TrainingModule, config: TrainConfig, number: int = 1) -> PendingStep:
-    return train_step(training, batch(config), config, ALONE, step=number, stop_requested=False, seconds=0.0)
+def step(training: Trainable, config: TrainConfig, number: int = 1) -> PendingStep:
+    return train_step(training, batch(config), StepInputs(number))
 
 
 @pytest.mark.parametrize("normalise", ["tokens", "sequences"])
@@ -129,14 +135,14 @@ def test_a_step_beyond_its_limits_changes_nothing(limits: Thresholds) -> None:
     config = settings()
     training = training_module(config)
     before = state(training)
-    pending = train_step(training, batch(config), config, ALONE, step=1, stop_requested=False, seconds=0.0, limits=limits)
+    pending = train_step(training, batch(config), StepInputs(1, thresholds=limits))
     result = pending.result()
     assert limits.skips(result.loss, result.grad_norm)
     assert pending.skip.item() == 1
     assert all(torch.equal(now, then) for now, then in zip(state(training), before, strict=True))
 
 
-def state(training: TrainingModule) -> list[torch.Tensor]:
+def state(training: Trainable) -> list[torch.Tensor]:
     weights = parameters_by_name(training.loss.model).values()
     moments = optimizer_tensors(training.loss.model, training.optimizers).values()
     return [tensor.detach().clone() for tensor in (*weights, *moments)]
@@ -161,9 +167,7 @@ def test_what_the_device_decided_is_what_is_reported() -> None:
     training = training_module(config)
     assert step(training, config).result().applied
     given = batch(config)
-    withheld = train_step(
-        training, given, config, ALONE, step=2, stop_requested=False, seconds=0.0, limits=Thresholds(skip_norm_above=1e-3)
-    ).result()
+    withheld = train_step(training, given, StepInputs(2, thresholds=Thresholds(skip_norm_above=1e-3))).result()
     assert (withheld.applied, withheld.void) == (False, False)
 
 
@@ -173,8 +177,8 @@ def test_a_step_without_its_data_is_void_and_so_is_one_that_is_under_way_after_i
     step(training, config).result()
     before, scaler = state(training), training.scaler.state_dict()
     lost = replace(batch(config), fault=DataFault("train/a.arrow", PreparedDataError("damaged")))
-    first = train_step(training, lost, config, ALONE, step=2, stop_requested=False, seconds=0.0)
-    second = train_step(training, batch(config), config, ALONE, step=3, stop_requested=False, seconds=0.0, after=first)
+    first = train_step(training, lost, StepInputs(2))
+    second = train_step(training, batch(config), StepInputs(3), previous=first)
     assert first.result().void
     assert first.result().fault == lost.fault
     assert (first.result().data_votes, first.result().memory_votes, first.result().applied) == (1, 0, False)

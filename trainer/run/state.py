@@ -1,0 +1,128 @@
+"""What a checkpoint holds besides tensors. Saves, resumes and rollbacks read and write it through `RunState` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from common.errors import CheckpointError
+from common.untrusted import Count, Finite, Form, check_form
+from trainer.checkpoint import Checkpoint, CheckpointStore
+from trainer.run.events import Known
+from trainer.run.ledger import LedgerHead
+from trainer.run.progress import Progress
+
+__all__ = ["RunState", "load_whole"]
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Counters and the memory of the parts of a run that judge it, at one step."""
+
+    progress: Progress
+    scaler: Mapping[str, Any]
+    """Of fp16 losses; empty in other precisions."""
+    guard: Mapping[str, Any]
+    train_losses: Mapping[str, float]
+    """The training losses since the last evaluation."""
+    ledger: LedgerHead | None
+    """Only rank 0 has a ledger."""
+
+    @property
+    def known(self) -> Known:
+        """How much of the metrics this state knows."""
+        evaluated = self.progress.evaluated_step == self.progress.step
+        return Known(self.progress.step, evaluated=evaluated, rollbacks=self.guard["rollbacks"])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; floats survive JSON exactly."""
+        return {
+            "progress": self.progress.to_json(),
+            "scaler": dict(self.scaler),
+            "guard": dict(self.guard),
+            "train_losses": dict(self.train_losses),
+            "ledger": None if self.ledger is None else self.ledger.to_json(),
+        }
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> RunState:
+        """The state that `to_json` gave.
+
+        Raises:
+            ValueError: a field is missing, or has another type or range; the message names it.
+        """
+        check_form(_StateForm, values)
+        guard = values["guard"]
+        if len(guard["steps"]) != len(guard["losses"]):
+            raise ValueError("guard.steps and guard.losses differ in length")
+        return RunState(
+            progress=Progress.from_json(values["progress"]),
+            scaler=values["scaler"],
+            guard=guard,
+            train_losses=values["train_losses"],
+            ledger=LedgerHead(**values["ledger"]),
+        )
+
+
+def load_whole(store: CheckpointStore, step: int) -> Checkpoint:
+    """The checkpoint of a step, with a state that this program may have saved.
+
+    Raises:
+        CheckpointError: there is none, a file of it is not what was written, or its state cannot be.
+    """
+    checkpoint = store.load(step)
+    try:
+        RunState.from_json(checkpoint.state)
+    except ValueError as error:
+        raise CheckpointError(f"{store.manifest_path(step)}: {error}; choose another checkpoint") from None
+    return checkpoint
+
+
+class _EvaluatedForm(Form, extra="forbid"):
+    step: Count
+    val_loss: Finite | None
+    train_loss: Finite | None
+
+
+class _ProgressForm(Form, extra="forbid"):
+    step: Count = 0
+    rows: Count = 0
+    targets: Count = 0
+    seconds: Annotated[Finite, Field(ge=0)] = 0.0
+    evaluated_step: Annotated[int, Field(ge=-1)] = -1
+    saved_seconds: Annotated[Finite, Field(ge=0)] = 0.0
+    best_step: Count | None = None
+    best_val_loss: Finite | None = None
+    evaluations: list[_EvaluatedForm]
+    left_out: list[Annotated[list[Count], Field(min_length=2, max_length=2)]]
+
+
+class _GuardForm(Form):
+    steps: list[Count]
+    losses: list[Finite]
+    level_since: Count
+    streaks: dict[str, Count]
+    skips_in_row: Count
+    rollbacks: Count
+
+
+class _LossesForm(Form, extra="forbid"):
+    total: Finite
+    steps: Count
+
+
+class _LedgerForm(Form, extra="forbid"):
+    step: Count
+    lines: Count
+    chain: str
+
+
+class _StateForm(Form):
+    progress: _ProgressForm
+    guard: _GuardForm
+    train_losses: _LossesForm
+    ledger: _LedgerForm
+    scaler: dict[str, Annotated[Finite, Field(ge=0)]]

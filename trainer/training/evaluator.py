@@ -1,0 +1,138 @@
+"""Validation loss and samples of a run that is under way."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from common.errors import ConfigError, ProjectError
+from data_pipeline.dataset.shards import ShardError
+from trainer.data.bad_shards import as_project_error, shared_faults
+from trainer.data.loader import RETRY_WAITS_S
+from trainer.evaluation.evaluate import EvaluationStopped, evaluate
+from trainer.evaluation.results import Evaluation
+from trainer.evaluation.tally import Grouping
+from trainer.health.convergence import judge_convergence
+from trainer.inference.samples import prompts_of, sample_and_score
+from trainer.inference.text_model import Continuation, Sampling, TextModel
+from trainer.inference.text_scores import Scores
+from trainer.machine.memory import is_out_of_memory
+from trainer.parallel.fsdp import gathered
+from trainer.run.progress import Progress
+from trainer.training.adjuster import Adjuster
+from trainer.training.reporter import Reporter
+from trainer.training.saver import Saver
+from trainer.training.trainable import RunData, Trainable
+
+__all__ = ["Evaluator"]
+
+
+@dataclass
+class Evaluator:
+    """Evaluates on the first and last step, and every so many between."""
+
+    data: RunData
+    trainable: Trainable
+    reporter: Reporter
+    adjuster: Adjuster
+    saver: Saver
+    grouping: Grouping
+    """The groups of the validation text."""
+    beat: Callable[[], None]
+    """Shows the watchdog that this rank makes progress."""
+
+    def due(self, progress: Progress) -> bool:
+        """True on the first and last step and every so many between, unless this step has been evaluated already."""
+        due = progress.step % self.data.context.config.eval.every_steps == 0 or self.reporter.limits.finished(progress)
+        return due and progress.evaluated_step != progress.step
+
+    def evaluate(self, progress: Progress) -> Progress:
+        """Measures the validation loss and writes samples, both with the average of the weights if there is one.
+
+        If a stop is requested during the evaluation, its result is discarded. The run evaluates this step when it goes on.
+        """
+        trainable, monitor = self.trainable, self.reporter.monitor
+        try:
+            with trainable.average.swapped_in() if trainable.average else nullcontext():
+                evaluation = self._evaluation(progress.step)
+                # A model whose loss is no number has nothing to draw from.
+                samples = self._samples(progress.step) if math.isfinite(evaluation.loss) else None
+                # Rank 0 may need long for its samples. The others wait here, and not in the next step.
+                self.data.context.group.smallest(0)
+        except EvaluationStopped:
+            return progress
+        monitor.evaluation(progress.step, evaluation)
+        if samples is not None:
+            monitor.samples(progress.step, *samples)
+        after = progress.after_evaluation(evaluation.loss, self.reporter.train_losses.take())
+        monitor.signals(judge_convergence(after.evaluations, self.data.context.config.eval).signals)
+        trainable.extension.evaluated(trainable.view(after), evaluation)
+        self.saver.saved_step = None  # the saved state does not know of this evaluation
+        return after
+
+    def _evaluation(self, step: int) -> Evaluation:
+        """The validation loss after a step. Rows that cannot be read are tried again, and then left out or a reason to stop.
+
+        Raises:
+            ProjectError: data cannot be read, and the policy is to stop, or too much is lost.
+            ConfigError: memory does not suffice, and weights are spread over the ranks.
+        """
+        context = self.data.context
+        tried: set[str] = set()
+        while True:
+            faults: dict[str, ProjectError] = {}
+            evaluation = self._evaluation_without(self.adjuster.adjustments.quarantined(step), faults)
+            found = shared_faults(faults, context.manifest, context.group)
+            if not found:
+                return evaluation
+            if found.keys() <= tried:
+                adjustment = self.adjuster.quarantine(found, faults, step)
+                self.adjuster.make(adjustment)
+                self.adjuster.announce(adjustment, step, after=step)
+            tried |= found.keys()
+            time.sleep(RETRY_WAITS_S[0])
+
+    def _evaluation_without(self, blank: frozenset[str], faults: dict[str, ProjectError]) -> Evaluation:
+        """The validation loss without the rows of some shards, and without those that cannot be read, which go into `faults`."""
+        context = self.data.context
+
+        def note(error: ShardError | OSError) -> None:
+            shard = self.data.val_rows.shard_of(error)
+            assert shard is not None
+            faults[shard] = as_project_error(error)
+
+        try:
+            return evaluate(
+                self.trainable.loss,
+                context.backend,
+                self.data.val_rows.without(blank, note),
+                context.config,
+                context.group,
+                self.beat,
+                self.grouping,
+                lambda: self.reporter.stop_requested,
+            )
+        except Exception as error:
+            if context.config.parallel != "fsdp" or not is_out_of_memory(error):
+                raise
+            num_rows = context.config.eval.micro or context.config.batch.micro_rows
+            raise ConfigError(
+                f"an evaluation ran out of memory with {num_rows} rows in a pass; "
+                "set eval.micro to fewer, then run the same command again"
+            ) from error
+
+    def _samples(self, step: int) -> tuple[list[Continuation], Scores | None] | None:
+        """Texts that continue the run's prompts, with their scores, on rank 0; ranks that share the weights have to help."""
+        config, group = self.data.context.config, self.data.context.group
+        blank = self.adjuster.adjustments.quarantined(step)
+        rows = self.data.val_rows.without(blank, lambda _error: None)  # a row that cannot be read is no prompt
+        prompts = group.on_main(lambda: prompts_of(config.eval, rows, self.data.tokenizer))
+        if not prompts or not (group.is_main or config.parallel == "fsdp"):
+            return None
+        seed = (config.seed + step) % (1 << 63)
+        sampling = Sampling(max_tokens=config.eval.sample_tokens, temperature=config.eval.sample_temperature, seed=seed)
+        source = TextModel(self.trainable.model, self.data.tokenizer, config.model.context)
+        return gathered(self.trainable.module, lambda: sample_and_score(source, prompts, sampling, config))

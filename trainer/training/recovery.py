@@ -1,0 +1,105 @@
+"""Goes back to an earlier step, after a fault or because the guard asks for it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+
+from common.errors import GuardError
+from trainer.data.bad_shards import shared_faults
+from trainer.distributed.group import LET_GO_S
+from trainer.distributed.replica_check import ReplicaCheck
+from trainer.machine.memory import release_memory
+from trainer.parallel.accumulation import PlainAccumulation
+from trainer.run.progress import Progress
+from trainer.run.state import RunState, load_whole
+from trainer.training.adjuster import Adjuster
+from trainer.training.reporter import GoBack, RepeatStep, Reporter, RollBack
+from trainer.training.saver import Saver
+from trainer.training.step_report import StepResult
+from trainer.training.trainable import Trainable, make_scaler
+from trainer.watchdog.watch import Heartbeat
+
+__all__ = ["Recovery"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Recovery:
+    """Repeats a step, or restores a checkpoint."""
+
+    trainable: Trainable
+    saver: Saver
+    reporter: Reporter
+    adjuster: Adjuster
+    replica_check: ReplicaCheck
+    heartbeat: Heartbeat
+
+    def go_back(self, request: GoBack) -> Progress:
+        """Does what is asked for, and returns the counters to go on from.
+
+        Raises:
+            ConfigError: memory does not suffice, and no smaller micro-batch would have the same meaning.
+            ProjectError: data cannot be read, and the policy is to stop, or too much is lost.
+            GuardError: a rollback has no checkpoint to go back to.
+        """
+        self.reporter.observer.forget()
+        if isinstance(request, RollBack):
+            return self._roll_back(request)
+        assert isinstance(request, RepeatStep)
+        self.replica_check.drop_pending()
+        self._remove_cause(request.result)
+        facts = request.facts
+        return facts.progress.before_step(start=facts.progress.rows - len(facts.rows), targets=facts.num_targets)
+
+    def _remove_cause(self, result: StepResult) -> None:
+        """Adjusts what made a step fail."""
+        group, adjuster = self.trainable.context.group, self.adjuster
+        self.heartbeat.expect_slow_steps()
+        if result.data_votes:
+            faults = {} if result.fault is None else {result.fault.shard: result.fault.error}
+            found = shared_faults(faults, self.trainable.context.manifest, group)
+            adjuster.make(adjuster.quarantine(found, faults, result.step))
+        if result.memory_votes:
+            adjuster.make(adjuster.smaller_micro_batches(result.step))
+            self._wrap_again(result.step)
+        if group.is_main:
+            reasons = "; ".join(adjustment.reason for adjustment in adjuster.adjustments.beginning_at(result.step))
+            _log.warning("step %d is made again: %s", result.step, reasons)
+
+    def _wrap_again(self, step: int) -> None:
+        """Replaces what a pass that failed may have left in disorder. Weights and optimizers are as they were."""
+        trainable = self.trainable
+        scaler = make_scaler(trainable.context)
+        scaler.load_state_dict(trainable.scaler.state_dict())
+        # DDP's hooks on the weights go with it, and it waits for its exchanges when it goes: see `trainer.distributed.group`.
+        trainable.module, trainable.accumulation, trainable.scaler = trainable.loss, PlainAccumulation(()), scaler
+        time.sleep(LET_GO_S)
+        release_memory()
+        trainable.module, trainable.accumulation = self.adjuster.wrapped(trainable.loss, step)
+
+    def _roll_back(self, request: RollBack) -> Progress:
+        """Restores the newest checkpoint from before a step, and leaves the rows of the request out from then on."""
+        self.saver.finish()
+        step = self.trainable.context.group.on_main(lambda: self._newest_before(request))
+        checkpoint = load_whole(self.saver.checkpoints, step)
+        state = RunState.from_json(checkpoint.state)
+        self.trainable.restore(checkpoint, state)
+        self.reporter.restore(state, rolled_back=True)
+        self.replica_check.forget(step)
+        self.reporter.rewind(state, request)
+        # Saved at once, or a crash would forget what is left out; and completely, or the next save of this step would do nothing.
+        saved = self.saver.save(state.progress.leaving_out(request.first, request.end))
+        self.saver.finish()
+        return saved
+
+    def _newest_before(self, request: RollBack) -> int:
+        """The newest checkpoint that verifies. It is older than the step, as every step is judged before the next save."""
+        newest = self.saver.checkpoints.newest_verified()
+        if newest is None:
+            message = f"{request.alert.message}. There is no checkpoint from before this step to go back to, so training stops"
+            self.reporter.monitor.alert(replace(request.alert, message=message, action="stop"))
+            raise GuardError(message)
+        return newest

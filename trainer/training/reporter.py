@@ -1,0 +1,194 @@
+"""What a run tells of its steps, and how it judges them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from common.errors import GuardError
+from trainer.distributed.stragglers import StragglerDetector
+from trainer.health.alerts import Alert, guard_alert
+from trainer.health.convergence import LossMean
+from trainer.health.guard import Guard
+from trainer.machine.peak_rates import mfu
+from trainer.metrics import Monitor, StepFacts, StepMetrics
+from trainer.metrics.layers import LayerObserver
+from trainer.run.clock import Clock
+from trainer.run.context import RunContext
+from trainer.run.events import Known
+from trainer.run.ledger import Ledger
+from trainer.run.limits import Plan
+from trainer.run.progress import Progress
+from trainer.run.signals import StopRequest
+from trainer.run.state import RunState
+from trainer.training.adjuster import Adjuster
+from trainer.training.ending import Ending
+from trainer.training.step_report import StepResult
+
+__all__ = ["GoBack", "RepeatStep", "Reporter", "RollBack"]
+
+_log = logging.getLogger(__name__)
+
+
+class GoBack(Exception):  # noqa: N818 - a request, no error
+    """Training goes on from an earlier step. Raised on every rank in the same step."""
+
+
+class RollBack(GoBack):
+    """The guard wants to go back to before the alert's step, and to leave out the positions from `first` to before `end`."""
+
+    def __init__(self, alert: Alert, first: int, end: int) -> None:
+        super().__init__(alert.message)
+        self.alert, self.first, self.end = alert, first, end
+
+
+class RepeatStep(GoBack):
+    """A step is void, because memory or data failed on some rank. It is repeated, on the same rows."""
+
+    def __init__(self, result: StepResult, facts: StepFacts) -> None:
+        super().__init__()
+        self.result, self.facts = result, facts
+
+
+@dataclass
+class Reporter:
+    """Hands the results of steps to sinks, ledger and guard."""
+
+    context: RunContext
+    limits: Plan
+    clock: Clock
+    stop: StopRequest
+    monitor: Monitor
+    ledger: Ledger | None
+    """What every step was trained on; on rank 0."""
+    guard: Guard
+    train_losses: LossMean
+    observer: LayerObserver
+    adjuster: Adjuster
+    ending: Ending
+    """What is told of the run's end."""
+    flops_each: float
+    """Floating-point operations for one token."""
+    peak: float | None
+    """Of one device, in operations a second, if it is known."""
+    stragglers: StragglerDetector
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether this rank was asked to stop, by a signal or by an alert."""
+        return self.stop.signal_name is not None or self.monitor.stop_alert is not None
+
+    def report(self, result: StepResult, facts: StepFacts) -> StepMetrics:
+        """Hands the numbers of a step to the sinks, and its rows to the ledger."""
+        seconds = self.clock.lap()
+        tokens_per_s = facts.num_targets / seconds
+        metrics = StepMetrics(
+            step=result.step,
+            last_step=self.limits.last_step,
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            learning_rate=facts.learning_rate,
+            targets=facts.progress.targets,
+            tokens_per_s=tokens_per_s,
+            mfu=mfu(tokens_per_s, self.flops_each, self.peak, self.context.group.world_size),
+            loader_wait_s=facts.loader_wait_s,
+            seconds=seconds,
+        )
+        self.train_losses.add(result.loss)
+        metrics = self.monitor.train(metrics)
+        self.monitor.layers(self.observer.reading(result.step))
+        for adjustment in self.adjuster.adjustments.beginning_at(result.step):
+            self.adjuster.announce(adjustment, result.step, after=result.step - 1)
+        if self.ledger is not None:
+            start = facts.progress.rows - len(facts.rows)
+            self.ledger.commit(step=result.step, start=start, rows=facts.rows, targets=facts.num_targets, applied=result.applied)
+        self.ending.step = result.step
+        self.monitor.slow_rank(result.step, self.stragglers.observe(result.own_times, seconds))
+        return metrics
+
+    def judge(self, result: StepResult, facts: StepFacts) -> None:
+        """Asks the guard about a step.
+
+        Raises:
+            GuardError: training has to stop.
+            RollBack: training has to go back to a checkpoint from before this step.
+        """
+        verdict = self.guard.judge(result.step, result.loss, result.grad_norm)
+        if verdict.reason is None:
+            return
+        config = self.context.config
+        alert = guard_alert(verdict, result.step, result.loss, result.grad_norm, config.guard)
+        if verdict.is_news and verdict.action != "rollback":
+            self.monitor.alert(alert)
+        first, end = facts.progress.rows - len(facts.rows), facts.progress.rows
+        if verdict.action == "stop":
+            raise GuardError(f"rows at positions {first} to {end - 1}: {verdict.message}")
+        if verdict.action == "rollback":
+            last = first + config.guard.window_steps * config.batch.global_rows
+            raise RollBack(alert, first, max(end, last))
+
+    def state(self, progress: Progress, scaler: Mapping[str, Any]) -> RunState:
+        """Everything that a checkpoint holds besides tensors."""
+        head = None if self.ledger is None else self.ledger.head
+        return RunState(progress, scaler, self.guard.to_json(), self.train_losses.to_json(), head)
+
+    def sync(self) -> None:
+        """Forces ledger and metrics to the device, on rank 0, before a checkpoint refers to them.
+
+        Raises:
+            StorageError, OSError: it failed.
+        """
+        assert self.ledger is not None
+        self.ledger.sync()
+        self.monitor.sync()
+
+    def restore(self, state: RunState, *, rolled_back: bool) -> None:
+        """Goes on from a state. After a rollback only the guard's count of rollbacks is kept."""
+        self.train_losses = LossMean.from_json(state.train_losses)
+        if rolled_back:
+            self.guard.after_rollback(state.guard)
+        else:
+            self.guard.from_json(state.guard)
+
+    def rewind(self, state: RunState, request: RollBack) -> None:
+        """Makes the sinks and the ledger forget all steps after a state, and notes what is left out from there on."""
+        step = state.progress.step
+        self.monitor.rewind(Known(step, evaluated=state.known.evaluated))
+        self.monitor.alert(replace(request.alert, step=step))
+
+        def note() -> None:
+            assert self.ledger is not None
+            assert state.ledger is not None
+            self.ending.step = step
+            self.ledger.rewind(state.ledger)
+            left_out = {"start": request.first, "count": request.end - request.first}
+            self.ledger.event("skip", step=step, **left_out, reason=request.alert.message)
+
+        self.context.group.on_main(note)
+
+    def finish(self, progress: Progress, weights_digest: str, *, stopped: bool) -> None:
+        """Writes into the record how the run ended, and tells the sinks."""
+        status, ended_by = ("stopped", self._stopped_by()) if stopped else ("finished", self.limits.ended_by(progress))
+        self.ending.step, self.ending.alerts = progress.step, self.monitor.alert_counts
+
+        def note() -> None:
+            self.monitor.end(progress.step, status, ended_by)
+            self.ending.record(status, ended_by, weights_digest)
+
+        self.context.group.on_main(note)
+        self.monitor.finish(status)
+        if status == "finished" and ended_by is not None and not ended_by.startswith("limits."):
+            _log.info("%s", ended_by)
+
+    def raise_alert(self) -> None:
+        """Raises GuardError on every rank if an alert whose action is to stop has ended the run, on whichever rank it was."""
+        alert = self.monitor.stop_alert
+        if self.context.group.smallest(0 if alert is None else -1) < 0:
+            raise GuardError("" if alert is None else alert.message)
+
+    def _stopped_by(self) -> str:
+        """What asked the run to stop, as far as this rank knows."""
+        alert = self.monitor.stop_alert
+        return alert.message if alert is not None else self.stop.signal_name or "a signal to another rank, or an alert there"

@@ -1,0 +1,93 @@
+"""Saves the state of a run, in the background."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore
+from trainer.checkpoint.weights import check_finite
+from trainer.distributed.replica_check import ReplicaCheck
+from trainer.run.limits import Plan
+from trainer.run.progress import Progress
+from trainer.training.reporter import Reporter
+from trainer.training.step_report import StepResult
+from trainer.training.trainable import Trainable
+
+__all__ = ["Saver"]
+
+
+@dataclass
+class Saver:
+    """Saves every so many steps or minutes, at a new best, and at the end."""
+
+    trainable: Trainable
+    reporter: Reporter
+    limits: Plan
+    replica_check: ReplicaCheck
+    checkpoints: CheckpointStore
+    writer: AsyncSaver
+    """Writes checkpoints in the background, on rank 0."""
+    saved_step: int | None
+    """Step of the newest checkpoint that holds the current state, written or being written; known on every rank."""
+    submitted: dict[int, Progress] = field(default_factory=dict)
+    """The counters of the checkpoints that are being written."""
+
+    def due(self, progress: Progress) -> bool:
+        """True every so many steps or minutes, at a new best and on the last step, unless the state is saved already."""
+        at_end = self.limits.finished(progress)
+        if self.saved_step == progress.step or (progress.step == 0 and not at_end):
+            return False
+        settings = self.trainable.context.config.checkpoint
+        return (
+            progress.step % settings.every_steps == 0
+            or progress.seconds - progress.saved_seconds >= settings.every_minutes * 60
+            or progress.step == progress.best_step
+            or at_end
+        )
+
+    def save(self, progress: Progress) -> Progress:
+        """Hands the whole state over to the background. Training waits for the copy, and for an earlier save.
+
+        Raises:
+            StorageError: on every rank, if an earlier save failed.
+            GuardError: the weights of the ranks differ, or are not finite.
+        """
+        begin = time.monotonic()
+        self.replica_check.check(progress.step)
+        saved = replace(progress, saved_seconds=progress.seconds)
+        checkpoint = self.trainable.checkpoint(self.reporter.state(saved, self.trainable.scaler.state_dict()))
+        self.trainable.context.group.on_main(lambda: self._submit(checkpoint))
+        self.saved_step = saved.step
+        self.submitted[saved.step] = saved
+        self.reporter.monitor.saving(saved.step, time.monotonic() - begin)
+        return saved
+
+    def follow(self, result: StepResult) -> None:
+        """Takes note of the saves that rank 0 announced in the report of a step.
+
+        Raises:
+            StorageError: on every rank, if a save failed.
+        """
+        if result.save_failed:
+            self.trainable.context.group.on_main(self.writer.raise_if_failed)
+        self._acknowledge(result.acknowledged_step)
+
+    def finish(self) -> None:
+        """Waits for the save that is running. Raises on every rank the error with which it failed."""
+
+        def wait() -> int:
+            self.writer.wait()
+            return self.writer.acknowledged_step
+
+        self._acknowledge(self.trainable.context.group.on_main(wait))
+
+    def _submit(self, checkpoint: Checkpoint) -> None:
+        check_finite(checkpoint)
+        self.reporter.sync()
+        self.writer.submit(checkpoint)
+
+    def _acknowledge(self, newest: int) -> None:
+        for step in sorted(step for step in self.submitted if step <= newest):
+            view = self.trainable.view(self.submitted.pop(step))
+            self.trainable.extension.saved(view, step, self.checkpoints.path(step))

@@ -1,0 +1,137 @@
+"""What a run trains, and the data that it trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from data_pipeline.dataset.shards import Rows
+from data_pipeline.tokenizer import Tokenizer
+from trainer.checkpoint import Checkpoint
+from trainer.data.adjustments import Changes
+from trainer.data.batch import GlobalBatch
+from trainer.data.loader import prefetched_batches
+from trainer.data.order import RowOrder
+from trainer.extensions.hooks import Extension, RunView
+from trainer.model.forward import LossModule
+from trainer.model.parameters import parameters_by_name
+from trainer.optim.optimizers import optimizer_tensors, restore_optimizer
+from trainer.optim.weight_average import WeightAverage
+from trainer.parallel.accumulation import Accumulation
+from trainer.parallel.fsdp import distribute_like, full_tensors, load_full
+from trainer.run.context import RunContext
+from trainer.run.progress import Progress
+from trainer.run.state import RunState
+
+__all__ = ["RunData", "Trainable", "make_scaler"]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The prepared data of a run, in the order of training."""
+
+    context: RunContext
+    train_rows: Rows
+    val_rows: Rows
+    order: RowOrder
+    tokenizer: Tokenizer
+
+    def batches(self, progress: Progress, adjustments: Changes) -> AbstractContextManager[Iterator[GlobalBatch]]:
+        """The global batches that come next."""
+        config = self.context.config
+        return prefetched_batches(
+            self.train_rows,
+            config.batch,
+            self.context.group,
+            self.order,
+            progress.rows,
+            config.prefetch,
+            with_weights=config.loss.normalise == "sequences",
+            with_bounds=self.context.backend == "varlen",
+            left_out=progress.left_out,
+            first_step=progress.step + 1,
+            changes=adjustments,
+            shard_of=self.train_rows.shard_of,
+        )
+
+
+@dataclass
+class Trainable:
+    """A model with all that updates it. Recovery replaces the wrapped module, the accumulation and the scaler in place."""
+
+    context: RunContext
+    extension: Extension
+    loss: LossModule
+    """The model with its loss, on this rank alone."""
+    module: nn.Module
+    """The same as it is called in training: wrapped by DDP or FSDP where the settings ask for it."""
+    accumulation: Accumulation
+    scaler: torch.amp.GradScaler
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    average: WeightAverage | None = None
+    """The moving average of the weights, if the settings ask for it."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The decoder, or the model of the user."""
+        return self.loss.model
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All weights in the order of their names."""
+        return list(parameters_by_name(self.model).values())
+
+    def view(self, progress: Progress) -> RunView:
+        """What an extension sees of the run."""
+        context = self.context
+        return RunView(context.group.rank, context.group.world_size, context.config, self.model, progress)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The whole weights by name, on rank 0; all ranks have to call this."""
+        return full_tensors(parameters_by_name(self.model), self.context.group)
+
+    def checkpoint(self, state: RunState) -> Checkpoint:
+        """All tensors with this state, whole on rank 0; all ranks have to call this."""
+        moments = full_tensors(optimizer_tensors(self.model, self.optimizers), self.context.group)
+        average = full_tensors(self.average.tensors(), self.context.group) if self.average else {}
+        return Checkpoint(state.progress.step, self.weights(), moments, state.to_json(), average)
+
+    def restore(self, checkpoint: Checkpoint, state: RunState) -> None:
+        """Puts the weights, the state of the optimizers, the average and the scaler back."""
+        load_full(self.model, checkpoint.model)
+        parameters = parameters_by_name(self.model)
+        restore_optimizer(self.model, self.optimizers, distribute_like(parameters, checkpoint.optimizer))
+        if self.average is not None:
+            self.average.restore(distribute_like(parameters, checkpoint.average))
+        if state.scaler:  # it is empty where the run was not in fp16 before
+            self.scaler.load_state_dict(dict(state.scaler))
+
+    def unscale_gradients(self) -> None:
+        """Takes the factor of the fp16 scaler out of the gradients."""
+        for optimizer in self.optimizers:
+            self.scaler.unscale_(optimizer)
+
+    def copy_of_scaler(self) -> list[Tensor]:
+        """The scaler's state, copied on the device: no one waits for it."""
+        return [value.clone() for value in _tensors_of(self.scaler)]
+
+    def restore_scaler(self, before: list[Tensor], *, where: Tensor) -> None:
+        """Puts a state of `copy_of_scaler` back if `where` is true on the device."""
+        for now, earlier in zip(_tensors_of(self.scaler), before, strict=True):
+            now.copy_(torch.where(where, earlier, now))
+
+
+def make_scaler(context: RunContext) -> torch.amp.GradScaler:
+    """Scales fp16 losses so that small gradients do not vanish; does nothing in other precisions."""
+    device = context.group.device
+    scaler = torch.amp.GradScaler(device.type, enabled=context.config.precision == "fp16")
+    scaler.scale(torch.zeros((), device=device))  # its state lies on the device from here on, and not from the first step on
+    return scaler
+
+
+def _tensors_of(scaler: torch.amp.GradScaler) -> list[Tensor]:
+    return [value for value in vars(scaler).values() if isinstance(value, Tensor)]
