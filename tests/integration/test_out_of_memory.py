@@ -24,6 +24,8 @@ from tests.support.runs import losses, metrics, tiny_config
 from trainer.config import TrainConfig
 from trainer.distributed.group import Group
 from trainer.loop import train
+from trainer.model.forward import LossModule
+from trainer.parallel import wrapping
 from trainer.parallel.gradient_tree import GradientTree
 from trainer.run.ledger import LEDGER, LedgerEvent, read_ledger
 from trainer.training import setup as openings
@@ -80,7 +82,7 @@ def failing(*failures: Failure) -> Iterator[None]:
         patch.setattr(steps, "seed_micro_batch", seeding)
         patch.setattr(steps, "forward_pass", passing)
         patch.setattr(steps, "_clip", clipping)
-        patch.setattr(steps, "DistributedDataParallel", partial(DistributedDataParallel, bucket_cap_mb=0.01))
+        patch.setattr(wrapping, "DistributedDataParallel", partial(DistributedDataParallel, bucket_cap_mb=0.01))
         yield
         assert not left, f"step or micro-batch of {left} never came"
 
@@ -234,16 +236,16 @@ def test_an_evaluation_that_runs_out_of_memory_has_the_same_result(
 ) -> None:
     train(of_micro(data, tmp_path / "plain", 4, 5))
     calls: list[int] = []
-    plain = steps.LossModule.forward
+    plain = LossModule.forward
 
-    def forward(module: steps.LossModule, tokens: Tensor, *args: Any, by_row: bool = False) -> Tensor:
+    def forward(module: LossModule, tokens: Tensor, *args: Any, by_row: bool = False) -> Tensor:
         if by_row:
             calls.append(len(tokens))
             if len(tokens) > 2:
                 raise torch.OutOfMemoryError("CUDA out of memory")
         return plain(module, tokens, *args, by_row=by_row)
 
-    monkeypatch.setattr(steps.LossModule, "forward", forward)
+    monkeypatch.setattr(LossModule, "forward", forward)
     with caplog.at_level(logging.WARNING):
         train(of_micro(data, tmp_path / "small", 4, 5))
     assert calls.count(4) == 1
