@@ -24,6 +24,8 @@ from tests.support.runs import losses, metrics, tiny_config
 from trainer.config import TrainConfig
 from trainer.distributed.group import Group
 from trainer.loop import train
+from trainer.model.forward import LossModule
+from trainer.parallel import wrapping
 from trainer.parallel.gradient_tree import GradientTree
 from trainer.run.ledger import LEDGER, LedgerEvent, read_ledger
 from trainer.training import setup as openings
@@ -81,7 +83,7 @@ def failing(*failures: Failure) -> Iterator[None]:
         patch.setattr(steps, "seed_micro_batch", seeding)
         patch.setattr(steps, "forward_pass", passing)
         patch.setattr(steps, "clip_gradient", clipping)
-        patch.setattr(steps, "DistributedDataParallel", partial(DistributedDataParallel, bucket_cap_mb=0.01))
+        patch.setattr(wrapping, "DistributedDataParallel", partial(DistributedDataParallel, bucket_cap_mb=0.01))
         yield
         assert not left, f"step or micro-batch of {left} never came"
 

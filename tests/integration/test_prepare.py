@@ -30,7 +30,7 @@ from data_pipeline.dataset.manifest import Manifest, read_manifest, verify
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.prepare import prepare
 from data_pipeline.publishing.ownership import exclusive
-from data_pipeline.stages import job
+from data_pipeline.stages import pack, read, select, split, tokenize, train_tokenizer
 from data_pipeline.stages.pack import PackTask
 from data_pipeline.stages.results import PackResult
 from data_pipeline.tokenizer import load_tokenizer
@@ -244,8 +244,8 @@ def test_a_reader_that_comes_during_the_work_keeps_its_data_and_the_work_is_not_
         with pytest.raises(ConfigError, match="in use by run late, process"):
             prepare(other)
         assert content_of(tmp_path) == before
-    for stage in ("read_partition", "tokenize_partition", "pack_group"):
-        monkeypatch.setattr(job, stage, forbidden)
+    for module, stage in ((read, "read_partition"), (tokenize, "tokenize_partition"), (pack, "pack_group")):
+        monkeypatch.setattr(module, stage, forbidden)
     assert prepare(other).row_length == 32
 
 
@@ -268,13 +268,23 @@ def test_rejected_documents_can_be_kept_with_their_place_in_the_whole_file(corpu
     assert manifest == read_manifest(prepared)
 
 
+EARLIER_STAGES = (
+    (read, "read_partition"),
+    (split, "split_partition"),
+    (train_tokenizer, "sample_partition"),
+    (train_tokenizer, "train"),
+    (tokenize, "tokenize_partition"),
+    (select, "select_partition"),
+)
+
+
 def test_finished_work_is_not_done_again(corpus: Path, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(job, "pack_group", forbidden)
+        patch.setattr(pack, "pack_group", forbidden)
         with pytest.raises(AssertionError):
             prepare(config_of(corpus, tmp_path))
-    for stage in ("read_partition", "split_partition", "sample_partition", "train", "tokenize_partition", "select_partition"):
-        monkeypatch.setattr(job, stage, forbidden)
+    for module, stage in EARLIER_STAGES:
+        monkeypatch.setattr(module, stage, forbidden)
     prepare(config_of(corpus, tmp_path))
     assert content_of(tmp_path) == content_of(prepared)
     assert not (tmp_path / ".work").exists()
@@ -291,8 +301,8 @@ def test_a_crash_while_publishing_leaves_old_data_or_none_and_the_next_run_compl
             prepare(config_of(corpus, tmp_path, replace=True))
     if (tmp_path / "manifest.json").exists():
         assert verify(tmp_path) in (old, read_manifest(prepared))
-    for stage in ("read_partition", "tokenize_partition", "pack_group"):
-        monkeypatch.setattr(job, stage, forbidden)
+    for module, stage in ((read, "read_partition"), (tokenize, "tokenize_partition"), (pack, "pack_group")):
+        monkeypatch.setattr(module, stage, forbidden)
     prepare(config_of(corpus, tmp_path, replace=True))
     assert content_of(tmp_path) == content_of(prepared)
     assert not (tmp_path / ".work").exists()
@@ -302,7 +312,7 @@ def test_what_a_killed_process_left_half_written_is_no_part_of_the_data(
     corpus: Path, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(job, "pack_group", forbidden)
+        patch.setattr(pack, "pack_group", forbidden)
         with pytest.raises(AssertionError):
             prepare(config_of(corpus, tmp_path))
     work = next((tmp_path / ".work").iterdir())
@@ -310,7 +320,7 @@ def test_what_a_killed_process_left_half_written_is_no_part_of_the_data(
     left = [work / "tokenizer" / f".bpe.model.{mark}", work / "text" / f".000000.arrow.{mark}", tmp_path / f".inputs.json.{mark}"]
     for path in left:
         path.write_bytes(b"half")
-    pack_group = job.pack_group
+    pack_group = pack.pack_group
 
     def beside_an_orphan(task: PackTask) -> PackResult:
         """A worker of the killed run is not gone yet and writes once more."""
@@ -318,7 +328,7 @@ def test_what_a_killed_process_left_half_written_is_no_part_of_the_data(
         left[0].write_bytes(b"half")
         return pack_group(task)
 
-    monkeypatch.setattr(job, "pack_group", beside_an_orphan)
+    monkeypatch.setattr(pack, "pack_group", beside_an_orphan)
     prepare(config_of(corpus, tmp_path))
     assert content_of(tmp_path) == content_of(prepared)
     assert {path.name for path in tmp_path.glob(".*")} == {".prepare.lock"}

@@ -31,7 +31,7 @@ from data_pipeline.dataset.stored_documents import PublishedDocument, read_docum
 from data_pipeline.dedup import duplicates as dedup_stages
 from data_pipeline.prepare import prepare
 from data_pipeline.repack import repack
-from data_pipeline.stages import job
+from data_pipeline.stages import pack, read, select, split, tokenize, train_quality, train_tokenizer
 from data_pipeline.tokenizer import load_tokenizer
 from tests.support.corpora import code_file, noise, reworded, sentences, write_texts
 from tests.support.prepare_runs import content_of, run
@@ -527,17 +527,17 @@ def test_what_is_published_names_no_secret_of_an_address_and_no_local_folder(tmp
 # stopping and failing
 
 STAGES = [
-    (job, "read_partition"),
+    (read, "read_partition"),
     *((dedup_stages, name) for name in ("find_candidates", "verify_candidates", "resolve_pairs", "mark_partition")),
-    (job, "split_partition"),
-    (job, "sample_partition"),
-    (job, "train"),
-    (job, "train_reference_model"),
-    (job, "train_content_classifier"),
-    (job, "tokenize_partition"),
-    (job, "weigh_partition"),
-    (job, "select_partition"),
-    (job, "pack_group"),
+    (split, "split_partition"),
+    (train_tokenizer, "sample_partition"),
+    (train_tokenizer, "train"),
+    (train_quality, "train_reference_model"),
+    (train_quality, "train_content_classifier"),
+    (tokenize, "tokenize_partition"),
+    (select, "weigh_partition"),
+    (select, "select_partition"),
+    (pack, "pack_group"),
 ]
 
 
