@@ -30,7 +30,8 @@ from data_pipeline.dataset.manifest import Manifest, read_manifest, verify
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.prepare import prepare
 from data_pipeline.publishing.ownership import exclusive
-from data_pipeline.stages import pack, read, select, split, tokenize, train_tokenizer
+from data_pipeline.stages import pack, read, select, tokenize, train_tokenizer
+from data_pipeline.stages import split as split_stage
 from data_pipeline.stages.pack import PackTask
 from data_pipeline.stages.results import PackResult
 from data_pipeline.tokenizer import load_tokenizer
@@ -270,7 +271,7 @@ def test_rejected_documents_can_be_kept_with_their_place_in_the_whole_file(corpu
 
 EARLIER_STAGES = (
     (read, "read_partition"),
-    (split, "split_partition"),
+    (split_stage, "split_partition"),
     (train_tokenizer, "sample_partition"),
     (train_tokenizer, "train"),
     (tokenize, "tokenize_partition"),
