@@ -1,7 +1,7 @@
 # Every target is one short line of an executable that also works by itself. `make` alone prints this list.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help demo up down image base smoke test test-optional faults gpu lint compose-env lock
+.PHONY: help demo up down image base smoke test test-all test-optional faults gpu lint compose-env lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,8 +24,13 @@ base: ## build the stand-in base image, for machines without a registry
 smoke: .venv/dev ## test the image and all three services on a real engine; fails where there is none
 	@.venv/bin/python -m pytest tests/containers -m containers
 
-test: .venv/dev ## all tests that need no engine, a file of tests on each core at a time (ARGS=tests/unit: some)
-	@.venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+TESTS = .venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+test: .venv/dev ## unit tests and one test of each promise, ten minutes on two cores; a file on each core at a time (ARGS=tests/unit: some)
+	@$(TESTS) -m 'not containers and not long' $(ARGS)
+
+test-all: .venv/dev ## the tests that make test leaves out and that need no engine
+	@$(TESTS) -m 'not containers and long' $(ARGS)
 
 test-optional: .venv/dev ## install the optional locks (lm-eval, Ray) into .venv-optional, and run the tests that need them
 	@env/test-optional

@@ -12,6 +12,7 @@ import torch
 
 from tests.support.claims import RECORDS, Record, Tally, machine, opened_tally, today, write_record
 from tests.support.faults import first_seed, is_full
+from tests.support.tiers import is_long
 
 _TALLY = pytest.StashKey[Tally]()
 
@@ -23,6 +24,13 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "claim(row, fault, unit='', every=False): evidence for a row of docs/faults.md; every: all cases, not a sample"
     )
     config.addinivalue_line("markers", "broken(row, variant): shows that the row's test catches a broken variant")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    root = Path(__file__).parent
+    for item in items:
+        if is_long(item.path.relative_to(root), item.name.partition("[")[0]):
+            item.add_marker("long")
 
 
 @pytest.hookimpl(wrapper=True)
