@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from common.html.histogram import Bin, draw_histogram
 from common.text import decimal
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.reports.html_cells import NOTHING, Report, count_of, decimal_of, exact_share_of, flat, listed, share_of
-from data_pipeline.reports.html_charts import Bin, histogram
 from data_pipeline.reports.html_parts import Html, definitions, element, join, note, number_table
 from data_pipeline.reports.lengths import PERCENTS, truncation_advice
 from data_pipeline.reports.lookup import part, round_trip
@@ -36,10 +36,7 @@ def _length_chart(unit: str, found: Report) -> Html:
 
     bins = [Bin(low, high, (count, units)) for low, high, count, units in found["histogram"]]
     marks = {f"P{percent}": found[f"p{percent}"] for percent in PERCENTS if f"p{percent}" in found}
-    legend = element(
-        "figcaption", element("i", class_="bin"), "share of documents", element("i", class_="line"), f"share of {unit}"
-    )
-    return element("figure", legend, histogram(bins, ("documents", unit), f"{unit} in a document", marks, words))
+    return draw_histogram(bins, ("documents", unit), f"{unit} in a document", marks, words)
 
 
 def _truncation(truncation: list[dict[str, Any]], row_length: int) -> Html:
@@ -97,8 +94,7 @@ def _perplexity_chart(found: Report) -> Html:
         else:
             marks |= {f"{key} {name}": value for name, value in list(values.items())[:3]}
     bins = [Bin(low, high, (count,)) for low, high, count in found["histogram"]]
-    legend = element("figcaption", element("i", class_="bin"), "share of documents")
-    return element("figure", legend, histogram(bins, ("documents",), "perplexity of a document", marks, words))
+    return draw_histogram(bins, ("documents",), "perplexity of a document", marks, words)
 
 
 def rows(report: Report, method: str | None) -> Html:

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from common.html.page import render_page, template_environment
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.reports import html_documents, html_measures
-from data_pipeline.reports.html_parts import Html, element, join, tag
+from data_pipeline.reports.html_parts import element, join
 from data_pipeline.reports.lookup import known
 
 __all__ = ["render_report"]
 
-_STYLE = Path(__file__).with_name("style.css")
+_TEMPLATES = template_environment(Path(__file__).parent)
 
 
 def render_report(manifest: Manifest, timings: Mapping[str, Any] | None = None) -> str:
@@ -38,37 +39,8 @@ def render_report(manifest: Manifest, timings: Mapping[str, Any] | None = None) 
         "Throughput": html_documents.throughput(timings or {}),
         "Settings": html_documents.settings(manifest),
     }
-    shown = {title: body for title, body in parts.items() if body}
-    body = element(
-        "body",
-        element("header", element("h1", "Prepared data"), _digest(manifest), _contents(shown)),
-        element("main", html_documents.tiles(report, manifest), *(_section(title, content) for title, content in shown.items())),
+    introduction = join(("root digest ", element("code", manifest.root_digest)))
+    first = html_documents.tiles(report, manifest)
+    return render_page(
+        _TEMPLATES, "page.jinja", title="Prepared data", introduction=introduction, first=first, sections=list(parts.items())
     )
-    return f"<!DOCTYPE html>\n{element('html', _head(), body, lang='en')}\n"
-
-
-def _head() -> Html:
-    return element(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        element("title", "Prepared data"),
-        element("style", Html(_STYLE.read_text(encoding="utf-8"))),
-    )
-
-
-def _digest(manifest: Manifest) -> Html:
-    return element("p", "root digest ", element("code", manifest.root_digest))
-
-
-def _contents(shown: Mapping[str, Html]) -> Html:
-    return element("nav", *(join((element("a", title, href=f"#{_anchor(title)}"), " ")) for title in shown))
-
-
-def _section(title: str, content: Html) -> Html:
-    return element("section", element("h2", title), content, id=_anchor(title))
-
-
-def _anchor(title: str) -> str:
-    return title.lower().replace(" ", "-")

@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
-from trainer.report.chart import WIDE, Chart, Line
+from common.html.chart import WIDE, Chart, Line
+from common.html.chart import measured as decimal
+from common.html.curves import Curve, average_window, median, moving_average
+from common.html.line_chart import draw
+from common.text import duration
 from trainer.report.charts import average_loss
-from trainer.report.curves import Curve, average_window, median, moving_average
 from trainer.report.differences import PLACES, differing, flat
 from trainer.report.page import render_page
 from trainer.report.parts import NOTHING, UNKNOWN, Html, code, element, join, note, table
 from trainer.report.recorded_run import RecordedRun, number, part
 from trainer.report.results import STATUS
-from trainer.report.svg import draw
-from trainer.report.wording import count, decimal, duration, rate, share
+from trainer.report.wording import count, rate, share
 
 __all__ = ["names_of", "render_comparison"]
 

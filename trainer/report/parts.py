@@ -6,18 +6,16 @@ import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from trainer.report.wording import visible
+from markupsafe import Markup
+
+from common.text import visible
 
 __all__ = ["NOTHING", "UNKNOWN", "Html", "code", "definitions", "element", "folded", "join", "note", "table", "tag", "text"]
 
 _NAMED = re.compile(r"⟨U\+[0-9A-F]{4,6}⟩")
 
 
-class Html(str):
-    """HTML that may be inserted as it is; everything else comes through `text`."""
-
-    __slots__ = ()
-
+Html = Markup
 
 NOTHING = Html("")
 UNKNOWN = "—"

@@ -6,10 +6,12 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from common.html.chart import measured as decimal
+from common.text import size
 from trainer.report.differences import Recipe, differences, flat, recipe_of, worded
 from trainer.report.parts import NOTHING, UNKNOWN, Html, code, definitions, element, folded, join, note, table
 from trainer.report.recorded_run import RecordedRun, number, part
-from trainer.report.wording import count, decimal, size
+from trainer.report.wording import count
 
 __all__ = ["checkpoints", "commands", "record", "settings"]
 

@@ -8,8 +8,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from common.html.chart import Chart
+from common.html.chart import measured as decimal
+from common.html.curves import average_window
+from common.html.line_chart import draw
+from common.text import duration
 from trainer.model.loss import perplexity
-from trainer.report.chart import Chart
 from trainer.report.charts import (
     GROUPS,
     average_loss,
@@ -20,11 +24,9 @@ from trainer.report.charts import (
     main_charts,
     speed_charts,
 )
-from trainer.report.curves import average_window
 from trainer.report.parts import NOTHING, UNKNOWN, Html, element, folded, join, note, table
 from trainer.report.recorded_run import Event, RecordedRun, groups_of, number, part, tables
-from trainer.report.svg import draw
-from trainer.report.wording import count, decimal, duration, rate, share
+from trainer.report.wording import count, rate, share
 
 __all__ = ["STATUS", "alerts", "curves", "evaluation", "hardware", "introduction", "samples", "throughput", "tiles"]
 

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import CheckpointError
+from common.html.curves import Curve
 from common.settings.load import load_settings
 from common.settings.options import help_parser
 from tests.support.run_example import HOSTILE, example_events, train_event, write_run
 from trainer.config import TrainConfig
 from trainer.report import report_at_end, write_report
 from trainer.report.charts import hardware_charts, layer_charts
-from trainer.report.curves import Curve
 from trainer.report.parts import element, join, table, text
 from trainer.report.recorded_run import number, read_run
 from trainer.report.results import introduction

@@ -10,9 +10,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.report.curves import Curve, Thinned, thin
+from common.html.curves import Curve, Thinned, thin
 
-__all__ = ["WIDE", "Axis", "Chart", "Line", "axis_through"]
+__all__ = ["WIDE", "Axis", "Chart", "Line", "axis_through", "measured", "short"]
 
 WIDE = 10.0
 """Ratio of the highest to the lowest value from which on most charts are easier to read on a logarithmic axis."""
@@ -130,3 +130,16 @@ def _log_axis(low: float, high: float) -> Axis:
         between = [10.0**power * factor for power in range(first - 1, last + 1) for factor in (1, 2, 5)]
         powers = [value for value in between if low <= value <= high]
     return Axis(low, high, tuple(powers[:: -(-len(powers) // 6)] if powers else ()), log=True)
+
+
+def measured(value: float) -> str:
+    """A measured number with five digits: `2.3456`, `0.00012346`, `1.2e+09`, `nan`."""
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.5g}"
+
+
+def short(value: float) -> str:
+    """A number for an axis: `0.25`, `1.5k`, `20M`, `1e-05`."""
+    for unit, sign in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if unit <= abs(value) < 1000 * unit and (abs(value) >= 1e4 or value % 1000 == 0):
+            return f"{value / unit:.4g}{sign}"
+    return f"{value:.4g}"
