@@ -105,7 +105,7 @@ def axis_through(
     high = max((float(one.max()) for one in finite if len(one)), default=1.0)
     if log_from is not None and low > 0 and high / log_from > low:
         free = 10 ** (margin * (math.log10(high) - math.log10(low)))
-        return _log_axis(max(low / free, 1e-323), high * free)
+        return _log_axis(max(low / free, math.ulp(0.0)), high * free)  # the quotient may round to zero
     if high - low <= 1e-9 * max(abs(high), abs(low), 1e-280):
         pad = max(abs(high), abs(low)) / 2 or 0.5
         return _linear_axis(low - pad, high + pad, whole=whole)

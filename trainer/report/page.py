@@ -1,20 +1,36 @@
-"""The frame of the pages about runs."""
+"""The templates of the pages about runs, and the forms in which they write numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-from common.html import page
-from trainer.report.parts import Html
+from common.html.chart import measured
+from common.html.line_chart import draw
+from common.html.page import UNKNOWN, template_environment
+from common.text import duration, size
+from trainer.report.differences import worded
+from trainer.report.recorded_run import number, part
+from trainer.report.results import STATUS
+from trainer.report.wording import count, rate, share
 
-__all__ = ["render_page"]
-
-_TEMPLATES = page.template_environment(Path(__file__).parent)
+__all__ = ["TEMPLATES"]
 
 
-def render_page(title: str, introduction: object, first: object, sections: Mapping[str, Html]) -> str:
-    """The whole page."""
-    return page.render_page(
-        _TEMPLATES, "page.jinja", script=True, title=title, introduction=introduction, first=first, sections=list(sections.items())
-    )
+def _written(form: Callable[[float], str]) -> Callable[[object], str]:
+    """A filter for numbers out of JSON, which writes a dash for what is no number or does not exist."""
+    return lambda value: UNKNOWN if (known := number(value)) is None else form(known)
+
+
+TEMPLATES = template_environment(
+    Path(__file__).parent,
+    count=_written(count),
+    decimal=_written(measured),
+    duration=duration,
+    rate=_written(rate),
+    share=_written(share),
+    size=_written(size),
+    status=lambda status: STATUS.get(status, status),
+    worded_items=lambda values: [(name, worded(value)) for name, value in values.items()],
+)
+TEMPLATES.globals.update(draw=draw, part=part)

@@ -24,7 +24,7 @@ from trainer.report import report_at_end, write_report
 from trainer.report.charts import hardware_charts, layer_charts
 from trainer.report.recorded_run import number, read_run
 from trainer.report.results import introduction
-from trainer.report.write import render_report
+from trainer.report.run_page import render_report
 
 HEADINGS = (
     *("Curves", "Alerts", "Evaluation", "Samples", "Throughput", "Hardware", "Checkpoints", "Settings", "Record"),
