@@ -1,4 +1,4 @@
-"""What a chart shows, apart from how it is drawn: its lines, its axes, and the numbers on them."""
+"""Charts as values, before they are drawn: their lines, their axes, and the numbers on these."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from common.html.curves import Curve, Thinned, thin
 __all__ = ["WIDE", "Axis", "Chart", "Line", "axis_through", "measured", "short"]
 
 WIDE = 10.0
-"""Ratio of the highest to the lowest value from which on most charts are easier to read on a logarithmic axis."""
+"""Most charts are easier to read on a logarithmic axis if the highest value is more than this many times the lowest."""
 _LARGEST = 1e280
-"""What is beyond is drawn at the edge of the picture, so that no difference of two values overflows."""
+"""Larger values are drawn at the edge of the picture, so that no difference of two values overflows."""
 
 
 @dataclass(frozen=True)
@@ -27,21 +27,21 @@ class Line:
     name: str
     curve: Curve
     look: int = 0
-    """Number of its colour and dashes."""
+    """The number of its colour, dashes and marker."""
     faint: bool = False
-    """It is there to be compared with, not to be read."""
+    """The line is only a background for another one."""
     points: bool = False
-    """Its values are few, and each is marked."""
+    """Each value has a marker, unless there are many."""
 
     @cached_property
     def thinned(self) -> Thinned:
-        """What is drawn of it."""
+        """The curve in as many columns as the picture can show."""
         return thin(self.curve)
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A range of values, and which of them are written down."""
+    """A range of values, and the ones that have a label."""
 
     low: float
     high: float
@@ -49,8 +49,9 @@ class Axis:
     log: bool = False
 
     def places(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Where values stand between the lowest (0) and the highest (1); nan for those that the axis cannot show, which are
-        infinite, or not above zero on a logarithmic axis.
+        """The places of values between the lowest (0) and the highest (1) of the axis.
+
+        Values that the axis cannot show are nan: infinite ones, and on a logarithmic axis those that are not above zero.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             low, high, found = (np.log(np.array(value)) if self.log else value for value in (self.low, self.high, values))
@@ -64,12 +65,12 @@ class Chart:
 
     title: str
     unit: str
-    """What the values are."""
+    """Unit of the values, or another description of them."""
     lines: tuple[Line, ...]
     along: str = "step"
-    """What they are shown over."""
+    """Name of the horizontal axis."""
     log_from: float | None = None
-    """The axis is logarithmic where all values are above zero and the highest is more than so many times the lowest."""
+    """The axis is logarithmic if all values are above zero and the highest is more than this many times the lowest."""
     from_zero: bool = False
 
     @property
@@ -79,12 +80,12 @@ class Chart:
 
     @cached_property
     def x(self) -> Axis:
-        """The axis of the places, from zero on, so that charts below each other can be compared."""
+        """The horizontal axis. It begins at zero, so that charts below each other can be compared."""
         return axis_through([np.zeros(1), *(line.curve.x_N for line in self.shown)], whole=True)
 
     @cached_property
     def y(self) -> Axis:
-        """The axis of the values."""
+        """The vertical axis."""
         found = [bound for line in self.shown for bound in (line.thinned.low_C, line.thinned.high_C)]
         return axis_through([*found, np.zeros(1)] if self.from_zero else found, log_from=self.log_from, margin=0.05)
 
@@ -96,9 +97,9 @@ def axis_through(
 
     Args:
         values: may hold nan and infinities.
-        log_from: ratio of the highest to the lowest value from which on the axis is logarithmic, if all are above zero.
-        margin: share of the range that is left free above and below.
-        whole: the values are counts, so only whole numbers are written down.
+        log_from: the axis is logarithmic if all values are above zero and the highest is more than this many times the lowest.
+        margin: free space above and below, as a share of the range.
+        whole: the values are counts, so only whole numbers have a label.
     """
     finite = [np.clip(one[np.isfinite(one)], -_LARGEST, _LARGEST) for one in values]
     low = min((float(one.min()) for one in finite if len(one)), default=0.0)
@@ -114,7 +115,7 @@ def axis_through(
 
 
 def _linear_axis(low: float, high: float, *, whole: bool) -> Axis:
-    """An axis with three to six round numbers, or where those are to be whole perhaps fewer."""
+    """An axis with three to six round numbers, or fewer if they have to be whole."""
     size = max(10.0 ** math.floor(math.log10((high - low) / 5)), 1.0 if whole else 0.0)
     factors = (1, 2, 5, 10, 20) if whole else (1, 2, 2.5, 5, 10, 20)
     step = next(size * factor for factor in factors if high - low <= 5 * size * factor)
@@ -123,7 +124,7 @@ def _linear_axis(low: float, high: float, *, whole: bool) -> Axis:
 
 
 def _log_axis(low: float, high: float) -> Axis:
-    """An axis with at most six powers of ten, or where there are less than two of these also twice and five times them."""
+    """An axis with at most six powers of ten. If it has fewer than three of them, twice and five times these are labels too."""
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     powers = [10.0**power for power in range(first, last + 1)]
     if len(powers) < 3:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined, UndefinedError
 from markupsafe import Markup
 
 from common.text import visible
@@ -59,12 +59,18 @@ def render_page(environment: Environment, template: str, *, script: bool = False
         template: name of the template's file.
         script: the page includes `hover.js`, which shows the values of line charts under the pointer.
         values: what the template shows. Characters without a visible form are named in the page.
+
+    Raises:
+        LookupError: a value that the template needs is missing.
     """
     style, code = _read("style.css"), _read("hover.js") if script else ""
     allowed = {"style-src": _digest(style)} | ({"script-src": _digest(code)} if script else {})
     forbidden = dict.fromkeys(("default-src", "base-uri", "form-action"), "'none'")
     policy = Markup("; ".join(f"{kind} {source}" for kind, source in (forbidden | allowed).items()))
-    page = environment.get_template(template).render(policy=policy, style=Markup(style), script=Markup(code), **values)
+    try:
+        page = environment.get_template(template).render(policy=policy, style=Markup(style), script=Markup(code), **values)
+    except UndefinedError as error:
+        raise LookupError(f"{template}: {error}") from error
     return _MARKED.sub(_set_off, visible(page)) + "\n"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.html.chart import measured
 from common.html.line_chart import draw
-from common.html.page import UNKNOWN, template_environment
+from common.html.page import or_unknown, template_environment
 from common.text import duration, size
 from trainer.report.differences import worded
 from trainer.report.recorded_run import number, part
@@ -19,7 +19,7 @@ __all__ = ["TEMPLATES"]
 
 def _written(form: Callable[[float], str]) -> Callable[[object], str]:
     """A filter for numbers out of JSON, which writes a dash for what is no number or does not exist."""
-    return lambda value: UNKNOWN if (known := number(value)) is None else form(known)
+    return lambda value: or_unknown(form)(number(value))
 
 
 TEMPLATES = template_environment(

@@ -1,4 +1,4 @@
-"""What the page about a run shows, as values: headline, alerts, evaluation, samples, speed, hardware."""
+"""The results of a run as values for its page: headline, alerts, evaluation, samples, speed, hardware."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
 T = TypeVar("T")
 
 STATUS = {"finished": "finished", "stopped": "stopped", "failed": "failed", "training": "no end recorded"}
-"""How a run's status is said in two words."""
+"""The words for the status of a run."""
 
 _MAX_EVALUATIONS = 40
 _MAX_SAMPLES = 8
@@ -50,7 +50,7 @@ _MAX_SHOWN_CHARS = 4000
 
 
 def introduction(run: RecordedRun) -> str:
-    """What was trained, and on what, in a sentence."""
+    """A sentence that names the model, the optimizer and the machine."""
     model, optimizer = part(run.config, "model"), part(run.config, "optim")
     identity, environment = part(run.record, "identity"), part(run.record, "environment")
     weights = f"{run.num_weights / 1e6:,.2f}M weights" if run.num_weights else "no checkpoint yet"

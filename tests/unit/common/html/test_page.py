@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from jinja2 import Environment, UndefinedError
+from jinja2 import Environment
 
 from common.html.page import UNKNOWN, or_unknown, render_page, template_environment
 from tests.support.html_pages import Page
@@ -84,7 +84,7 @@ def test_the_policy_names_the_digests_of_what_is_inlined(templates: Environment,
 
 
 def test_a_name_that_does_not_exist_is_an_error_unless_a_filter_writes_a_dash(templates: Environment) -> None:
-    with pytest.raises(UndefinedError):
+    with pytest.raises(LookupError, match=r"missing\.jinja: .*name"):
         render_page(templates, "missing.jinja", value={})
     dash = templates.from_string("{{ values.a|form }} {{ values.b|form }} {{ values.c|form }}")
     assert dash.render(values={"a": 2, "b": None}) == f"2.0 {UNKNOWN} {UNKNOWN}"
