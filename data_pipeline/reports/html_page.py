@@ -1,19 +1,25 @@
-"""The report as one HTML file: no script, no network, pictures drawn inline; for light and dark, small screens, and paper."""
+"""The report as one HTML file: no script, no network, pictures drawn inline. `html_page.jinja` holds the words and the tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from common.html.page import UNKNOWN, or_unknown, render_page, template_environment
+from common.text import decimal, duration, share, size
 from data_pipeline.dataset.manifest import Manifest
-from data_pipeline.reports import html_documents, html_measures
-from data_pipeline.reports.html_parts import Html, element, join, tag
-from data_pipeline.reports.lookup import known
+from data_pipeline.reports.html_figures import length_charts, perplexity_chart
+from data_pipeline.reports.lengths import truncation_advice
+from data_pipeline.reports.lookup import known, largest_first, part, round_trip
 
 __all__ = ["render_report"]
 
-_STYLE = Path(__file__).with_name("style.css")
+Report = Mapping[str, Any]
+
+_MAX_LISTED = 40
+"""Most sources or languages in a table. The page says how many are left out."""
 
 
 def render_report(manifest: Manifest, timings: Mapping[str, Any] | None = None) -> str:
@@ -24,51 +30,111 @@ def render_report(manifest: Manifest, timings: Mapping[str, Any] | None = None) 
         timings: what `Progress.summary` gave, which differ from run to run.
     """
     report, config = known(manifest.totals), manifest.config
-    parts = {
-        "Documents": html_documents.documents(report),
-        "Sources": html_documents.sources(report),
-        "Languages": html_documents.languages(report, (config.get("language") or {}).get("min_confidence")),
-        "Lengths": html_measures.lengths(report, manifest.row_length),
-        "Duplicates": html_documents.duplicates(report),
-        "Quality": html_measures.quality(report),
-        "Changes": html_documents.changes(report),
-        "Tokenizer and validation": html_measures.tokenizer(report, manifest),
-        "Rows": html_measures.rows(report, (config.get("packing") or {}).get("method")),
-        "Rejected samples": html_documents.samples(report),
-        "Throughput": html_documents.throughput(timings or {}),
-        "Settings": html_documents.settings(manifest),
-    }
-    shown = {title: body for title, body in parts.items() if body}
-    body = element(
-        "body",
-        element("header", element("h1", "Prepared data"), _digest(manifest), _contents(shown)),
-        element("main", html_documents.tiles(report, manifest), *(_section(title, content) for title, content in shown.items())),
-    )
-    return f"<!DOCTYPE html>\n{element('html', _head(), body, lang='en')}\n"
-
-
-def _head() -> Html:
-    return element(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        element("title", "Prepared data"),
-        element("style", Html(_STYLE.read_text(encoding="utf-8"))),
+    return render_page(
+        _TEMPLATES,
+        "html_page.jinja",
+        manifest=manifest,
+        report=report,
+        num_tokens=_num_tokens(report),
+        stages=report.get("stages") or [{"name": name, "rejected": lost} for name, lost in part(report, "rejected").items()],
+        balance=_balance(part(report, "sources")),
+        confidence=_confidence(report, (config.get("language") or {}).get("min_confidence")),
+        length_charts=length_charts(report),
+        perplexity_chart=perplexity_chart(report),
+        packing_method=(config.get("packing") or {}).get("method"),
+        rejected_samples=list(_rejected_samples(report)),
+        timed=(timings or {}).get("stages") or [],
+        settings=list(_flat(config)),
     )
 
 
-def _digest(manifest: Manifest) -> Html:
-    return element("p", "root digest ", element("code", manifest.root_digest))
+def _num_tokens(report: Report) -> int:
+    total: int = part(report, "lengths", "tokens").get("total") or sum(
+        source.get("tokens", 0) for source in part(report, "sources").values()
+    )
+    return total
 
 
-def _contents(shown: Mapping[str, Html]) -> Html:
-    return element("nav", *(join((element("a", title, href=f"#{_anchor(title)}"), " ")) for title in shown))
+def _balance(sources: Mapping[str, Report]) -> list[tuple[str, Report, float]]:
+    """The sources that have a weight, each with the share of the training tokens that its weight asks for."""
+    weighted = {name: source for name, source in sources.items() if source.get("weight") is not None and "share" in source}
+    total = sum(source["weight"] for source in weighted.values()) or 1
+    return [(name, source, source["weight"] / total) for name, source in weighted.items()]
 
 
-def _section(title: str, content: Html) -> Html:
-    return element("section", element("h2", title), content, id=_anchor(title))
+def _confidence(report: Report, wanted: float | None) -> tuple[list[str], list[list[str]]]:
+    """The thresholds of confidence, and for each language the share of its documents that each of them keeps."""
+    found = largest_first(part(report, "language_confidence"), "all")
+    thresholds = sorted({name for kept in found.values() for name in kept if name != "all"}, key=float)
+    heads = [f"{name} (set)" if wanted is not None and float(name) == wanted else name for name in thresholds]
+    rows = []
+    for language, kept in _listed(found).items():
+        num_documents = kept.get("all", 0)
+        shares = (share(kept.get(name, 0) / max(num_documents, 1)) for name in thresholds)
+        rows.append([language, f"{num_documents:,}", *shares])
+    return heads, rows
 
 
-def _anchor(title: str) -> str:
-    return title.lower().replace(" ", "-")
+def _rejected_samples(report: Report) -> Iterator[tuple[str, str, int | None, list[Report]]]:
+    """Stage, reason, number of rejected documents, and the samples, in the order of the stages."""
+    counts = {(stage, reason): count for stage, lost in part(report, "rejected").items() for reason, count in lost.items()}
+    places = {place: number for number, place in enumerate(counts)}
+
+    def reason_of(sample: Report) -> tuple[str, str]:
+        return sample.get("stage", ""), sample.get("reason", "")
+
+    found = sorted(report.get("samples") or [], key=lambda sample: (places.get(reason_of(sample), len(places)), reason_of(sample)))
+    for (stage, reason), group in groupby(found, key=reason_of):
+        yield stage, reason, counts.get((stage, reason)), list(group)
+
+
+def _listed(found: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(list(found.items())[:_MAX_LISTED])
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as names with dots, and their values in words."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", _worded(value)
+
+
+def _worded(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None or value == {} else str(value)
+
+
+def _short(value: int) -> str:
+    for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= unit:
+            return f"{value / unit:.2f} {name}"
+    return f"{value:,}" if value else UNKNOWN
+
+
+_TEMPLATES = template_environment(
+    Path(__file__).parent,
+    at_least=max,
+    at_most=min,
+    count=or_unknown("{:,}".format),
+    decimal=or_unknown(decimal),
+    duration=duration,
+    exact_share=or_unknown(lambda value: f"{100 * value:.3f} %"),
+    listed=_listed,
+    one_line=lambda text: " ".join(str(text or "").split())[:120],
+    share=or_unknown(share),
+    short=_short,
+    size=or_unknown(size),
+)
+_TEMPLATES.globals.update(
+    flat=_flat,
+    largest_first=largest_first,
+    max_listed=_MAX_LISTED,
+    part=part,
+    round_trip=round_trip,
+    truncation_advice=truncation_advice,
+)

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from data_pipeline.reports.html_page import render_report
 from tests.browser.conftest import Opener
+from tests.support.report_example import example_manifest, example_report, example_timings
 from tests.support.runs import run_command
 
 SECTIONS = {
@@ -110,3 +112,27 @@ def test_markup_that_got_past_the_escaping_could_run_nothing(opened: Opener, pag
         assert seen.outside == []
         assert len(seen.errors) >= 2
         assert all("Content Security Policy" in error for error in seen.errors)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_of_prepared_data_shows_its_bars_and_charts_under_its_policy(
+    opened: Opener, artefacts: Path, tmp_path: Path, scheme: str
+) -> None:
+    report = example_report(2000)
+    path = tmp_path / "report.html"
+    path.write_text(render_report(example_manifest(report), example_timings()), encoding="utf-8")
+    with opened(path.as_uri(), color_scheme=scheme) as (page, seen):
+        page.screenshot(path=artefacts / f"data-{scheme}.png", full_page=True)
+        bars = page.locator("td > .bar")
+        widths = [box["width"] for bar in bars.all() if (box := bar.bounding_box())]
+        assert len(widths) == bars.count() > 20
+        assert min(widths) > 100
+        halves = [box["width"] for rect in page.locator("td > .bar .lost").all() if (box := rect.bounding_box())]
+        assert 0 < min(halves) < max(halves) < min(widths), "a bar is as long as its share"
+        colours = page.evaluate("[...document.querySelectorAll('svg .bin, .bar rect')].map((one) => getComputedStyle(one).fill)")
+        assert "rgb(0, 0, 0)" not in colours, "every bar has a colour of the style sheet"
+        assert page.locator("figure > svg[role=img]").count() == 3
+        page.set_viewport_size({"width": 390, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing is cut off at the side"
+        assert seen.errors == []
+        assert seen.outside == []

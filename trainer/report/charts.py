@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from trainer.report.chart import WIDE, Chart, Line
-from trainer.report.curves import Curve, average_window, moving_average
+from common.html.chart import WIDE, Chart, Line
+from common.html.curves import Curve, average_window, moving_average
 from trainer.report.recorded_run import Event, RecordedRun, groups_of, number, part, tables
 
 __all__ = [

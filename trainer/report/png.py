@@ -11,8 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from trainer.report.chart import Chart, Line
-from trainer.report.wording import short, visible
+from common.html.chart import Chart, Line, short
+from common.text import visible
 
 __all__ = ["draw_png"]
 

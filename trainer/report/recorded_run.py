@@ -12,13 +12,13 @@ import numpy as np
 
 from common.errors import CheckpointError
 from common.files import digest_bytes
+from common.html.curves import Curve, median
 from common.redaction import redacted_settings
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.toml import parse_toml
 from common.untrusted import read_run_file
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import parse_manifest
-from trainer.report.curves import Curve, median
 from trainer.run.events import METRICS, read_events
 from trainer.run.record import read_record
 

@@ -1,39 +1,48 @@
-"""The sections about what came out of a run: headline, curves, alerts, evaluation, samples, speed, hardware."""
+"""The results of a run as values for its page: headline, alerts, evaluation, samples, speed, hardware."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from common.html.chart import Chart, measured
+from common.html.curves import average_window
+from common.html.page import UNKNOWN
+from common.text import duration
 from trainer.model.loss import perplexity
-from trainer.report.chart import Chart
-from trainer.report.charts import (
-    GROUPS,
-    average_loss,
-    group_charts,
-    hardware_charts,
-    hardware_curves,
-    layer_charts,
-    main_charts,
-    speed_charts,
-)
-from trainer.report.curves import average_window
-from trainer.report.parts import NOTHING, UNKNOWN, Html, element, folded, join, note, table
+from trainer.report.charts import GROUPS, average_loss, hardware_charts, hardware_curves
 from trainer.report.recorded_run import Event, RecordedRun, groups_of, number, part, tables
-from trainer.report.svg import draw
-from trainer.report.wording import count, decimal, duration, rate, share
+from trainer.report.wording import count, rate, share
 
-__all__ = ["STATUS", "alerts", "curves", "evaluation", "hardware", "introduction", "samples", "throughput", "tiles"]
+__all__ = [
+    "STATUS",
+    "Group",
+    "Hardware",
+    "Sample",
+    "Samples",
+    "Speed",
+    "Table",
+    "alert_kinds",
+    "evaluations",
+    "groups_by",
+    "hardware",
+    "headline",
+    "introduction",
+    "samples",
+    "scores",
+    "speed",
+]
 
 T = TypeVar("T")
 
 STATUS = {"finished": "finished", "stopped": "stopped", "failed": "failed", "training": "no end recorded"}
-"""How a run's status is said in two words."""
+"""The words for the status of a run."""
 
-_MAX_ALERTS = 200
 _MAX_EVALUATIONS = 40
 _MAX_SAMPLES = 8
 _MAX_SCORES = 12
@@ -41,7 +50,7 @@ _MAX_SHOWN_CHARS = 4000
 
 
 def introduction(run: RecordedRun) -> str:
-    """What was trained, and on what, in a sentence."""
+    """A sentence that names the model, the optimizer and the machine."""
     model, optimizer = part(run.config, "model"), part(run.config, "optim")
     identity, environment = part(run.record, "identity"), part(run.record, "environment")
     weights = f"{run.num_weights / 1e6:,.2f}M weights" if run.num_weights else "no checkpoint yet"
@@ -62,197 +71,188 @@ def _ending(run: RecordedRun) -> str:
     return f" It {STATUS.get(run.status, run.status)} at step {run.record.get('step')}: {reason}" if reason else ""
 
 
-def tiles(run: RecordedRun) -> Html:
-    """The numbers that are looked at first."""
-    best, mfu = run.best, run.curve("mfu")
+def headline(run: RecordedRun) -> list[tuple[str, str, str]]:
+    """The numbers that are looked at first: a name, the value, and a remark."""
+    best, mfu = run.best, run.curve("mfu").finite
     tokens, average = run.curve("tokens").last, average_loss(run).last
     window = average_window(len(run.curve("loss")))
     last = run.curve("loss").last
-    shown = {
-        "status": (STATUS.get(run.status, run.status), f"step {run.step:,}{_of_planned(run)}"),
-        "training loss": (_decimal(average), f"mean of {window} steps; last {_decimal(last)}" if window > 1 else "last step"),
-        "best validation loss": (
+    steps = number(part(run.config, "limits").get("steps"))
+    return [
+        ("status", STATUS.get(run.status, run.status), f"step {run.step:,}" + (f" of {steps:,.0f}" if steps else "")),
+        ("training loss", _decimal(average), f"mean of {window} steps; last {_decimal(last)}" if window > 1 else "last step"),
+        (
+            "best validation loss",
             _decimal(number(best["val_loss"]) if best else None),
             f"step {best['step']:,}, perplexity {_decimal(number(best.get('perplexity')))}" if best else "no evaluation yet",
         ),
-        "tokens": (_short(tokens), "trained on, repeats counted"),
-        "training time": (duration(run.seconds) if tokens else UNKNOWN, "without evaluations and saves"),
-        "tokens a second": (
+        ("tokens", _short(tokens), "trained on, repeats counted"),
+        ("training time", duration(run.seconds) if tokens else UNKNOWN, "without evaluations and saves"),
+        (
+            "tokens a second",
             rate(run.tokens_per_s) if run.tokens_per_s is not None else UNKNOWN,
-            f"median; MFU {share(float(np.median(mfu.finite)))}" if len(mfu.finite) else "median; MFU not known",
+            f"median; MFU {share(float(np.median(mfu)))}" if len(mfu) else "median; MFU not known",
         ),
-        "alerts": (count(len(run.of("alert"))), "below, each with its step" if run.of("alert") else "nothing was found"),
-    }
-    return element(
-        "div",
-        *(
-            element("div", element("span", name), element("b", value), element("small", remark), class_="tile")
-            for name, (value, remark) in shown.items()
-        ),
-        class_="tiles",
-    )
-
-
-def curves(run: RecordedRun) -> Html:
-    """The main curves, the speed, and where they were measured those by group and layer."""
-    charts = [*main_charts(run), *speed_charts(run), *group_charts(run), *layer_charts(run)]
-    drawn = _drawn(charts)
-    return drawn or note("No step has been made yet.")
-
-
-def alerts(run: RecordedRun) -> Html:
-    """What the guard and the other rules found, in order."""
-    found = run.of("alert")
-    if not found:
-        return note("None.")
-    kinds = Counter(str(event["rule"]) for event in found if event.get("rule"))
-    told = note("; ".join(f"{rule}: {times:,}" for rule, times in kinds.most_common())) if kinds else NOTHING
-    rows = (
-        (
-            *(event.get(name) or UNKNOWN for name in ("rule", "severity", "action")),
-            str(event.get("message", "")),
-            count(number(event.get("step")) or 0),
-            *(_decimal(number(event.get(name))) for name in ("value", "threshold")),
-        )
-        for event in found[:_MAX_ALERTS]
-    )
-    columns = ("rule", "severity", "action", "what was found", "step", "value", "threshold")
-    return join((told, table(columns, rows, num_names=4), _others(len(found) - _MAX_ALERTS, "alerts")))
-
-
-def evaluation(run: RecordedRun) -> Html:
-    """The validations, and the newest one's loss by source, kind and length where that was measured."""
-    found = run.of("eval")
-    if not found:
-        return note("No evaluation yet.")
-    chosen = _spread(found, _MAX_EVALUATIONS, run.best)
-    bits = any("bits_per_byte" in event for event in found)
-    columns = ("step", "validation loss", "perplexity", *(("bits per byte",) if bits else ()), "targets")
-    rows = [
-        (
-            count(event["step"]) + (" (best)" if event is run.best else ""),
-            *(_decimal(number(event.get(name))) for name in ("val_loss", "perplexity", *(("bits_per_byte",) if bits else ()))),
-            _count(number(event.get("targets"))),
-        )
-        for event in chosen
+        ("alerts", count(len(run.of("alert"))), "below, each with its step" if run.of("alert") else "nothing was found"),
     ]
-    marked = frozenset(place for place, event in enumerate(chosen) if event is run.best)
-    left_out = len(found) - len(chosen)
-    cut = note(f"{left_out:,} evaluations between these are in metrics.jsonl.") if left_out else NOTHING
-    return join((table(columns, rows, marked=marked), cut, *(_group_table(found[-1], key, words) for key, words in GROUPS.items())))
 
 
-def samples(run: RecordedRun) -> Html:
-    """What the model wrote, newest first, and the scores of it."""
+def alert_kinds(run: RecordedRun) -> str:
+    """How often each rule found something."""
+    kinds = Counter(str(event["rule"]) for event in run.of("alert") if event.get("rule"))
+    return "; ".join(f"{rule}: {times:,}" for rule, times in kinds.most_common())
+
+
+def evaluations(run: RecordedRun) -> list[Event]:
+    """The evaluations that a table lists: all, or some of them with the first, the last and the best."""
+    return _spread(run.of("eval"), _MAX_EVALUATIONS, run.best)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The part of an evaluation that belongs to one source, kind or length."""
+
+    name: str
+    loss: float | None
+    targets: float | None
+    bits_per_byte: float | None
+    share: float
+    """Of the targets of all groups."""
+
+    @property
+    def perplexity(self) -> float | None:
+        """Of this group alone."""
+        return None if self.loss is None else perplexity(self.loss)
+
+
+def groups_by(run: RecordedRun) -> list[tuple[str, list[Group]]]:
+    """The groups of the newest evaluation, for each way in which it was broken down."""
+    newest = run.of("eval")[-1] if run.of("eval") else {}
+    found = []
+    for key, words in GROUPS.items():
+        groups = groups_of(newest, key)
+        total = sum(number(group.get("targets")) or 0 for group in groups) or 1
+        if groups:
+            found.append((words, [_group(group, total) for group in groups]))
+    return found
+
+
+def _group(values: Event, total: float) -> Group:
+    targets = number(values.get("targets"))
+    bits = number(values.get("bits_per_byte"))
+    return Group(str(values.get("name")), number(values.get("loss")), targets, bits, (targets or 0) / total)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A text that the model wrote."""
+
+    step: int
+    ending: str
+    prompt: str
+    text: str
+    """What follows the prompt."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Those of the newest step, and some of earlier ones."""
+
+    newest: Sequence[Sample]
+    older: Sequence[Sample]
+
+
+def samples(run: RecordedRun) -> Samples:
+    """What the model wrote, without the end of very long texts."""
     found = list(reversed(run.of("sample")))
-    if not found:
-        return NOTHING
     newest = [event for event in found if event["step"] == found[0]["step"]][:_MAX_SAMPLES]
     earlier = [event for event in found if event["step"] != found[0]["step"]]
-    older = _spread(earlier, _MAX_SAMPLES)
-    parts = [_sample(event) for event in reversed(newest)]
-    if older:
-        parts.append(folded(f"{len(older)} earlier samples", *(_sample(event) for event in older)))
-    return join((*parts, _scores(run)))
+    return Samples([_sample(event) for event in reversed(newest)], [_sample(event) for event in _spread(earlier, _MAX_SAMPLES)])
 
 
-def throughput(run: RecordedRun) -> Html:
+def _sample(event: Event) -> Sample:
+    prompt, written = str(event.get("prompt") or ""), str(event.get("text") or "")
+    text = written[len(prompt) :] if written.startswith(prompt) else written
+    shown = text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}…"
+    return Sample(event["step"], str(event.get("finish_reason") or ""), prompt, shown)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of values under the names of columns, each row with a name."""
+
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[float | None]]]
+
+
+def scores(run: RecordedRun) -> Table:
+    """The scores of the samples by step, from events of their own or from the samples' own events."""
+    found = [(event, _numbers(event)) for event in run.of("scores")]
+    found += [(event, _numbers(event["scores"])) for event in run.of("sample") if isinstance(event.get("scores"), Mapping)]
+    chosen = _spread([(event, values) for event, values in found if values], _MAX_SCORES)
+    names = dict.fromkeys(name for _, values in found for name in values)
+    rows = [(name.replace("_", " "), [values.get(name) for _, values in chosen]) for name in names]
+    return Table([f"step {event['step']:,}" for event, _ in chosen], rows)
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {name: known for name, value in values.items() if name not in ("step", "event") and (known := number(value)) is not None}
+
+
+@dataclass(frozen=True)
+class Speed:
     """How fast the steps were, and what they waited for."""
-    speed = run.curve("tokens_per_s").finite
-    if not len(speed):
-        return NOTHING
-    wait, seconds = run.curve("loader_wait_s").finite, run.seconds
+
+    words: str
+    rows: Sequence[tuple[str, Sequence[str]]]
+    """Percentiles 5, 50 and 95 of each measure."""
+
+
+def speed(run: RecordedRun) -> Speed:
+    """The speed of the steps; without rows if it was not measured."""
+    tokens_per_s, wait = run.curve("tokens_per_s").finite, run.curve("loader_wait_s").finite
     stalls = [stall for event in run.of("save") if (stall := number(event.get("stall_s"))) is not None]
-    rows = [("tokens a second", *(rate(float(np.percentile(speed, part))) for part in (5, 50, 95)))]
-    mfu = run.curve("mfu").finite
-    if len(mfu):
-        rows.append(("model FLOPs utilisation", *(share(float(np.percentile(mfu, part))) for part in (5, 50, 95))))
-    per_step = run.step_seconds.finite
-    if len(per_step):
-        rows.append(("seconds a step", *(decimal(float(np.percentile(per_step, part))) for part in (5, 50, 95))))
-    if len(wait):
-        rows.append(("seconds a step waited for data", *(decimal(float(np.percentile(wait, part))) for part in (5, 50, 95))))
-    told = [f"{duration(seconds)} of training in {count(len(speed))} steps"]
-    if len(wait) and seconds:
-        told.append(f"{share(float(wait.sum()) / seconds)} of it waiting for data")
+    measures: list[tuple[str, NDArray[np.float64], Callable[[float], str]]] = [
+        ("tokens a second", tokens_per_s, rate),
+        ("model FLOPs utilisation", run.curve("mfu").finite, share),
+        ("seconds a step", run.step_seconds.finite, measured),
+        ("seconds a step waited for data", wait, measured),
+    ]
+    words = [f"{duration(run.seconds)} of training in {count(len(tokens_per_s))} steps"]
+    if len(wait) and run.seconds:
+        words.append(f"{share(float(wait.sum()) / run.seconds)} of it waiting for data")
     if stalls:
-        told.append(f"{len(stalls):,} saves held it up for {duration(sum(stalls))} in all, {duration(max(stalls))} at most")
-    return join((note("; ".join(told) + "."), table(("", "5 % are below", "median", "5 % are above"), rows)))
+        words.append(f"{len(stalls):,} saves held it up for {duration(sum(stalls))} in all, {duration(max(stalls))} at most")
+    rows = [
+        (name, [form(float(np.percentile(values, percent))) for percent in (5, 50, 95)])
+        for name, values, form in measures
+        if len(values) and len(tokens_per_s)
+    ]
+    return Speed("; ".join(words) + ".", rows)
 
 
-def hardware(run: RecordedRun) -> Html:
+@dataclass(frozen=True)
+class Hardware:
+    """What was sampled of GPUs and host."""
+
+    names: Sequence[str]
+    """Of the GPUs."""
+    charts: Sequence[Chart]
+    constant: Sequence[tuple[str, float]]
+    """The values that did not change."""
+
+
+def hardware(run: RecordedRun) -> Hardware:
     """What was sampled of GPUs and host."""
     found = hardware_curves(run)
     same = [
-        (f"{place}: {name.replace('_', ' ')}", decimal(float(curve.y_N[-1])))
+        (f"{place}: {name.replace('_', ' ')}", float(curve.y_N[-1]))
         for name, each in found.items()
         for place, curve in each.items()
         if len(np.unique(curve.y_N)) == 1
     ]
     names = dict.fromkeys(str(gpu["name"]) for event in run.of("hardware") for gpu in tables(event, "gpus") if gpu.get("name"))
-    told = note(", ".join(names)) if names else NOTHING
-    constant = folded("what did not change", table(("", "value"), same)) if same else NOTHING
-    return join((told, _drawn(hardware_charts(found)), constant))
-
-
-def _drawn(charts: Sequence[Chart]) -> Html:
-    pictures = [picture for chart in charts if (picture := draw(chart))]
-    return element("div", *pictures, class_="pair") if pictures else NOTHING
-
-
-def _group_table(event: Event, key: str, words: str) -> Html:
-    groups = groups_of(event, key)
-    if not groups:
-        return NOTHING
-    total = sum(number(group.get("targets")) or 0 for group in groups) or 1
-    bits = any(group.get("bits_per_byte") is not None for group in groups)
-    rows = (
-        (
-            str(group.get("name")),
-            _decimal(loss := number(group.get("loss"))),
-            _decimal(_exp(loss)),
-            *((_decimal(number(group.get("bits_per_byte"))),) if bits else ()),
-            _count(targets := number(group.get("targets"))),
-            share((targets or 0) / total),
-        )
-        for group in groups
-    )
-    columns = (words, "validation loss", "perplexity", *(("bits per byte",) if bits else ()), "targets", "share")
-    return table(columns, rows, title=f"By {words}, at step {event['step']:,}")
-
-
-def _sample(event: Event) -> Html:
-    prompt, written = str(event.get("prompt") or ""), str(event.get("text") or "")
-    told = f"step {event['step']:,}" + (f", {event['finish_reason']}" if event.get("finish_reason") else "")
-    if prompt and written.startswith(prompt):
-        content = join((element("b", prompt), _cut(written[len(prompt) :])))
-    else:
-        content = join((element("b", prompt), _cut(written)))
-    return element("figure", element("figcaption", told), element("pre", content, dir="auto"))
-
-
-def _cut(written: str) -> str:
-    return written if len(written) <= _MAX_SHOWN_CHARS else f"{written[:_MAX_SHOWN_CHARS]}…"
-
-
-def _scores(run: RecordedRun) -> Html:
-    """Of the samples, from events of their own or from the samples' own events."""
-    found = [(event, dict(_numbers(event))) for event in run.of("scores")]
-    found += [(event, dict(_numbers(event["scores"]))) for event in run.of("sample") if isinstance(event.get("scores"), Mapping)]
-    found = [(event, scores) for event, scores in found if scores]
-    if not found:
-        return NOTHING
-    names = list(dict.fromkeys(name for _, scores in found for name in scores))
-    chosen = _spread(found, _MAX_SCORES)
-    columns = ("score", *(f"step {event['step']:,}" for event, _ in chosen))
-    rows = ((name.replace("_", " "), *(_decimal(scores.get(name)) for _, scores in chosen)) for name in names)
-    return table(columns, rows, title="Scores of the samples")
-
-
-def _numbers(values: Mapping[str, Any]) -> list[tuple[str, float]]:
-    return [
-        (name, known) for name, value in values.items() if name not in ("step", "event") and (known := number(value)) is not None
-    ]
+    return Hardware(list(names), hardware_charts(found), same)
 
 
 def _spread(values: Sequence[T], most: int, wanted: T | None = None) -> list[T]:
@@ -263,26 +263,9 @@ def _spread(values: Sequence[T], most: int, wanted: T | None = None) -> list[T]:
     return [value for place, value in enumerate(values) if place in places or value is wanted]
 
 
-def _others(more: int, what: str) -> Html:
-    return note(f"and {more:,} more {what}, in metrics.jsonl") if more > 0 else NOTHING
-
-
-def _of_planned(run: RecordedRun) -> str:
-    steps = number(part(run.config, "limits").get("steps"))
-    return f" of {steps:,.0f}" if steps else ""
-
-
 def _decimal(value: float | None) -> str:
-    return UNKNOWN if value is None else decimal(value)
-
-
-def _count(value: float | None) -> str:
-    return UNKNOWN if value is None else count(value)
+    return UNKNOWN if value is None else measured(value)
 
 
 def _short(value: float | None) -> str:
     return UNKNOWN if value is None else rate(value) if value >= 1e6 else count(value)
-
-
-def _exp(loss: float | None) -> float | None:
-    return None if loss is None else perplexity(loss)

@@ -8,36 +8,18 @@ from pathlib import Path
 
 from common.errors import ConfigError
 from common.files import write_atomic
-from trainer.report import provenance, results
 from trainer.report.charts import main_charts
 from trainer.report.comparison import names_of, render_comparison
-from trainer.report.page import render_page
 from trainer.report.png import draw_png
-from trainer.report.recorded_run import RecordedRun, read_run
+from trainer.report.recorded_run import read_run
+from trainer.report.run_page import render_report
 
-__all__ = ["PICTURE", "REPORT", "render_report", "report_at_end", "write_comparison", "write_report"]
+__all__ = ["PICTURE", "REPORT", "report_at_end", "write_comparison", "write_report"]
 
 _log = logging.getLogger(__name__)
 
 REPORT, PICTURE = "report.html", "training_metrics.png"
 """The files' names in a run's directory."""
-
-
-def render_report(run: RecordedRun) -> str:
-    """The page about one run."""
-    sections = {
-        "Curves": results.curves(run),
-        "Alerts": results.alerts(run),
-        "Evaluation": results.evaluation(run),
-        "Samples": results.samples(run),
-        "Throughput": results.throughput(run),
-        "Hardware": results.hardware(run),
-        "Checkpoints": provenance.checkpoints(run),
-        "Settings": provenance.settings(run),
-        "Record": provenance.record(run),
-        "Verify and replay": provenance.commands(run),
-    }
-    return render_page(run.name, results.introduction(run), results.tiles(run), sections)
 
 
 def write_report(run: Path, output: Path | None = None) -> tuple[Path, Path]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
+from tests.support.html_pages import Page
 from tests.support.run_example import HOSTILE, eval_event, example_events, train_event, write_run
-from tests.unit.trainer.report.test_page import Page
 from trainer.config import TrainConfig
 from trainer.report import write_comparison
 from trainer.report.comparison import names_of, render_comparison

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shlex
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -15,54 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import CheckpointError
+from common.html.curves import Curve
 from common.settings.load import load_settings
 from common.settings.options import help_parser
+from tests.support.html_pages import Page
 from tests.support.run_example import HOSTILE, example_events, train_event, write_run
 from trainer.config import TrainConfig
 from trainer.report import report_at_end, write_report
 from trainer.report.charts import hardware_charts, layer_charts
-from trainer.report.curves import Curve
-from trainer.report.parts import element, join, table, text
 from trainer.report.recorded_run import number, read_run
 from trainer.report.results import introduction
-from trainer.report.write import render_report
+from trainer.report.run_page import render_report
 
-VOID = {"meta"}
 HEADINGS = (
     *("Curves", "Alerts", "Evaluation", "Samples", "Throughput", "Hardware", "Checkpoints", "Settings", "Record"),
     "Verify and replay",
 )
-
-
-class Page(HTMLParser):
-    """The elements of a page, with a check that every one is closed in its turn."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.texts: list[str] = []
-        self.feed(page)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if not {"style", "script"} & set(self.open):
-            self.texts.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.texts).split())
 
 
 @pytest.fixture(scope="module")
@@ -139,21 +106,6 @@ def test_hostile_text_stays_text_wherever_it_stands(tmp_path: Path, page: str) -
     assert "\u202e" not in hostile
     assert "⟨U+202E⟩" in hostile
     assert hostile.encode()
-
-
-@given(st.text(st.characters(exclude_categories=())))
-def test_text_and_attributes_come_out_as_text_and_attributes(words: str) -> None:
-    shown = Page(element("p", words, title=words))
-    assert shown.tags == ["p", *["span"] * shown.tags.count("span")]
-    assert "".join(shown.texts) == str(dict(shown.attributes)["title"])
-    if words.isprintable():
-        assert "".join(shown.texts) == words
-
-
-def test_parts_are_escaped_once() -> None:
-    assert text(text("<&>")) == "&lt;&amp;&gt;"
-    assert join(("<", element("b", ">"))) == "&lt;<b>&gt;</b>"
-    assert "<td>&lt;x&gt;</td>" in table(("a",), [("<x>",)])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a chart shows, apart from how it is drawn: its lines, its axes, and the numbers on them."""
+"""Charts as values, before they are drawn: their lines, their axes, and the numbers on these."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.report.curves import Curve, Thinned, thin
+from common.html.curves import Curve, Thinned, thin
 
-__all__ = ["WIDE", "Axis", "Chart", "Line", "axis_through"]
+__all__ = ["WIDE", "Axis", "Chart", "Line", "axis_through", "measured", "short"]
 
 WIDE = 10.0
-"""Ratio of the highest to the lowest value from which on most charts are easier to read on a logarithmic axis."""
+"""Most charts are easier to read on a logarithmic axis if the highest value is more than this many times the lowest."""
 _LARGEST = 1e280
-"""What is beyond is drawn at the edge of the picture, so that no difference of two values overflows."""
+"""Larger values are drawn at the edge of the picture, so that no difference of two values overflows."""
 
 
 @dataclass(frozen=True)
@@ -27,21 +27,21 @@ class Line:
     name: str
     curve: Curve
     look: int = 0
-    """Number of its colour and dashes."""
+    """The number of its colour, dashes and marker."""
     faint: bool = False
-    """It is there to be compared with, not to be read."""
+    """The line is only a background for another one."""
     points: bool = False
-    """Its values are few, and each is marked."""
+    """Each value has a marker, unless there are many."""
 
     @cached_property
     def thinned(self) -> Thinned:
-        """What is drawn of it."""
+        """The curve in as many columns as the picture can show."""
         return thin(self.curve)
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A range of values, and which of them are written down."""
+    """A range of values, and the ones that have a label."""
 
     low: float
     high: float
@@ -49,8 +49,9 @@ class Axis:
     log: bool = False
 
     def places(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Where values stand between the lowest (0) and the highest (1); nan for those that the axis cannot show, which are
-        infinite, or not above zero on a logarithmic axis.
+        """The places of values between the lowest (0) and the highest (1) of the axis.
+
+        Values that the axis cannot show are nan: infinite ones, and on a logarithmic axis those that are not above zero.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             low, high, found = (np.log(np.array(value)) if self.log else value for value in (self.low, self.high, values))
@@ -64,12 +65,12 @@ class Chart:
 
     title: str
     unit: str
-    """What the values are."""
+    """Unit of the values, or another description of them."""
     lines: tuple[Line, ...]
     along: str = "step"
-    """What they are shown over."""
+    """Name of the horizontal axis."""
     log_from: float | None = None
-    """The axis is logarithmic where all values are above zero and the highest is more than so many times the lowest."""
+    """The axis is logarithmic if all values are above zero and the highest is more than this many times the lowest."""
     from_zero: bool = False
 
     @property
@@ -79,12 +80,12 @@ class Chart:
 
     @cached_property
     def x(self) -> Axis:
-        """The axis of the places, from zero on, so that charts below each other can be compared."""
+        """The horizontal axis. It begins at zero, so that charts below each other can be compared."""
         return axis_through([np.zeros(1), *(line.curve.x_N for line in self.shown)], whole=True)
 
     @cached_property
     def y(self) -> Axis:
-        """The axis of the values."""
+        """The vertical axis."""
         found = [bound for line in self.shown for bound in (line.thinned.low_C, line.thinned.high_C)]
         return axis_through([*found, np.zeros(1)] if self.from_zero else found, log_from=self.log_from, margin=0.05)
 
@@ -96,16 +97,16 @@ def axis_through(
 
     Args:
         values: may hold nan and infinities.
-        log_from: ratio of the highest to the lowest value from which on the axis is logarithmic, if all are above zero.
-        margin: share of the range that is left free above and below.
-        whole: the values are counts, so only whole numbers are written down.
+        log_from: the axis is logarithmic if all values are above zero and the highest is more than this many times the lowest.
+        margin: free space above and below, as a share of the range.
+        whole: the values are counts, so only whole numbers have a label.
     """
     finite = [np.clip(one[np.isfinite(one)], -_LARGEST, _LARGEST) for one in values]
     low = min((float(one.min()) for one in finite if len(one)), default=0.0)
     high = max((float(one.max()) for one in finite if len(one)), default=1.0)
     if log_from is not None and low > 0 and high / log_from > low:
         free = 10 ** (margin * (math.log10(high) - math.log10(low)))
-        return _log_axis(max(low / free, 1e-323), high * free)
+        return _log_axis(max(low / free, math.ulp(0.0)), high * free)  # the quotient may round to zero
     if high - low <= 1e-9 * max(abs(high), abs(low), 1e-280):
         pad = max(abs(high), abs(low)) / 2 or 0.5
         return _linear_axis(low - pad, high + pad, whole=whole)
@@ -114,7 +115,7 @@ def axis_through(
 
 
 def _linear_axis(low: float, high: float, *, whole: bool) -> Axis:
-    """An axis with three to six round numbers, or where those are to be whole perhaps fewer."""
+    """An axis with three to six round numbers, or fewer if they have to be whole."""
     size = max(10.0 ** math.floor(math.log10((high - low) / 5)), 1.0 if whole else 0.0)
     factors = (1, 2, 5, 10, 20) if whole else (1, 2, 2.5, 5, 10, 20)
     step = next(size * factor for factor in factors if high - low <= 5 * size * factor)
@@ -123,10 +124,23 @@ def _linear_axis(low: float, high: float, *, whole: bool) -> Axis:
 
 
 def _log_axis(low: float, high: float) -> Axis:
-    """An axis with at most six powers of ten, or where there are less than two of these also twice and five times them."""
+    """An axis with at most six powers of ten. If it has fewer than three of them, twice and five times these are labels too."""
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     powers = [10.0**power for power in range(first, last + 1)]
     if len(powers) < 3:
         between = [10.0**power * factor for power in range(first - 1, last + 1) for factor in (1, 2, 5)]
         powers = [value for value in between if low <= value <= high]
     return Axis(low, high, tuple(powers[:: -(-len(powers) // 6)] if powers else ()), log=True)
+
+
+def measured(value: float) -> str:
+    """A measured number with five digits: `2.3456`, `0.00012346`, `1.2e+09`, `nan`."""
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.5g}"
+
+
+def short(value: float) -> str:
+    """A number for an axis: `0.25`, `1.5k`, `20M`, `1e-05`."""
+    for unit, sign in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if unit <= abs(value) < 1000 * unit and (abs(value) >= 1e4 or value % 1000 == 0):
+            return f"{value / unit:.4g}{sign}"
+    return f"{value:.4g}"

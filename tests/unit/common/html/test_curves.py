@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainer.report.chart import Chart, Line, axis_through
-from trainer.report.curves import Curve, average_window, median, moving_average, thin
+from common.html.chart import Chart, Line, axis_through
+from common.html.curves import Curve, average_window, median, moving_average, thin
 
 VALUES = st.lists(st.floats(width=64), min_size=0, max_size=300)
 FINITE = st.floats(allow_nan=False, allow_infinity=False, width=64)
@@ -80,6 +80,7 @@ def test_a_median_knows_only_numbers() -> None:
     assert median(np.array([math.nan])) is None
 
 
+@example([1.0, 5e-324], 8.0, 0.0).via("the smallest number above zero")
 @given(st.lists(FINITE, min_size=1, max_size=20), st.sampled_from([None, 8.0, 30.0]), st.sampled_from([0.0, 0.05]))
 def test_an_axis_holds_all_values_and_a_few_ticks(values: list[float], log_from: float | None, margin: float) -> None:
     axis = axis_through([np.array(values)], log_from=log_from, margin=margin)

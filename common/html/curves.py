@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 __all__ = ["MAX_COLUMNS", "Curve", "Thinned", "average_window", "median", "moving_average", "thin"]
 
 MAX_COLUMNS = 500
-"""A picture shows at most so many points of a curve, which bounds the size of a page whatever the length of the run."""
+"""Most points of a curve in a picture. The size of a page is thereby bounded for a run of any length."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Values over rising places, such as a loss over steps; a value may be nan or infinite, and that is shown."""
+    """Values over rising places, such as a loss over steps. Values that are nan or infinite are kept, and shown as such."""
 
     x_N: Floats
     y_N: Floats
@@ -37,12 +37,12 @@ class Curve:
 
     @property
     def finite(self) -> Floats:
-        """The values that are numbers, in order."""
+        """The finite values, in order."""
         return self.y_N[np.isfinite(self.y_N)]
 
     @property
     def last(self) -> float | None:
-        """The newest value, whatever it is."""
+        """The last value, which may be nan or infinite."""
         return float(self.y_N[-1]) if len(self.y_N) else None
 
     def __len__(self) -> int:
@@ -51,12 +51,12 @@ class Curve:
 
 @dataclass(frozen=True)
 class Thinned:
-    """A curve in columns; where it has no more points than columns, these are the points themselves."""
+    """A curve in columns. If it has no more points than columns, each column is one point."""
 
     x_C: Floats
     """Mean place of a column's points."""
     mean_C: Floats
-    """Mean of its finite values; nan where it has none."""
+    """Mean of its finite values; nan if it has none."""
     low_C: Floats
     high_C: Floats
     bad_C: NDArray[np.int64]
@@ -66,9 +66,9 @@ class Thinned:
 
 
 def thin(curve: Curve, max_columns: int = MAX_COLUMNS) -> Thinned:
-    """Cuts a curve into columns of equally many neighbouring points, give or take one, and keeps mean, lowest and highest of each.
+    """Cut a curve into columns of neighbouring points, with mean, lowest and highest of each. Their sizes differ by at most one.
 
-    So no peak is lost, whatever the number of points, and no finite value is mixed with one that is not.
+    No peak is lost with any number of points, and no finite value is mixed with one that is not.
     """
     num_points = len(curve)
     num_columns = min(num_points, max_columns)
@@ -95,12 +95,12 @@ def thin(curve: Curve, max_columns: int = MAX_COLUMNS) -> Thinned:
 
 
 def average_window(num_points: int) -> int:
-    """How many steps a moving average takes in: a twentieth of the run, at most 100; 1 where that would show nothing new."""
+    """Number of steps in a moving average: a twentieth of the run, at most 100; 1 if the average would equal the curve."""
     return max(1, min(100, num_points // 20))
 
 
 def moving_average(curve: Curve, window: int) -> Curve:
-    """The mean of the last `window` values that are finite among the last `window` points; nan where there is none."""
+    """The mean of the finite values among the last `window` points; nan if there is none."""
     if window <= 1 or not len(curve):
         return curve
     finite_N = np.isfinite(curve.y_N)
@@ -113,7 +113,7 @@ def moving_average(curve: Curve, window: int) -> Curve:
 
 
 def median(values: Floats) -> float | None:
-    """Of the finite ones, if there is any."""
+    """The median of the finite values; None if there are none."""
     finite = values[np.isfinite(values)]
     found = float(np.median(finite)) if len(finite) else math.nan
     return found if math.isfinite(found) else None

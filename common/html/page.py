@@ -1,0 +1,86 @@
+"""A page as one file: no network, pictures drawn inline; for light and dark, small screens, and paper.
+
+All values are escaped. In addition, the content security policy of a page allows only the page's own style and script, which it
+names by their digests. Markup that got past the escaping could therefore load nothing and run nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined, UndefinedError
+from markupsafe import Markup
+
+from common.text import visible
+
+__all__ = ["UNKNOWN", "or_unknown", "render_page", "template_environment"]
+
+UNKNOWN = "—"
+"""Replaces a number that is not known."""
+
+_HERE = Path(__file__).parent
+_MARKED = re.compile(r"<(svg|style|script|title)\b.*?</\1>|<[^>]*>|(?P<name>⟨U\+[0-9A-F]{4,6}⟩)", re.DOTALL)
+"""Matches the names of unseen characters, and all places where such a name must stay as it is: tags, and elements without HTML."""
+
+
+def template_environment(folder: Path, **filters: Callable[..., object]) -> Environment:
+    """Reads the templates of a folder, which can also use those of this package.
+
+    Args:
+        folder: holds the templates.
+        filters: functions that the templates apply to values, by name.
+    """
+    environment = Environment(
+        loader=FileSystemLoader([folder, _HERE]),
+        autoescape=True,  # for all names of files, unlike Jinja's `select_autoescape`
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(filters)
+    return environment
+
+
+def or_unknown(form: Callable[[Any], str]) -> Callable[[object], str]:
+    """A filter that writes a value in this form, and a dash for None and for names that do not exist."""
+    return lambda value: UNKNOWN if value is None or isinstance(value, Undefined) else form(value)
+
+
+def render_page(environment: Environment, template: str, *, script: bool = False, **values: object) -> str:
+    """Render a template that extends `page.jinja`, which lists the values that the template has to set.
+
+    Args:
+        environment: finds the template.
+        template: name of the template's file.
+        script: the page includes `hover.js`, which shows the values of line charts under the pointer.
+        values: what the template shows. Characters without a visible form are named in the page.
+
+    Raises:
+        LookupError: a value that the template needs is missing.
+    """
+    style, code = _read("style.css"), _read("hover.js") if script else ""
+    allowed = {"style-src": _digest(style)} | ({"script-src": _digest(code)} if script else {})
+    forbidden = dict.fromkeys(("default-src", "base-uri", "form-action"), "'none'")
+    policy = Markup("; ".join(f"{kind} {source}" for kind, source in (forbidden | allowed).items()))
+    try:
+        page = environment.get_template(template).render(policy=policy, style=Markup(style), script=Markup(code), **values)
+    except UndefinedError as error:
+        raise LookupError(f"{template}: {error}") from error
+    return _MARKED.sub(_set_off, visible(page)) + "\n"
+
+
+def _set_off(found: re.Match[str]) -> str:
+    return f'<span class="unseen">{found[0]}</span>' if found["name"] else found[0]
+
+
+def _read(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")
+
+
+def _digest(content: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
