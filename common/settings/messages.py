@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from common.redaction import redacted_repr
-from common.settings.model import Settings, entry_model, environment_names, setting_names
+from common.settings.model import Options, Settings, entry_model, environment_names, setting_names, spelling
 
 __all__ = ["explain", "nearest"]
 
@@ -33,6 +33,9 @@ def _explain(model: type[BaseModel], detail: ErrorDetails, place: Sequence[str])
     known = [".".join((*place, one)) for one in (*setting_names(model), *_entry_names(model, names))]
     if detail["type"] == "extra_forbidden":
         return f"{name} is no setting{nearest(name, known)}"
+    if issubclass(model, Options) and name in setting_names(model):
+        name = spelling(name, setting_names(model)[name])
+        known.append(name)
     if detail["type"] == "missing":
         if isinstance(detail["loc"][-1], int):
             return f"{name} = {redacted_repr(detail['input'])}: too few values"
@@ -64,4 +67,4 @@ def _places_of(model: type[BaseModel], name: str) -> str:
     known = list(setting_names(model))
     if issubclass(model, Settings) and name in known:
         return f"--{name} or {environment_names(model)[known.index(name)]}"
-    return "it in the recipe"
+    return "it on the command line" if issubclass(model, Options) else "it in the recipe"

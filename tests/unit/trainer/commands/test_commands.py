@@ -27,7 +27,7 @@ def broken_pipe(*_: Any, **__: Any) -> str:
 
 
 def test_a_training_whose_log_is_closed_is_not_done(exit_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.loop.train", broken_pipe)
+    monkeypatch.setattr("trainer.commands.train.train", broken_pipe)
     with pytest.raises(StorageError, match="run the same command again"):
         main(TRAIN)
     monkeypatch.setattr("builtins.print", broken_pipe)  # errors went the same way as the log
@@ -36,7 +36,7 @@ def test_a_training_whose_log_is_closed_is_not_done(exit_file: Path, monkeypatch
 
 
 def test_a_training_is_done_where_only_its_result_has_no_reader(exit_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.loop.train", lambda _: "weights")
+    monkeypatch.setattr("trainer.commands.train.train", lambda _: "weights")
     monkeypatch.setattr("builtins.print", broken_pipe)
     with pytest.raises(BrokenPipeError):
         main(TRAIN)
@@ -52,7 +52,7 @@ def test_every_node_learns_that_a_training_is_done_and_one_rank_tells_its_result
     local_rank: str,
     leaves: bool,
 ) -> None:
-    monkeypatch.setattr("trainer.loop.train", lambda _: "weights")
+    monkeypatch.setattr("trainer.commands.train.train", lambda _: "weights")
     monkeypatch.setattr("trainer.__main__.end_with_parent", lambda: None)
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("LOCAL_RANK", local_rank)
