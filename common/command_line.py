@@ -37,6 +37,8 @@ class Command:
     """`package.module:function`, which is called with the settings. It is loaded after they are checked."""
     description: str = ""
     """The first sentence of its help; empty: the first paragraph of the docstring of `settings`."""
+    arguments: str = ""
+    """The rest of its command line, for a list of commands that shows it."""
 
 
 @contextmanager

@@ -228,7 +228,7 @@ def _be_child(job: Job, kept: Path) -> None:
         os.environ |= {"TMPDIR": scratch, "TORCHINDUCTOR_CACHE_DIR": scratch, "XDG_CACHE_HOME": scratch}
         os.chdir(job.folder)
         main = importlib.import_module(f"{job.package}.__main__")
-        run_command = importlib.import_module("common.errors").run_command
+        run_command = importlib.import_module("common.command_line").run_command
         if job.broken:
             globals()[job.broken]()
         resource.setrlimit(resource.RLIMIT_CPU, (job.cpu_s, job.cpu_s + 1))
