@@ -28,7 +28,7 @@ def run_listed(command: Command, program: str, arguments: Sequence[str]) -> None
     """
     with importing():
         model = _named(command.settings)
-    description = command.description or (inspect.getdoc(model) or "").split("\n\n")[0].replace("\n", " ")
+    description = command.description or (inspect.getdoc(model) or "").split("\n\n")[0]
     parser = help_parser(model, f"{program} {command.name}", description)
     load = load_options if issubclass(model, Options) else load_settings
     settings = load(model, arguments, parser)

@@ -241,6 +241,7 @@ class Small(Options):
     raw: bool = Field(False, description="Raw text.")
     start: Annotated[int | None, Place("--from", metavar="STEP")] = Field(None, ge=0, description="First step.")
     temperature: float = Field(0.8, ge=0, description="Randomness.")
+    top_k: int | None = Field(None, description="Choice.")
     level: Literal["low", "high"] = Field("low", description="Level.")
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), description="Ends.")
     checkpoint: str = Field("latest", description="Checkpoint.")
@@ -320,6 +321,7 @@ def test_the_help_of_options_shows_bounds_and_defaults_that_say_something() -> N
     assert lines["RUN"].endswith("Directory. [default DEMO_RUN]")
     assert lines["--from"].split(None, 2)[1:] == ["STEP", "First step. [>= 0]"]
     assert lines["--temperature"].endswith("Randomness. [>= 0; default 0.8]")
+    assert lines["--top_k"].split(None, 1)[1].split() == ["int", "Choice."], "the word none unsets no option"
     assert lines["--raw"].split(None, 1)[1] == "Raw text."
     assert "Result. [required]" in SEVERAL.format_help()
 
