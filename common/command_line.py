@@ -43,7 +43,7 @@ class Command:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Around imports that need installed packages, in a command that others start again when it crashes.
+    """Around imports that need installed packages. A launcher starts a crashed training again, which would not help here.
 
     Raises:
         ConfigError: an import failed, in whatever way; another start would fail in the same way.
