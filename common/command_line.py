@@ -10,6 +10,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import TextIOWrapper
 from types import TracebackType
 from typing import NoReturn
@@ -20,12 +21,29 @@ from common.redaction import RedactingFormatter, redacted
 from common.storage_errors import explain_file_error
 from common.terminal import printable, printable_stdout
 
-__all__ = ["end_at_once", "importing", "run_command"]
+__all__ = ["Command", "end_at_once", "importing", "run_command"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command in a table of commands. It names its parts, so that the table loads neither pydantic nor torch."""
+
+    name: str
+    summary: str
+    """Its line in the list of commands."""
+    settings: str
+    """`package.module:Class`, a model of `Settings` or `Options`. Its module loads nothing heavy, so `--help` is fast."""
+    work: str
+    """`package.module:function`, which is called with the settings. It is loaded after they are checked."""
+    description: str = ""
+    """The first sentence of its help; empty: the first paragraph of the docstring of `settings`."""
+    arguments: str = ""
+    """The rest of its command line, for a list of commands that shows it."""
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Around imports that need installed packages, in a command that others start again when it crashes.
+    """Around imports that need installed packages. A launcher starts a crashed training again, which would not help here.
 
     Raises:
         ConfigError: an import failed, in whatever way; another start would fail in the same way.

@@ -14,11 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from common.errors import GuardError
-from trainer.checkpoint import checkpoint_files
-from trainer.evaluation.results import Evaluation
-from trainer.extensions.hooks import RunView
-from trainer.metrics import StepMetrics
+from trainer.api import Evaluation, GuardError, RunView, StepMetrics, checkpoint_files
 
 PATIENCE_STEPS = 2000
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from trainer.data.batch import IGNORE
+from trainer.api import IGNORE
 
 GAMMA = 1.0
 

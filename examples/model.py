@@ -3,7 +3,7 @@
     python -m trainer train --extension examples/model.py ...
 
 Any module will do whose `forward(tokens_BL, layout)` returns the logits of the next token and looks, for each position, only at
-earlier ones of the same document; `trainer.model.attention.attend` sees to that.
+earlier ones of the same document; `trainer.api.attend` sees to that.
 
 B rows of a micro-batch   L tokens of a row   D width   F hidden width
 """
@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from trainer.config import ModelConfig
-from trainer.model.decoder import Decoder
+from trainer.api import Decoder, ModelConfig
 
 
 class SquaredReluMlp(nn.Module):

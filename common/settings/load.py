@@ -1,5 +1,7 @@
 """Loads one frozen settings model from the command line, the environment, a TOML recipe and its defaults, in this order.
 
+`load_options` does the same for a small command, which has no recipe.
+
 Both packages use it, so that `--optim.lr 3e-4`, `TRAIN_OPTIM__LR=3e-4` and `[train.optim] lr = 3e-4` mean the same, and so that a
 wrong name or value is refused in the same words wherever it stands.
 """
@@ -20,19 +22,21 @@ from common.files import UnusableFileError, read_input
 from common.redaction import HIDDEN, redacted_repr
 from common.settings.messages import explain, nearest
 from common.settings.model import (
+    OptionsT,
     Settings,
     SettingsT,
     environment_names,
     is_list,
     none_word,
     place_in_recipe,
+    place_of,
     setting_names,
     user_tables,
     with_nones,
 )
 from common.settings.toml import parse_toml
 
-__all__ = ["MAX_SETTINGS_BYTES", "RECIPES", "load_settings"]
+__all__ = ["MAX_SETTINGS_BYTES", "RECIPES", "load_options", "load_settings"]
 
 RECIPES = Path(__file__).resolve().parents[2] / "env" / "recipes"
 MAX_SETTINGS_BYTES = 1 << 20
@@ -62,6 +66,26 @@ def load_settings(
         _merge(merged, layer)
     try:
         return model(**merged)
+    except ValidationError as error:
+        raise ConfigError(explain(model, error)) from None
+
+
+def load_options(
+    model: type[OptionsT],
+    arguments: Sequence[str],
+    parser: argparse.ArgumentParser,
+    environment: Mapping[str, str] = os.environ,
+) -> OptionsT:
+    """Builds the options of a small command from its command line and the variables that its fields name.
+
+    Raises:
+        ConfigError: an option is unknown or a value not allowed; the message says which, and what would be.
+    """
+    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    variables = {name: variable for name, field in setting_names(model).items() if (variable := place_of(field).variable)}
+    found = {name: value for name, variable in variables.items() if (value := environment.get(variable))}
+    try:
+        return model(**found | given)
     except ValidationError as error:
         raise ConfigError(explain(model, error)) from None
 

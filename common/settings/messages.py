@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from common.redaction import redacted_repr
-from common.settings.model import Settings, entry_model, environment_names, setting_names
+from common.settings.model import Options, Settings, entry_model, environment_names, place_of, setting_names, spelling
 
 __all__ = ["explain", "nearest"]
 
@@ -29,19 +29,22 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 def _explain(model: type[BaseModel], detail: ErrorDetails, place: Sequence[str]) -> str:
     names = [part for part in detail["loc"] if isinstance(part, str) and part != "function-after"]
-    name = ".".join((*place, *names))
-    known = [".".join((*place, one)) for one in (*setting_names(model), *_entry_names(model, names))]
+    fields = setting_names(model)
+    name = shown = ".".join((*place, *names))
+    known = [".".join((*place, one)) for one in (*fields, *_entry_names(model, names))]
+    if issubclass(model, Options) and name in fields:
+        shown = spelling(name, fields[name])
     if detail["type"] == "extra_forbidden":
         return f"{name} is no setting{nearest(name, known)}"
     if detail["type"] == "missing":
         if isinstance(detail["loc"][-1], int):
-            return f"{name} = {redacted_repr(detail['input'])}: too few values"
-        return f"{name} is not set; give {_places_of(model, name)}"
+            return f"{shown} = {redacted_repr(detail['input'])}: too few values"
+        return f"{shown} is not set; give {_places_of(model, name)}"
     if detail["type"] == "finite_number":
-        return f"{name} = {detail['input']!r}: {_finite_wanted(setting_names(model).get('.'.join(names)))}"
+        return f"{shown} = {detail['input']!r}: {_finite_wanted(fields.get('.'.join(names)))}"
     message = detail["msg"].removeprefix("Value error, ")
     found = f" = {redacted_repr(detail['input'])}" if name in known else ""
-    return f"{name}{found}: {message[:1].lower()}{message[1:]}" if name else message
+    return f"{shown}{found}: {message[:1].lower()}{message[1:]}" if name else message
 
 
 def _finite_wanted(field: FieldInfo | None) -> str:
@@ -61,7 +64,11 @@ def _entry_names(model: type[BaseModel], names: Sequence[str]) -> list[str]:
 
 def _places_of(model: type[BaseModel], name: str) -> str:
     """Where a setting can be given."""
-    known = list(setting_names(model))
+    fields = setting_names(model)
+    if issubclass(model, Options):
+        variable = place_of(fields[name]).variable if name in fields else None
+        return "it on the command line" + (f" or as {variable}" if variable else "")
+    known = list(fields)
     if issubclass(model, Settings) and name in known:
         return f"--{name} or {environment_names(model)[known.index(name)]}"
     return "it in the recipe"

@@ -5,22 +5,29 @@ from __future__ import annotations
 import difflib
 import typing
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
 __all__ = [
+    "Options",
+    "OptionsT",
+    "Place",
     "Section",
     "Settings",
+    "SettingsT",
     "entry_model",
     "environment_names",
     "is_list",
     "is_table",
     "none_word",
     "place_in_recipe",
+    "place_of",
     "section_model",
     "setting_names",
+    "spelling",
     "user_tables",
     "with_nones",
 ]
@@ -41,7 +48,30 @@ class Settings(Section):
     """`train` makes `[train.optim] lr = …` the place in a recipe."""
 
 
+class Options(Section):
+    """All options of a small command, which has no recipe and no environment variables except those that a `Place` names.
+
+    A `bool` is a flag without a value. A list takes several words, and more when its option is repeated. The first paragraph of a
+    subclass's docstring is the description in the command's help.
+    """
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a field of `Options` is given if not as `--field TYPE`. It stands in the `Annotated` of the field."""
+
+    option: str | None = None
+    """The option's spelling: `--trust-code`."""
+    metavar: str | None = None
+    """The name of the value in the help text."""
+    positional: bool = False
+    """The value has no option before it."""
+    variable: str | None = None
+    """The environment variable that is used if the command line has no value."""
+
+
 SettingsT = TypeVar("SettingsT", bound=Settings)
+OptionsT = TypeVar("OptionsT", bound=Options)
 
 
 def setting_names(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo]:
@@ -61,6 +91,17 @@ def setting_names(model: type[BaseModel], prefix: str = "") -> dict[str, FieldIn
 def environment_names(model: type[Settings]) -> list[str]:
     """The environment variables that set the model's fields: `["TRAIN_OPTIM__LR", …]`."""
     return [model.environment_prefix + name.replace(".", "__").upper() for name in setting_names(model)]
+
+
+def place_of(field: FieldInfo) -> Place:
+    """How an option is given; `Place()` if its annotation does not say it."""
+    return next((item for item in field.metadata if isinstance(item, Place)), Place())
+
+
+def spelling(name: str, field: FieldInfo) -> str:
+    """An option as the command line spells it: `--trust-code`, or `RUN` for a value without an option before it."""
+    place = place_of(field)
+    return (place.metavar or name.upper()) if place.positional else place.option or f"--{name}"
 
 
 def with_nones(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:

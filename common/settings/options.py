@@ -6,24 +6,48 @@ import argparse
 import json
 import types
 import typing
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pydantic import Field
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from common.errors import ConfigError
 from common.settings.messages import nearest
-from common.settings.model import Settings, environment_names, is_list, place_in_recipe, setting_names
+from common.settings.model import (
+    Options,
+    Settings,
+    environment_names,
+    is_list,
+    place_in_recipe,
+    place_of,
+    setting_names,
+    spelling,
+)
 
-__all__ = ["help_parser", "schema_text"]
+__all__ = ["SchemaOptions", "help_parser", "schema_text"]
 
 
-def help_parser(model: type[Settings], program: str, description: str) -> argparse.ArgumentParser:
+class SchemaOptions(Options):
+    """Prints the JSON Schema of the settings, for editors."""
+
+    env: bool = Field(False, description="Print the names of the environment variables instead, one on each line.")
+
+
+def help_parser(model: type[Settings] | type[Options], program: str, description: str) -> argparse.ArgumentParser:
     """A command-line parser with one option for each setting, by section; it raises ConfigError where argparse would exit."""
     parser = _Parser(prog=program, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
     parser.model = model
+    if issubclass(model, Options):
+        for name, field in setting_names(model).items():
+            _add_option(parser, name, field)
+    else:
+        _add_settings(parser, model)
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser, model: type[Settings]) -> None:
     groups: dict[str, argparse._ArgumentGroup] = {}
     for name, field in setting_names(model).items():
         section = name.rpartition(".")[0]
@@ -35,18 +59,29 @@ def help_parser(model: type[Settings], program: str, description: str) -> argpar
             dest=name,
             nargs="+" if is_list(field) else None,
             metavar=_type_name(field.annotation),
-            help=_help_text(field),
+            help=_help_text(field, "required" if field.default is PydanticUndefined else f"default {field.default}"),
         )
-    return parser
 
 
-def schema_text(model: type[Settings], program: str, arguments: Sequence[str]) -> str:
-    """What a `schema` command prints: the JSON Schema of the settings, or with `--env` their environment variables, one a line."""
-    parser = argparse.ArgumentParser(prog=f"{program} schema", description="Prints the JSON Schema of the settings, for editors.")
-    parser.add_argument("--env", action="store_true", help="print the names of the environment variables instead, one a line")
-    if parser.parse_args(arguments).env:
-        return "\n".join(environment_names(model))
-    return json.dumps(model.model_json_schema(), indent=2)
+def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo) -> None:
+    """Adds an option of a small command. None stands for an option that is not given, a flag included."""
+    place = place_of(field)
+    text = _help_text(field, _default_text(field))
+    metavar = place.metavar or _type_name(field.annotation).removesuffix("|none")
+    if place.positional:
+        count = "+" if is_list(field) else "?" if place.variable or not field.is_required() else None
+        parser.add_argument(name, nargs=count, metavar=metavar, help=text)
+    elif field.annotation is bool:
+        parser.add_argument(spelling(name, field), dest=name, action="store_true", default=None, help=text)
+    elif is_list(field):
+        parser.add_argument(spelling(name, field), dest=name, action="extend", nargs="+", metavar=metavar, help=text)
+    else:
+        parser.add_argument(spelling(name, field), dest=name, metavar=metavar, help=text)
+
+
+def schema_text(model: type[Settings], *, env: bool) -> str:
+    """What a `schema` command prints: the JSON Schema of the settings, or the names of their environment variables, one a line."""
+    return "\n".join(environment_names(model)) if env else json.dumps(model.model_json_schema(), indent=2)
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -55,14 +90,15 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    model: type[Settings]
+    model: type[Settings] | type[Options]
 
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix("unrecognized arguments: ").split()[0] if "unrecognized" in message else ""
-        if place := place_in_recipe(self.model, unknown.removeprefix("--")):
+        if issubclass(self.model, Settings) and (place := place_in_recipe(self.model, unknown.removeprefix("--"))):
             raise ConfigError(f"{self.prog}: {unknown}: only a recipe can hold it: {place}")
+        kind = "settings" if issubclass(self.model, Settings) else "options"
         known = [option for action in self._actions for option in action.option_strings]
-        raise ConfigError(f"{self.prog}: {message}{nearest(unknown, known)} (all settings: {self.prog} --help)")
+        raise ConfigError(f"{self.prog}: {message}{nearest(unknown, known)} (all {kind}: {self.prog} --help)")
 
 
 def _type_name(annotation: Any) -> str:
@@ -78,12 +114,22 @@ def _type_name(annotation: Any) -> str:
     return "PATH" if annotation is Path else str(getattr(annotation, "__name__", annotation))
 
 
-def _help_text(field: FieldInfo) -> str:
+def _default_text(field: FieldInfo) -> str:
+    """What the help says about an option's default. Nothing for a flag, or if the description says what its absence means."""
+    place = place_of(field)
+    if place.variable:
+        return f"default {place.variable}"
+    if field.is_required():
+        return "" if place.positional else "required"
+    return "" if field.default in (None, ()) or field.default is False else f"default {field.default}"
+
+
+def _help_text(field: FieldInfo, default: str) -> str:
     bounds = ", ".join(
         f"{sign} {getattr(item, attribute)}"
         for item in field.metadata
         for attribute, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
         if hasattr(item, attribute)
     )
-    default = "required" if field.default is PydanticUndefined else f"default {field.default}"
-    return f"{field.description} [{bounds + '; ' if bounds else ''}{default}]".replace("%", "%%")
+    facts = "; ".join(filter(None, (bounds, default)))
+    return f"{field.description}{f' [{facts}]' if facts else ''}".replace("%", "%%")

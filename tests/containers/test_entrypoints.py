@@ -20,7 +20,7 @@ from common.errors import ConfigError, ExitCode
 from data_pipeline.__main__ import USAGE
 from data_pipeline.dataset.locks import replacing
 from tests.support.two_ranks import seconds_until
-from trainer.__main__ import _COMMANDS
+from trainer.commands.table import COMMANDS
 from trainer.watchdog.watch import Beat, Heartbeat, Patience, ProcessId
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,7 +98,7 @@ def test_train_runs_other_commands_of_the_trainer_in_one_process(stand_in: Path)
     assert run(stand_in, str(TRAIN), "--help").stdout.splitlines()[0] == "arguments: -m trainer train --help"
 
 
-@pytest.mark.parametrize("command", sorted(_COMMANDS.keys() - {"train"}))
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"train"}))
 def test_train_knows_every_command_of_its_package(stand_in: Path, command: str) -> None:
     assert run(stand_in, str(TRAIN), command, "/r").stdout.startswith(f"arguments: -m trainer {command} /r\n")
 

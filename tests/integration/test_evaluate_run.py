@@ -110,7 +110,7 @@ def test_the_command_shows_all_groups_and_refuses_what_does_not_fit(run: Path) -
         "length",
     ]
     for words, message in (
-        (("--limit", "0"), "--limit 0: use at least 1"),
+        (("--limit", "0"), "--limit = '0': input should be greater than or equal to 1"),
         (("--lm-eval", "arc_easy", "--by", "kind"), "leave out --data and --by"),
     ):
         refused = run_command("trainer", "evaluate", str(run), *words)

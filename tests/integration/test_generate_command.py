@@ -109,8 +109,8 @@ def test_a_score_that_is_not_finite_is_text_in_json(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--top_p", "0"), "top_p = 0.0 cannot be sampled with: --top_p is above 0 and at most 1"),
-        (("--batch", "0"), "--batch 0: at least 1"),
+        (("--top_p", "0"), "--top_p = '0': input should be greater than 0"),
+        (("--batch", "0"), "--batch = '0': input should be greater than or equal to 1"),
         (("--interactive", "--json"), "--interactive reads prompts from the terminal"),
         (("--prompts", "missing.txt"), "missing.txt: cannot be read"),
         (("--stop_token", "<|none|>"), "no such token"),
@@ -125,7 +125,7 @@ def test_mistakes_are_answered_with_what_is_needed(run: Path, words: tuple[str, 
 def test_a_mistake_is_one_line_and_the_exit_code_of_settings(run: Path) -> None:
     outcome = run_command("trainer", "generate", str(run), "--min_p", "2")
     assert (outcome.returncode, outcome.stdout) == (ExitCode.CONFIG, "")
-    assert outcome.stderr == "error: min_p = 2.0 cannot be sampled with: --min_p is at least 0 and at most 1\n"
+    assert outcome.stderr == "error: --min_p = '2': input should be less than or equal to 1\n"
 
 
 def test_a_terminal_can_converse_break_off_and_end(run: Path) -> None:

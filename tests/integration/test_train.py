@@ -497,7 +497,7 @@ def test_commands_answer_mistakes_in_one_line_with_the_documented_exit_code(
     for words, code, message in (
         (("trainer", "evaluate", str(tmp_path)), ExitCode.CHECKPOINT, "no config.toml"),
         (("trainer", "generate", str(run), "--checkpoint", "7"), ExitCode.CHECKPOINT, "no checkpoint of step 7; there are:"),
-        (("trainer", "generate", str(run), "--temperature", "-1"), ExitCode.CONFIG, "--temperature is at least 0"),
+        (("trainer", "generate", str(run), "--temperature", "-1"), ExitCode.CONFIG, "--temperature = '-1': input should be"),
         (("trainer", "train", "--data", str(tmp_path), "--run", "r", "--limits.steps", "1"), ExitCode.DATA, "manifest.json"),
         (("trainer", "trian"), ExitCode.CONFIG, "the commands are train"),
         (("trainer", "generate"), ExitCode.CONFIG, "no run is named"),

@@ -73,12 +73,12 @@ _MODULES = (
     "data_pipeline.repack",
     "torch._inductor",
     "trainer.__main__",
-    "trainer.verification.audit",
-    "trainer.commands.saved_model",
-    "trainer.loop",
-    "trainer.report",
-    "trainer.verification.verify",
+    "trainer.commands.audit",
+    "trainer.commands.evaluate",
     "trainer.commands.generate",
+    "trainer.commands.report",
+    "trainer.commands.train",
+    "trainer.commands.verify",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
+from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.commands.saved_model import load_model
 from trainer.data.adjustments import Changes
 from trainer.distributed.group import joined_group
@@ -28,7 +30,20 @@ from trainer.run.bounds import most_rows
 from trainer.run.directory import data_folder, load_config, settings_here
 from trainer.run.record import read_record
 
-__all__ = ["benchmark_run", "evaluate_run"]
+__all__ = ["benchmark_run", "evaluate_run", "run"]
+
+
+def run(options: EvaluateOptions) -> None:
+    """Prints the evaluation, once for all ranks; raises as `evaluate_run` and `benchmark_run` do."""
+    saved, which, as_json, trust_code = options.run, options.checkpoint, options.as_json, options.trust_code
+    if options.lm_eval is not None:
+        print(benchmark_run(saved, which, options.lm_eval, options.limit, as_json=as_json, trust_code=trust_code))
+        return
+    text = evaluate_run(
+        saved, which, data=options.data, limit=options.limit, by=options.groups, as_json=as_json, trust_code=trust_code
+    )
+    if os.environ.get("RANK", "0") == "0":
+        print(text)
 
 
 def evaluate_run(

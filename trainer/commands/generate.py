@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any
 
 from common.files import plain
+from trainer.commands.options.generate import GenerateOptions
 from trainer.commands.saved_model import opened_text_model
-from trainer.inference.conversation import converse, stop_token_ids
+from trainer.inference.conversation import converse, read_prompts, stop_token_ids
 from trainer.inference.samples import perplexity
 from trainer.inference.sampling import Sampling
 from trainer.inference.text_model import Continuation, TextModel
 from trainer.inference.text_scores import score_texts
 from trainer.run.directory import load_config
 
-__all__ = ["WritingRequest", "converse_with_run", "written_texts"]
+__all__ = ["WritingRequest", "converse_with_run", "run", "written_texts"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,51 @@ class WritingRequest:
     """Run whose latest model gives the perplexity; none: the same model."""
     trust_code: bool = False
     """Code that came with these runs may be executed; see `trainer.extensions.trust`."""
+
+
+def run(options: GenerateOptions) -> None:
+    """Writes the texts to standard output, or converses on the terminal.
+
+    Raises:
+        ConfigError: a file of prompts cannot be read; or see `written_texts`.
+        CheckpointError: see `written_texts`.
+    """
+    request = _request_of(options)
+    out = getattr(sys.stdout, "behind", sys.stdout) if options.raw else sys.stdout
+    if not options.interactive:
+        for piece in written_texts(request):
+            print(piece, end="", flush=True, file=out)
+        return
+    with suppress(ImportError):
+        import_module("readline")  # it lets `input` edit lines and recall earlier ones with the arrow keys
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # one line that cannot be read does not end the conversation
+    converse_with_run(request, input, out)
+
+
+def _request_of(options: GenerateOptions) -> WritingRequest:
+    return WritingRequest(
+        run=options.run,
+        checkpoint=options.checkpoint,
+        sampling=Sampling(
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            repetition_penalty=options.repetition_penalty,
+            stop=options.stop,
+            seed=options.seed,
+        ),
+        stop_tokens=options.stop_token,
+        prompts=[*options.prompt, *(read_prompts(options.prompts) if options.prompts else ())] or [""],
+        batch=options.batch,
+        use_cache=not options.no_cache,
+        as_json=options.as_json,
+        score=options.score,
+        reference=options.reference,
+        trust_code=options.trust_code,
+    )
 
 
 def written_texts(request: WritingRequest) -> Iterator[str]:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from common.errors import ConfigError
 from common.files import open_input
+from trainer.commands.options.stacks import StacksOptions
 from trainer.run.running_ranks import Rank, ranks_of
 from trainer.watchdog.watch import Beat, collect_stacks, process_state, send_signal, stacks_file
 
-__all__ = ["show_stacks"]
+__all__ = ["run", "show_stacks"]
 
 _MAX_BYTES = 1 << 20
 _NO_ANSWER = {
@@ -18,6 +19,11 @@ _NO_ANSWER = {
     "t": "a debugger has stopped it",
 }
 """By the state of the process."""
+
+
+def run(options: StacksOptions) -> None:
+    """Prints the stacks; raises as `show_stacks` does."""
+    print(show_stacks(options.run))
 
 
 def show_stacks(run: Path) -> str:

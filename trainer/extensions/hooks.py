@@ -104,7 +104,7 @@ class Extension:
 
         Args:
             logits_BLV: in the type of the computation, bf16 for example; `.float()` before any exponential.
-            targets_BL: int64 ids, `trainer.data.batch.IGNORE` where there is no target; there may be none at all.
+            targets_BL: int64 ids, `trainer.api.IGNORE` where there is no target; there may be none at all.
             weights_BL: fp32 weight of each target, or None where all count alike.
 
         Raises:

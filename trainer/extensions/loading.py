@@ -3,9 +3,9 @@
 The file defines plain functions by fixed names, all of them optional:
 
     on_train_start(run)                        before the first step, also of a run that goes on
-    on_step_end(run, metrics)                  after each step; metrics: `trainer.metrics.StepMetrics`
-    on_evaluate(run, evaluation)               after each validation; evaluation: `trainer.evaluation.results.Evaluation`
-    on_save(run, step, path)                   once the checkpoint of a step is complete; its files: `checkpoint_files(path)`
+    on_step_end(run, metrics)                  after each step; metrics: `trainer.api.StepMetrics`
+    on_evaluate(run, evaluation)               after each validation; evaluation: `trainer.api.Evaluation`
+    on_save(run, step, path)                   once the checkpoint of a step is complete; see `trainer.api.checkpoint_files`
     on_train_end(run)                          after the last save, also when a signal ended the training
     build_model(model_config, vocab_size)      returns the model: see `seeded_model`
     loss(logits_BLV, targets_BL, weights_BL)   returns the sum that is minimised: see `Extension.loss_sum`

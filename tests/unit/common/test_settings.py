@@ -4,16 +4,18 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from common.command_line import Command
 from common.errors import ConfigError
-from common.settings.load import load_settings
-from common.settings.model import Section, Settings, environment_names
+from common.settings.command import run_listed
+from common.settings.load import load_options, load_settings
+from common.settings.model import Options, Place, Section, Settings, environment_names
 from common.settings.options import help_parser
 from common.settings.toml import to_toml
 
@@ -222,3 +224,121 @@ def test_help_names_the_type_of_each_value_of_a_list() -> None:
 
 def test_environment_names_are_the_settings_in_capitals() -> None:
     assert environment_names(Config)[-2:] == ["DEMO_OPTIM__LR", "DEMO_OPTIM__CLIP"]
+
+
+# Options of small commands
+
+
+class Small(Options):
+    """Shows a demonstration
+    on two lines.
+
+    A second paragraph for readers of the code.
+    """
+
+    run: Annotated[Path, Place(metavar="RUN", positional=True, variable="DEMO_RUN")] = Field(description="Directory.")
+    trust_code: Annotated[bool, Place("--trust-code")] = Field(False, description="Trust the code.")
+    raw: bool = Field(False, description="Raw text.")
+    start: Annotated[int | None, Place("--from", metavar="STEP")] = Field(None, ge=0, description="First step.")
+    temperature: float = Field(0.8, ge=0, description="Randomness.")
+    top_k: int | None = Field(None, description="Choice.")
+    level: Literal["low", "high"] = Field("low", description="Level.")
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), description="Ends.")
+    checkpoint: str = Field("latest", description="Checkpoint.")
+
+    @model_validator(mode="after")
+    def _check_raw(self) -> Self:
+        if self.raw and self.trust_code:
+            raise ValueError("--raw and --trust-code exclude each other")
+        return self
+
+
+class Several(Options):
+    runs: Annotated[tuple[Path, ...], Place(metavar="RUN", positional=True)] = Field(description="Directories.")
+    output: Path = Field(description="Result.")
+
+
+SMALL, SEVERAL = help_parser(Small, "demo show", "Shows."), help_parser(Several, "demo several", "Compares.")
+
+
+def load_small(arguments: str, **environment: str) -> Small:
+    return load_options(Small, arguments.split(), SMALL, environment)
+
+
+def test_options_are_flags_values_lists_and_words_without_a_name() -> None:
+    assert load_small("r") == Small(run=Path("r"))
+    given = load_small("r --trust-code --from 3 --temperature=1e-1 --level high --stop a b --checkpoint 7 --stop c")
+    assert given == Small(
+        run=Path("r"), trust_code=True, start=3, temperature=0.1, level="high", stop=("a", "b", "c"), checkpoint="7"
+    )
+    assert load_options(Several, ["a", "b", "--output", "c"], SEVERAL, {}).runs == (Path("a"), Path("b"))
+
+
+def test_a_variable_is_used_only_where_the_command_line_has_no_value() -> None:
+    assert load_small("", DEMO_RUN="other").run == Path("other")
+    assert load_small("r", DEMO_RUN="other").run == Path("r")
+
+
+def test_other_variables_of_the_same_prefix_are_no_options() -> None:
+    assert load_small("r", DEMO_TEMPERATURE="3", DEMO_DATA="d").temperature == 0.8
+
+
+def test_none_is_a_plain_word_for_an_option() -> None:
+    assert load_small("none --checkpoint none") == Small(run=Path("none"), checkpoint="none")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        ("r --from -1", {}, r"^--from = '-1': input should be greater than or equal to 0$"),
+        ("r --temperature nan", {}, r"^--temperature = 'nan': input should be a finite number \(Randomness\.\)$"),
+        ("r --temperature hot --level mid", {}, r"^--temperature = 'hot': .* valid number.*; --level = 'mid': .*'low' or 'high'$"),
+        ("r --stop=", {}, r"^--stop = '': string should have at least 1 character$"),
+        ("r --raw --trust-code", {}, "^--raw and --trust-code exclude each other$"),
+        ("r --raw=yes", {}, "--raw: ignored explicit argument 'yes'"),
+        ("r --tempreature 1", {}, r"--tempreature 1; did you mean --temperature\? \(all options: demo show --help\)$"),
+        ("r --temp 1", {}, "unrecognized arguments: --temp 1"),
+        ("r other", {}, "unrecognized arguments: other"),
+        ("", {"DEMO_RUN": ""}, "^RUN is not set; give it on the command line or as DEMO_RUN$"),
+    ],
+)
+def test_a_mistake_in_an_option_is_answered_as_the_user_spells_it(
+    arguments: str, environment: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_small(arguments, **environment)
+
+
+def test_missing_options_are_named() -> None:
+    with pytest.raises(ConfigError, match="the following arguments are required: RUN"):
+        load_options(Several, ["--output", "c"], SEVERAL, {})
+    with pytest.raises(ConfigError, match=r"^--output is not set; give it on the command line$"):
+        load_options(Several, ["a"], SEVERAL, {})
+
+
+def test_the_help_of_options_shows_bounds_and_defaults_that_say_something() -> None:
+    lines = {line.split()[0]: line for line in SMALL.format_help().splitlines() if line.strip()}
+    assert lines["RUN"].endswith("Directory. [default DEMO_RUN]")
+    assert lines["--from"].split(None, 2)[1:] == ["STEP", "First step. [>= 0]"]
+    assert lines["--temperature"].endswith("Randomness. [>= 0; default 0.8]")
+    assert lines["--top_k"].split(None, 1)[1].split() == ["int", "Choice."], "the word none unsets no option"
+    assert lines["--raw"].split(None, 1)[1] == "Raw text."
+    assert "Result. [required]" in SEVERAL.format_help()
+
+
+def show(options: Small) -> None:
+    print(f"{options.run} from {options.start}")
+
+
+def test_a_command_of_a_table_is_checked_before_its_work_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    command = Command("show", "shows", f"{__name__}:Small", f"{__name__}:show")
+    run_listed(command, "demo", ["r", "--from", "2"])
+    assert capsys.readouterr().out == "r from 2\n"
+    with pytest.raises(SystemExit):
+        run_listed(command, "demo", ["--help"])
+    assert "\nShows a demonstration on two lines.\n\n" in capsys.readouterr().out
+    without_work = Command("show", "shows", f"{__name__}:Small", "nowhere:show")
+    with pytest.raises(ConfigError, match="--from"):
+        run_listed(without_work, "demo", ["r", "--from", "-2"])
+    with pytest.raises(ConfigError, match="a module cannot be loaded: ModuleNotFoundError"):
+        run_listed(without_work, "demo", ["r", "--from", "2"])

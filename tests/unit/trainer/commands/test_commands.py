@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import typing
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from common.command_line import run_command
-from common.errors import ConfigError, ExitCode, StorageError
+from common.command_line import Command, run_command
+from common.errors import CheckpointError, ConfigError, ExitCode, StorageError
+from tests.support.runs import ROOT
 from trainer.__main__ import _announce, main
+from trainer.commands.options.generate import GenerateOptions
+from trainer.commands.table import COMMANDS
+from trainer.inference.sampling import Sampling
+from trainer.verification.outcome import Outcome
 
 TRAIN = ("train", "--data", "data", "--run", "run", "--limits.steps", "1")
 
@@ -27,7 +38,7 @@ def broken_pipe(*_: Any, **__: Any) -> str:
 
 
 def test_a_training_whose_log_is_closed_is_not_done(exit_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.loop.train", broken_pipe)
+    monkeypatch.setattr("trainer.commands.train.train", broken_pipe)
     with pytest.raises(StorageError, match="run the same command again"):
         main(TRAIN)
     monkeypatch.setattr("builtins.print", broken_pipe)  # errors went the same way as the log
@@ -36,7 +47,7 @@ def test_a_training_whose_log_is_closed_is_not_done(exit_file: Path, monkeypatch
 
 
 def test_a_training_is_done_where_only_its_result_has_no_reader(exit_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.loop.train", lambda _: "weights")
+    monkeypatch.setattr("trainer.commands.train.train", lambda _: "weights")
     monkeypatch.setattr("builtins.print", broken_pipe)
     with pytest.raises(BrokenPipeError):
         main(TRAIN)
@@ -52,7 +63,7 @@ def test_every_node_learns_that_a_training_is_done_and_one_rank_tells_its_result
     local_rank: str,
     leaves: bool,
 ) -> None:
-    monkeypatch.setattr("trainer.loop.train", lambda _: "weights")
+    monkeypatch.setattr("trainer.commands.train.train", lambda _: "weights")
     monkeypatch.setattr("trainer.__main__.end_with_parent", lambda: None)
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("LOCAL_RANK", local_rank)
@@ -106,3 +117,100 @@ def test_help_names_every_command_and_another_word_is_refused_with_them(capsys: 
     assert commands[:3] == ["train", "evaluate", "generate"]
     with pytest.raises(ConfigError, match=f"the commands are {', '.join(commands)}$"):
         main(["trian"])
+
+
+def named(place: str) -> Any:
+    module, name = place.split(":")
+    return getattr(import_module(module), name)
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda command: command.name)
+def test_the_work_of_each_command_takes_the_settings_that_the_table_names(command: Command) -> None:
+    [settings, _] = typing.get_type_hints(named(command.work)).values()
+    assert settings is named(command.settings)
+
+
+def test_the_help_of_each_command_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom trainer.__main__ import COMMANDS, main\n"
+        "for name in COMMANDS:\n"
+        "    try: main([name, '--help'])\n"
+        "    except SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'pyarrow'} & set(sys.modules); assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("usage: python -m trainer ") == len(COMMANDS)
+
+
+def test_the_options_of_evaluate_reach_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    calls = []
+    monkeypatch.setattr("trainer.commands.evaluate.evaluate_run", lambda *given, **named: calls.append((given, named)))
+    monkeypatch.setattr("trainer.commands.evaluate.benchmark_run", lambda *given, **named: calls.append((given, named)))
+    monkeypatch.setenv("TRAIN_RUN", "mine")
+    main(["evaluate"])
+    main(["evaluate", "other", "--checkpoint", "best", "--data", "d", "--limit", "3", "--by", "all", "--json", "--trust-code"])
+    main(["evaluate", "--lm-eval", "arc_easy", "--limit", "3", "--trust-code"])
+    plain = {"data": None, "limit": None, "by": (), "as_json": False, "trust_code": False}
+    full = {"data": Path("d"), "limit": 3, "by": ("source", "kind", "length"), "as_json": True, "trust_code": True}
+    assert calls == [
+        ((Path("mine"), "latest"), plain),
+        ((Path("other"), "best"), full),
+        ((Path("mine"), "latest", "arc_easy", 3), {"as_json": False, "trust_code": True}),
+    ]
+    monkeypatch.setenv("RANK", "1")
+    capsys.readouterr()
+    main(["evaluate"])
+    assert capsys.readouterr().out == "", "one rank prints the result of all"
+
+
+@pytest.mark.parametrize("words", [("--data", "d"), ("--by", "kind")])
+def test_benchmarks_have_texts_of_their_own(words: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match="--lm-eval has texts of its own; leave out --data and --by"):
+        main(["evaluate", "run", "--lm-eval", "arc_easy", *words])
+
+
+def test_verify_prints_levels_as_they_hold_and_its_json_holds_an_error_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = []
+
+    def levels(run: Path, **given: Any) -> Iterator[Outcome]:
+        calls.append((run, {name: value for name, value in given.items() if name != "train"}))
+        yield Outcome("integrity", "all files match", {"files": 3})
+        raise CheckpointError("step 2 differs")
+
+    monkeypatch.setattr("trainer.commands.verify.verify_run", levels)
+    words = ["verify", "run", "--level", "replay", "--replay", "4", "--from", "2", "--data", "d", "--sources", "a", "b=c"]
+    with pytest.raises(CheckpointError):
+        main([*words, "--trust-code"])
+    assert capsys.readouterr().out == "all files match\n"
+    with pytest.raises(CheckpointError):
+        main([*words, "--json"])
+    held = [{"level": "integrity", "files": 3}]
+    assert json.loads(capsys.readouterr().out) == {"ok": False, "held": held, "error": "step 2 differs"}
+    options = {"level": "replay", "num_steps": 4, "start": 2, "data": Path("d"), "sources": ("a", "b=c")}
+    assert calls == [(Path("run"), options | {"trust_code": True}), (Path("run"), options | {"trust_code": False})]
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed", "refused"),
+    [
+        ("max_tokens", (1,), (0,)),
+        ("temperature", (0.0,), (-0.1, float("inf"))),
+        ("top_k", (1, None), (0,)),
+        ("top_p", (1.0, 1e-9), (0.0, 1.1)),
+        ("min_p", (0.0, 1.0), (-0.1, 1.1)),
+        ("repetition_penalty", (1e-9,), (0.0, float("inf"))),
+        ("stop", (("a",),), (("",),)),
+        ("seed", (0, (1 << 63) - 1), (-1, 1 << 63)),
+    ],
+)
+def test_generate_has_the_bounds_of_the_sampling(name: str, allowed: tuple[Any, ...], refused: tuple[Any, ...]) -> None:
+    for value in allowed:
+        assert getattr(GenerateOptions(run=Path("r"), **{name: value}), name) == getattr(Sampling(**{name: value}), name)
+    for value in refused:
+        with pytest.raises(ConfigError):
+            Sampling(**{name: value})
+        with pytest.raises(ValidationError):
+            GenerateOptions(run=Path("r"), **{name: value})

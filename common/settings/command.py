@@ -1,0 +1,43 @@
+"""Runs a command of a table: loads its settings model, fills it, and calls the function that does the work."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from common.command_line import Command, importing
+from common.settings.load import load_options, load_settings
+from common.settings.model import Options
+from common.settings.options import help_parser
+
+__all__ = ["run_listed"]
+
+
+def run_listed(command: Command, program: str, arguments: Sequence[str]) -> None:
+    """Runs a command with its command line.
+
+    Args:
+        command: the row of the table.
+        program: how the help names the program: `python -m trainer`.
+        arguments: the words after the name of the command.
+
+    Raises:
+        ConfigError: an option is unknown, a value is not allowed, or a module cannot be loaded.
+    """
+    with importing():
+        model = _named(command.settings)
+    description = command.description or (inspect.getdoc(model) or "").split("\n\n")[0]
+    parser = help_parser(model, f"{program} {command.name}", description)
+    load = load_options if issubclass(model, Options) else load_settings
+    settings = load(model, arguments, parser)
+    with importing():
+        work = _named(command.work)
+    work(settings)
+
+
+def _named(place: str) -> Any:
+    """What `package.module:name` names."""
+    module, name = place.split(":")
+    return getattr(import_module(module), name)

@@ -1,0 +1,33 @@
+"""`leaks`: looks for the text of validation and benchmarks in the training text."""
+
+from __future__ import annotations
+
+import json
+
+from common.errors import DataError
+from data_pipeline.commands.options.leaks import LeaksOptions
+from data_pipeline.config import DedupSettings
+from data_pipeline.dataset.locks import reading
+from data_pipeline.dataset.manifest import read_manifest
+from data_pipeline.dataset.splits import SPLITS
+from data_pipeline.dataset.stored_documents import read_documents, settings_in
+from data_pipeline.dedup.leaks import check_leaks
+
+__all__ = ["run"]
+
+
+def run(options: LeaksOptions) -> None:
+    """Prints what was found.
+
+    Raises:
+        DataError: the training text holds text that the model is to be tested with.
+        PreparedDataError: something of the data is missing or damaged.
+    """
+    with reading(options.directory, "leaks"):
+        manifest = read_manifest(options.directory)
+        settings = settings_in(manifest, "dedup", DedupSettings, benchmarks=())
+        train, val = (read_documents(options.directory, manifest, side) for side in SPLITS)
+        report = check_leaks(train, val, settings, options.against)
+    print(json.dumps(report.summary(), indent=2) if options.as_json else report.describe())
+    if report.leaked or (options.strict and report.contaminated):
+        raise DataError(f"{options.directory}: what it is to be tested with is in the training text; the list above says where")

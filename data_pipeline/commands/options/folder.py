@@ -1,0 +1,18 @@
+"""The option that commands on prepared data have: its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from common.settings.model import Options, Place
+
+__all__ = ["FolderOptions"]
+
+
+class FolderOptions(Options):
+    """Options of a command on prepared data."""
+
+    directory: Annotated[Path, Place(metavar="DIR", positional=True)] = Field(description="Folder that `prepare` has written.")

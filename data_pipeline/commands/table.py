@@ -1,0 +1,51 @@
+"""The commands of `python -m data_pipeline`: a row for each.
+
+The options of a command are in the module of its name in `options/`, its work is in the module of its name beside this one.
+"""
+
+from __future__ import annotations
+
+from common.command_line import Command
+
+__all__ = ["COMMANDS"]
+
+
+def _command(name: str, options: str, arguments: str, summary: str) -> Command:
+    return Command(
+        name, summary, f"data_pipeline.commands.options.{name}:{options}", f"data_pipeline.commands.{name}:run", arguments=arguments
+    )
+
+
+_PREPARE = Command(
+    "prepare",
+    "prepare text; the last line printed is the root digest (prepare --help lists every setting)",
+    "data_pipeline.config:PrepareConfig",
+    "data_pipeline.commands.prepare:run",
+    "Turns text into packed, tokenised rows for training.",
+    "--sources PATH [PATH …] --output DIR [--recipe NAME|FILE] [--workers N] [--section.setting VALUE …]",
+)
+_SCHEMA = Command(
+    "schema",
+    "print the JSON Schema of the settings; --env prints the environment variables",
+    "common.settings.options:SchemaOptions",
+    "data_pipeline.commands.schema:run",
+)
+_ROWS = (
+    _PREPARE,
+    _command(
+        *("repack", "RepackOptions", "DIR --output DIR --row_length N"),
+        "pack the same documents into rows of another length, without tokenizing again",
+    ),
+    _command("verify", "VerifyOptions", "DIR", "check every digest; name the first file that is wrong"),
+    _command(
+        *("inspect", "InspectOptions", "DIR"),
+        "show what is in prepared data; --json for programs; --document ID for one document",
+    ),
+    _command(
+        *("leaks", "LeaksOptions", "DIR"),
+        "look for training documents that are like validation documents; --against FILE … for benchmarks too",
+    ),
+    _SCHEMA,
+)
+COMMANDS = {command.name: command for command in _ROWS}
+"""By name, in the order of the help."""

@@ -1,0 +1,91 @@
+"""What `python -m data_pipeline` makes of its words; what the commands do is tested elsewhere."""
+
+from __future__ import annotations
+
+import re
+import typing
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from common.command_line import Command
+from common.errors import ConfigError, DataError
+from data_pipeline.__main__ import USAGE, main
+from data_pipeline.commands.options.repack import RepackOptions
+from data_pipeline.commands.table import COMMANDS
+from data_pipeline.config import PrepareConfig
+
+
+def named(place: str) -> Any:
+    module, name = place.split(":")
+    return getattr(import_module(module), name)
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda command: command.name)
+def test_the_work_of_each_command_takes_the_settings_that_the_table_names(command: Command) -> None:
+    [settings, _] = typing.get_type_hints(named(command.work)).values()
+    assert settings is named(command.settings)
+
+
+def test_the_usage_lists_every_command_and_another_word_is_refused_with_them() -> None:
+    assert re.findall(r"^  (\w+) +", USAGE, re.MULTILINE) == list(COMMANDS)
+    with pytest.raises(ConfigError, match=f"no such command; there are {', '.join(COMMANDS)}$"):
+        main(["prepaer"])
+
+
+@pytest.mark.parametrize("name", ["row_length", "workers"])
+def test_repack_has_the_bounds_of_prepare(name: str) -> None:
+    bounds = [item for item in RepackOptions.model_fields[name].metadata if hasattr(item, "ge") or hasattr(item, "le")]
+    assert bounds
+    assert bounds == PrepareConfig.model_fields[name].metadata
+
+
+def test_the_options_of_repack_reach_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    calls = []
+
+    def remember(*given: Any, **named: Any) -> SimpleNamespace:
+        calls.append((given, named))
+        return SimpleNamespace(root_digest="sha256:1")
+
+    monkeypatch.setattr("data_pipeline.commands.repack.repack", remember)
+    main(["repack", "d", "--output", "o", "--row_length", "64"])
+    main(["repack", "d", "--output", "o", "--row_length", "64", "--workers", "2", "--replace"])
+    assert capsys.readouterr().out == "root digest sha256:1\n" * 2
+    assert calls == [
+        ((Path("d"), Path("o"), 64, None), {"replace": False}),
+        ((Path("d"), Path("o"), 64, 2), {"replace": True}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("repack", "d", "--row_length", "64"), "^--output is not set"),
+        (("repack", "d", "--output", "o", "--row_length", "7"), "^--row_length = '7': input should be greater than or equal to 8$"),
+        (("verify",), "the following arguments are required: DIR"),
+        (("inspect", "d", "--document", "first"), "^--document = 'first': input should be a valid integer"),
+        (("leaks", "d", "--agianst", "f"), r"--agianst f; did you mean --against\?"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_is_needed(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        main(words)
+
+
+@pytest.mark.parametrize(("leaked", "contaminated", "strict", "fails"), [(1, 0, 0, 1), (0, 1, 0, 0), (0, 1, 1, 1), (0, 0, 1, 0)])
+def test_leaks_fails_on_a_leak_and_if_it_is_strict_on_benchmarks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, leaked: int, contaminated: int, strict: int, fails: int
+) -> None:
+    report = SimpleNamespace(leaked=leaked, contaminated=contaminated, describe=lambda: "")
+    for name in ("read_manifest", "settings_in", "read_documents"):
+        monkeypatch.setattr(f"data_pipeline.commands.leaks.{name}", lambda *_, **__: None)
+    monkeypatch.setattr("data_pipeline.commands.leaks.check_leaks", lambda *_: report)
+    words = ["leaks", str(tmp_path), *(["--strict"] if strict else [])]
+    if fails:
+        with pytest.raises(DataError, match="the list above says where"):
+            main(words)
+    else:
+        main(words)

@@ -1,0 +1,35 @@
+"""The names that extension files may import. Everything else in this package can change without notice.
+
+Arguments of hooks and what is in them: `RunView`, `TrainConfig`, `Progress`, `StepMetrics`, `Evaluation`, `checkpoint_files`.
+Models: `ModelConfig`, `Decoder`, `Layout`, `attend`. Losses: `IGNORE`, `cross_entropy_sum`. The end of a training: `GuardError`.
+"""
+
+from __future__ import annotations
+
+from common.errors import GuardError
+from trainer.checkpoint import checkpoint_files
+from trainer.config import ModelConfig, TrainConfig
+from trainer.data.batch import IGNORE
+from trainer.evaluation.results import Evaluation
+from trainer.extensions.hooks import RunView
+from trainer.metrics import StepMetrics
+from trainer.model.attention import Layout, attend
+from trainer.model.decoder import Decoder
+from trainer.model.loss import cross_entropy_sum
+from trainer.run.progress import Progress
+
+__all__ = [
+    "IGNORE",
+    "Decoder",
+    "Evaluation",
+    "GuardError",
+    "Layout",
+    "ModelConfig",
+    "Progress",
+    "RunView",
+    "StepMetrics",
+    "TrainConfig",
+    "attend",
+    "checkpoint_files",
+    "cross_entropy_sum",
+]

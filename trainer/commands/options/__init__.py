@@ -1,0 +1,1 @@
+"""The settings model of each small command. Nothing here imports torch, so that `--help` is fast."""

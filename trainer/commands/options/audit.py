@@ -1,0 +1,30 @@
+"""Options of `audit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from common.settings.model import Place
+from trainer.commands.options.saved_run import RunOptions
+
+__all__ = ["AuditOptions"]
+
+
+class AuditOptions(RunOptions):
+    """Proves what every step was trained on. Exits with 3 if the data is wrong, 4 if the run is."""
+
+    step: Annotated[int | None, Place(metavar="N")] = Field(None, description="Print the text of this step instead.")
+    full: bool = Field(False, description="Print the whole text of --step.")
+    data: Annotated[Path | None, Place(metavar="DIR")] = Field(
+        None, description="Where the prepared data is. Without it, where the run has read it."
+    )
+    as_json: Annotated[bool, Place("--json")] = Field(False, description="Print one JSON object.")
+
+    @model_validator(mode="after")
+    def _check_full(self) -> Self:
+        if self.full and self.step is None:
+            raise ValueError("--full shows the whole text of --step; add --step N, or leave out --full")
+        return self

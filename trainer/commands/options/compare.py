@@ -1,0 +1,21 @@
+"""Options of `compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from common.settings.model import Options, Place
+
+__all__ = ["CompareOptions"]
+
+
+class CompareOptions(Options):
+    """Writes one page about several runs: their curves in the same charts, their results, and the settings that differ."""
+
+    runs: Annotated[tuple[Path, ...], Place(metavar="RUN", positional=True)] = Field(
+        description="Directories of the runs, two or more."
+    )
+    output: Annotated[Path, Place(metavar="FILE")] = Field(Path("compare.html"), description="File that receives the page.")

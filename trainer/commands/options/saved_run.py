@@ -1,0 +1,39 @@
+"""Options that several commands have: the run, its checkpoint, and consent to the code that came with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from common.settings.model import Options, Place
+
+__all__ = ["CheckpointOptions", "RunOptions", "TrustOptions"]
+
+
+class RunOptions(Options):
+    """Options of a command on a run."""
+
+    run: Annotated[Path, Place(metavar="RUN", positional=True, variable="TRAIN_RUN")] = Field(description="Directory of the run.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_run(cls, values: Any) -> Any:
+        if "run" not in values:
+            raise ValueError("no run is named; give its directory, or set TRAIN_RUN")
+        return values
+
+
+class TrustOptions(RunOptions):
+    """Options of a command that may execute code of the run."""
+
+    trust_code: Annotated[bool, Place("--trust-code")] = Field(
+        False, description="Execute the extension.py of the run, although you have not trained with it on this machine."
+    )
+
+
+class CheckpointOptions(TrustOptions):
+    """Options of a command on a checkpoint of a run."""
+
+    checkpoint: str = Field("latest", description="The checkpoint to use: latest, best, or a step.")

@@ -1,0 +1,13 @@
+"""`schema`: what the settings of `train` are, for editors and scripts."""
+
+from __future__ import annotations
+
+from common.settings.options import SchemaOptions, schema_text
+from trainer.config import TrainConfig
+
+__all__ = ["run"]
+
+
+def run(options: SchemaOptions) -> None:
+    """Prints the schema or the variables."""
+    print(schema_text(TrainConfig, env=options.env))
