@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -26,12 +27,17 @@ class StopRequest:
         self._child_saves = False
         self._is_passed_on = False
         self._wake_reader, self._wake_writer = os.pipe()
+        for end in (self._wake_reader, self._wake_writer):
+            os.set_blocking(end, False)
 
     def install(self) -> None:
         """Handles the stop signals from now on, including those that came while they were blocked.
 
-        A signal that was ignored when this process started stays ignored: `nohup` asks for that.
+        A signal that was ignored when this process started stays ignored: `nohup` asks for that. SIGCHLD is handled too: the end of
+        a child then wakes this process, and the kernel keeps the child's exit code, which it does not if SIGCHLD is ignored.
         """
+        signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._receive)
@@ -59,9 +65,21 @@ class StopRequest:
         finally:
             self._child = None
 
+    def wait_for_signal(self, timeout_s: float | None = None) -> None:
+        """Waits until a signal comes, or has come since the last call; None: for any time.
+
+        The kernel's signal handler writes to a pipe. A system call alone would miss a signal that comes just before it: Python
+        runs its handlers between two bytecodes, and a call that has begun would go on.
+        """
+        select.select([self._wake_reader], [], [], timeout_s)
+        with suppress(BlockingIOError):
+            os.read(self._wake_reader, select.PIPE_BUF)
+
     def pause(self, seconds: float) -> None:
         """Waits, but no longer than until a stop is requested."""
-        select.select([self._wake_reader], [], [], seconds)
+        end = time.monotonic() + seconds
+        while not self.is_received() and (left := end - time.monotonic()) > 0:
+            self.wait_for_signal(left)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         if self._is_received:
@@ -71,7 +89,6 @@ class StopRequest:
         what_follows = "finishing the step and saving" if saves else "nothing is started any more"
         say(f"{signal.Signals(number).name} received; {what_follows}")
         self._pass_on()
-        os.write(self._wake_writer, b"\0")
 
     def _pass_on(self) -> None:
         if self._is_received and self._child is not None and not self._is_passed_on:

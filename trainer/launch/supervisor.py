@@ -125,9 +125,8 @@ def run_group(command: list[str], exit_file: Path, stop: StopRequest) -> Ended:
     Args:
         command: starts the ranks.
         exit_file: where the first rank that fails, or the watchdog, leaves the reason.
-        stop: the request of this process.
+        stop: the request of this process, installed.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, the kernel does not keep the exit codes of children
     exit_file.write_bytes(b"")
     group = os.posix_spawnp(
         command[0],
@@ -138,7 +137,7 @@ def run_group(command: list[str], exit_file: Path, stop: StopRequest) -> Ended:
         setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores them
     )
     with stop.passed_on_to(group, saves=True):
-        _wait_for(group)
+        _wait_for(group, stop)
     status = os.waitstatus_to_exitcode(os.waitpid(group, 0)[1])
     try:
         left = exit_file.read_text(errors="replace")
@@ -174,10 +173,13 @@ def newest_step(run: str) -> int:
     return max((int(found[1]) for name in names if (found := _CHECKPOINT.fullmatch(name))), default=-1)
 
 
-def _wait_for(child: int) -> None:
+def _wait_for(child: int, stop: StopRequest) -> None:
     """Waits until a child has ended, and leaves it to be reaped.
 
     The first process of a container without an init is also given the orphans of others. They are reaped on the way.
     """
-    while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) is not None and found.si_pid != child:
-        os.waitpid(found.si_pid, 0)
+    while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None or found.si_pid != child:
+        if found is None:
+            stop.wait_for_signal()
+        else:
+            os.waitpid(found.si_pid, 0)

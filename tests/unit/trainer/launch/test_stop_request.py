@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from tests.support.signal_handlers import installed_request
 from trainer.launch.stop_request import STOP_SIGNALS, StopRequest
 
 
 @pytest.fixture
 def stop() -> Iterator[StopRequest]:
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    stop = StopRequest()
-    stop.install()
-    yield stop
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with installed_request() as stop:
+        yield stop
 
 
 @pytest.fixture
@@ -63,6 +62,21 @@ def test_a_signal_before_there_is_a_child_is_passed_on_to_it(
         assert printed(child) == "got\n"
 
 
+def test_a_signal_at_the_moment_when_the_child_becomes_known_is_passed_on_once(
+    stop: StopRequest, child: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pass_on, signals = stop._pass_on, [signal.SIGTERM]
+
+    def pass_on_after_a_signal() -> None:
+        if signals:
+            signal.raise_signal(signals.pop())
+        pass_on()
+
+    monkeypatch.setattr(stop, "_pass_on", pass_on_after_a_signal)
+    with stop.passed_on_to(child.pid):
+        assert printed(child) == "got\n"
+
+
 def test_a_child_that_has_ended_gets_nothing(stop: StopRequest, child: subprocess.Popen[str]) -> None:
     with stop.passed_on_to(child.pid):
         pass
@@ -78,8 +92,26 @@ def test_a_pause_ends_with_the_request_and_every_later_pause_at_once(stop: StopR
     assert 0.1 < time.monotonic() - begun < 30
 
 
-def test_a_pause_without_a_request_takes_its_time(stop: StopRequest) -> None:
+def test_a_signal_that_comes_just_before_the_wait_ends_it(stop: StopRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has not run its handler yet when the system call begins."""
+    select_now, waits = select.select, []
+
+    def select_after_a_signal(*arguments: Any) -> Any:
+        if not waits:
+            signal.raise_signal(signal.SIGCHLD)
+        waits.append(arguments)
+        return select_now(*arguments)
+
+    monkeypatch.setattr(select, "select", select_after_a_signal)
     begun = time.monotonic()
+    stop.wait_for_signal(60)
+    assert time.monotonic() - begun < 30
+    assert len(waits) == 1
+
+
+def test_a_pause_without_a_request_takes_its_time_whatever_becomes_of_children(stop: StopRequest) -> None:
+    begun = time.monotonic()
+    signal.raise_signal(signal.SIGCHLD)
     stop.pause(0.3)
     assert time.monotonic() - begun >= 0.3
 

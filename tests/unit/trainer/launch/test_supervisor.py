@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError, ExitCode
+from tests.support.signal_handlers import installed_request
 from trainer.launch.stop_request import StopRequest
 from trainer.launch.supervisor import Ended, RestartPolicy, ended, newest_step, run_group, supervise
 
@@ -166,36 +167,39 @@ def test_the_newest_checkpoint_is_found_by_its_number(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def default_signals() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGCHLD, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+def installed() -> Iterator[StopRequest]:
+    with installed_request() as stop:
+        yield stop
 
 
-@pytest.mark.usefixtures("default_signals")
-def test_a_group_is_run_in_a_session_of_its_own_without_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_is_run_in_a_session_of_its_own_without_input(
+    installed: StopRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OUT", str(tmp_path / "out"))
-    does = 'echo "$(ps -o sid= -p $$) $$ $(readlink /proc/self/fd/0)" >$OUT; exit 7'
-    assert run_group(["bash", "-c", does], tmp_path / "exit", StopRequest()) == Ended(7)
+    does = 'echo "$(ps -o sid= -p $$) $$ $(readlink /proc/$$/fd/0)" >$OUT; exit 7'
+    kept, terminal = os.dup(0), os.open(tmp_path, os.O_RDONLY)
+    os.dup2(terminal, 0)
+    try:
+        assert run_group(["bash", "-c", does], tmp_path / "exit", installed) == Ended(7)
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+        os.close(terminal)
     session, own, stdin = (tmp_path / "out").read_text().split()
     assert (session, stdin) == (own, os.devnull)
 
 
-@pytest.mark.usefixtures("default_signals")
-def test_the_reason_of_an_earlier_group_is_forgotten(tmp_path: Path) -> None:
+def test_the_reason_of_an_earlier_group_is_forgotten(installed: StopRequest, tmp_path: Path) -> None:
     (tmp_path / "exit").write_text("3\n")
-    assert run_group(["bash", "-c", "exit 1"], tmp_path / "exit", StopRequest()) == Ended(1)
+    assert run_group(["bash", "-c", "exit 1"], tmp_path / "exit", installed) == Ended(1)
 
 
-@pytest.mark.usefixtures("default_signals")
-def test_a_reason_that_was_removed_is_no_error(tmp_path: Path) -> None:
-    assert run_group(["rm", tmp_path / "exit"], tmp_path / "exit", StopRequest()) == Ended(0)
+def test_a_reason_that_was_removed_is_no_error(installed: StopRequest, tmp_path: Path) -> None:
+    assert run_group(["rm", tmp_path / "exit"], tmp_path / "exit", installed) == Ended(0)
 
 
-@pytest.mark.usefixtures("default_signals")
-def test_the_orphans_of_others_are_reaped_and_their_end_is_not_that_of_the_group(tmp_path: Path) -> None:
+def test_the_orphans_of_others_are_reaped_and_their_end_is_not_that_of_the_group(installed: StopRequest, tmp_path: Path) -> None:
     orphan = os.posix_spawnp("bash", ["bash", "-c", "exit 5"], os.environ)
-    assert run_group(["bash", "-c", "sleep 0.5; exit 7"], tmp_path / "exit", StopRequest()) == Ended(7)
+    assert run_group(["bash", "-c", "sleep 0.5; exit 7"], tmp_path / "exit", installed) == Ended(7)
     with pytest.raises(ChildProcessError):
         os.waitpid(orphan, os.WNOHANG)
