@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
+import shlex
 import signal
 import subprocess
 import sys
@@ -35,12 +35,24 @@ SKYPILOT = {
 }
 
 
+LAUNCHER_OF_A_STAND_IN = """
+import runpy, sys
+sys.executable = sys.argv.pop(1)
+runpy.run_module("trainer.launch", run_name="__main__", alter_sys=True)
+"""
+
+
 @pytest.fixture
 def stand_in(tmp_path: Path) -> Path:
-    """A program in the place of Python: prints its arguments and variables, then runs $STAND_IN_DOES."""
+    """A program in the place of Python: prints its arguments and variables, then runs $STAND_IN_DOES.
+
+    It runs the launcher in Python, and is in the place of the Python that the launcher starts.
+    """
     path = tmp_path / "python"
     path.write_text(
         "#!/usr/bin/env bash\n"
+        f"launcher={shlex.quote(LAUNCHER_OF_A_STAND_IN)}\n"
+        f'[ "$1 $2" != "-m trainer.launch" ] || exec {sys.executable} -c "$launcher" "$0" "${{@:3}}"\n'
         'echo "arguments: $*"\n'
         "env | grep -E '^(PET_|OMP_NUM_THREADS=|TRAINER_EXIT_FILE=)' || true\n"
         'eval "${STAND_IN_DOES:-}"\n'
@@ -132,14 +144,6 @@ def test_one_machine_needs_no_setting(stand_in: Path) -> None:
 def test_slurm_is_translated(stand_in: Path) -> None:
     found = variables_of(stand_in, **SLURM)
     assert (found["PET_NNODES"], found["PET_NODE_RANK"], found["PET_MASTER_ADDR"]) == ("3", "1", "gpu03")
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [("a", "a"), ("a,b", "a"), ("n[1-2],m7", "n1"), ("n[07,09]-ib", "n07-ib"), ("rack1-node[001-128]", "rack1-node001")],
-)
-def test_the_first_host_of_slurms_list_is_the_master(stand_in: Path, nodes: str, first: str) -> None:
-    assert variables_of(stand_in, **{**SLURM, "SLURM_JOB_NODELIST": nodes})["PET_MASTER_ADDR"] == first
 
 
 def test_skypilot_is_translated(stand_in: Path) -> None:
@@ -373,18 +377,6 @@ def test_a_signal_in_the_pause_before_a_restart_ends_it_at_once(stand_in: Path, 
         process.send_signal(sent)
         assert process.wait(timeout=30) == 75
     assert (tmp_path / "starts").read_text() == "start\n"
-    pauses = subprocess.run(["pgrep", "-f", "^sleep 301$"], capture_output=True, text=True, check=False).stdout
-    assert pauses == "", "a pause goes on"
-
-
-def held_by_no_child(path: Path, pid: int) -> bool:
-    """Whether a process has children, and none of them has this file open."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    try:
-        opened = [file.resolve() for child in children for file in Path(f"/proc/{child}/fd").iterdir()]
-    except OSError:  # one ended meanwhile
-        return False
-    return bool(children) and path.resolve() not in opened
 
 
 @pytest.mark.parametrize("how", ["environment", "arguments"])
@@ -401,32 +393,80 @@ def test_the_data_is_not_replaced_in_the_pause_before_a_restart(stand_in: Path, 
             assert b"starting again from the newest checkpoint in 302 s" in process.stderr.readline()
             with pytest.raises(ConfigError, match="in use by another process"), replacing(data):
                 pass
-            # A pause that outlives its killed parent would hold the data.
-            seconds_until(lambda: held_by_no_child(data, process.pid), 10)
         finally:
-            process.terminate()
+            process.kill()  # a pause that goes on in a child would hold the data
     with replacing(data):
         pass
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+SLOW_START = """
+import os, pathlib, sys, time
+if "trainer.launch" in " ".join(sys.orig_argv):
+    pathlib.Path(os.environ["BEGUN"]).touch()
+    time.sleep(1)
+"""
+"""Python calls it before the launcher, which then has no handler of signals yet."""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 @pytest.mark.parametrize("whole_group", [False, True], ids=["the entrypoint", "its process group"])
-def test_a_signal_before_there_is_anything_to_stop_starts_nothing(
+def test_a_signal_while_the_launcher_is_loaded_starts_nothing(
     stand_in: Path, tmp_path: Path, sent: signal.Signals, whole_group: bool
 ) -> None:
-    slow = tmp_path / "bin/mktemp"
-    slow.parent.mkdir()
-    slow.write_text(f'#!/usr/bin/env bash\ntouch {tmp_path}/begun\nsleep 1\nexec {shutil.which("mktemp")} "$@"\n')
-    slow.chmod(0o755)
-    path = f"{slow.parent}:{os.environ['PATH']}"
-    with started_train(environment(stand_in, STAND_IN_DOES=f"touch {tmp_path}/started", PATH=path)) as process:
-        seconds_until((tmp_path / "begun").exists, 30)
-        if whole_group:  # as by Ctrl-C in a terminal; it ends mktemp too
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules/sitecustomize.py").write_text(SLOW_START)
+    begun = tmp_path / "begun"
+    variables = {"BEGUN": str(begun), "PYTHONPATH": f"{tmp_path}/modules", "STAND_IN_DOES": f"touch {tmp_path}/started"}
+    with started_train(environment(stand_in, **variables)) as process:
+        seconds_until(begun.exists, 30)
+        if whole_group:  # as by Ctrl-C in a terminal
             os.killpg(process.pid, sent)
         else:
             process.send_signal(sent)
         assert process.wait(timeout=30) == 75
     assert not (tmp_path / "started").exists()
+
+
+def test_a_signal_that_is_ignored_when_the_launcher_starts_stays_ignored(stand_in: Path, tmp_path: Path) -> None:
+    """As under `nohup`, when the terminal is closed."""
+    up, go_on = tmp_path / "up", tmp_path / "go on"
+    does = f"trap 'exit 9' TERM; touch {up}; until [ -e '{go_on}' ]; do sleep 0.1; done"
+    with subprocess.Popen(
+        ["env", "--ignore-signal=HUP", TRAIN], env=environment(stand_in, STAND_IN_DOES=does), stdout=subprocess.DEVNULL
+    ) as process:
+        try:
+            seconds_until(up.exists, 30)
+            process.send_signal(signal.SIGHUP)
+            time.sleep(0.3)
+            go_on.touch()
+            assert process.wait(timeout=30) == 0
+        finally:
+            process.kill()
+
+
+def test_exit_codes_are_kept_where_the_parent_ignores_the_end_of_its_children(stand_in: Path, tmp_path: Path) -> None:
+    command = ("env", "--ignore-signal=CHLD", str(TRAIN))
+    assert run(stand_in, *command, STAND_IN_DOES="echo 4 >$TRAINER_EXIT_FILE; exit 1").returncode == 4
+
+
+SIGNALS_OF_A_PROGRAM = "grep -E '^Sig(Ign|Blk):' /proc/self/status"
+
+
+def test_a_program_has_the_signals_of_the_entrypoint(stand_in: Path) -> None:
+    """Python ignores some signals, and the entrypoint blocks some; a program must inherit neither."""
+    plain = ["env", "--default-signal=PIPE,XFSZ,INT,QUIT", "bash", "-c", SIGNALS_OF_A_PROGRAM]
+    expected = subprocess.run(plain, capture_output=True, text=True, check=True).stdout
+    assert run(stand_in, *plain[:2], str(TRAIN), *plain[2:]).stdout == expected
+
+
+@pytest.mark.parametrize(("program", "code"), [("no-such-program", 127), ("/", 126)])
+def test_a_word_that_is_neither_a_command_nor_a_program_has_the_exit_code_of_a_shell(
+    stand_in: Path, program: str, code: int
+) -> None:
+    refused = run(stand_in, str(TRAIN), program)
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (code, 1)
+    assert refused.stderr.startswith(f"error: {program} is no program that can be started (")
+    assert "generate" in refused.stderr
 
 
 @pytest.mark.parametrize(

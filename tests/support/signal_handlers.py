@@ -1,0 +1,25 @@
+"""The launcher's handlers of signals, in the process of a test."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from trainer.launch.stop_request import STOP_SIGNALS, StopRequest
+
+__all__ = ["installed_request"]
+
+
+@contextmanager
+def installed_request() -> Iterator[StopRequest]:
+    """A request that signals to this process make while the context lasts."""
+    before = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGCHLD)}
+    stop = StopRequest()
+    stop.install()
+    try:
+        yield stop
+    finally:
+        signal.set_wakeup_fd(-1)
+        for number, handler in before.items():
+            signal.signal(number, handler)

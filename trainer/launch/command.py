@@ -1,0 +1,82 @@
+"""What the words behind `entrypoints/train` mean, and the commands that follow from them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from trainer.launch.stop_request import STOP_SIGNALS
+
+__all__ = ["COMMANDS", "become", "folder_of", "group_command", "num_ranks_command", "other_command", "training_arguments"]
+
+COMMANDS = ("train", "generate", "evaluate", "verify", "audit", "report", "compare", "stacks", "schema")
+"""The commands of `python -m trainer`."""
+
+_TORCHRUN = Path(__file__).resolve().parents[2] / "entrypoints/torchrun.py"
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+"""Exit codes of a shell for a program that it cannot start."""
+
+
+def other_command(words: Sequence[str]) -> list[str] | None:
+    """The command that runs in place of a training; None if a training is wanted."""
+    first = words[0] if words else ""
+    if first and first != "train" and not first.startswith("-"):
+        return [*_python("trainer"), *words] if first in COMMANDS else list(words)
+    if not {"-h", "--help"}.isdisjoint(words):  # help is for one reader, and not for every rank
+        return [*_python("trainer"), "train", "--help"]
+    return None
+
+
+def training_arguments(words: Sequence[str]) -> list[str]:
+    """The options of the training."""
+    return list(words[1:] if words[:1] == ["train"] else words)
+
+
+def group_command(arguments: Sequence[str]) -> list[str]:
+    """The command that starts the ranks of this node and waits for them.
+
+    The parent-death signal ends torchrun, and with it the ranks, if the launcher is killed: nobody would wait for a save.
+    SIGINT and SIGQUIT are ignored until torchrun handles them: Python would show a traceback if a signal came while it loads.
+    """
+    tied = ("env", "--ignore-signal=INT,QUIT", "setpriv", "--pdeathsig", "KILL")
+    return [*tied, sys.executable, str(_TORCHRUN), "-m", "trainer", "train", *arguments]
+
+
+def num_ranks_command(arguments: Sequence[str]) -> list[str]:
+    """The command that prints the number of GPUs that a training with these arguments uses."""
+    return [*_python("trainer.launch.num_ranks"), *arguments]
+
+
+def folder_of(name: str, arguments: Sequence[str], variables: Mapping[str, str]) -> str:
+    """The folder that the option `--NAME` or else the variable `TRAIN_NAME` gives the trainer; empty if neither does."""
+    option, found = f"--{name}", variables.get(f"TRAIN_{name.upper()}", "")
+    for previous, argument in zip(("", *arguments), arguments, strict=False):
+        if argument.startswith(f"{option}="):
+            found = argument.removeprefix(f"{option}=")
+        if previous == option:
+            found = argument
+    return found
+
+
+def become(command: list[str]) -> NoReturn:
+    """Runs a command in place of this process. The exit code is that of a shell if the program cannot be started."""
+    for number in _IGNORED_BY_PYTHON:  # the program would inherit that
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.stderr.write(
+            f"error: {command[0]} is no program that can be started ({error.strerror}), and no command: use one of "
+            f"{', '.join(COMMANDS)}\n"
+        )
+        sys.exit(_NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE)
+
+
+def _python(module: str) -> list[str]:
+    return [sys.executable, "-m", module]

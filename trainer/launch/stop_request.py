@@ -1,0 +1,97 @@
+"""The signals with which a terminal, a scheduler or Docker asks the launcher to stop."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from trainer.launch.notices import say
+
+__all__ = ["STOP_SIGNALS", "StopRequest"]
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""`entrypoints/train` blocks them until this process can handle them."""
+
+
+class StopRequest:
+    """The first stop signal, which is passed on to the child as SIGTERM. Later stop signals change nothing."""
+
+    def __init__(self) -> None:
+        self._is_received = False
+        self._child: int | None = None
+        self._child_saves = False
+        self._is_passed_on = False
+        self._wake_reader, self._wake_writer = os.pipe()
+        for end in (self._wake_reader, self._wake_writer):
+            os.set_blocking(end, False)
+
+    def install(self) -> None:
+        """Handles the stop signals from now on, including those that came while they were blocked.
+
+        A signal that was ignored when this process started stays ignored: `nohup` asks for that. SIGCHLD is handled too: the end of
+        a child then wakes this process, and the kernel keeps the child's exit code, which it does not if SIGCHLD is ignored.
+        """
+        signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._receive)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+    def is_received(self) -> bool:
+        """True from the first stop signal on."""
+        return self._is_received
+
+    @contextmanager
+    def passed_on_to(self, child: int, *, saves: bool = False) -> Iterator[None]:
+        """Passes a request on to a child while the context lasts, even a request that came before.
+
+        The child must not be reaped within the context, because its number could then belong to another process.
+
+        Args:
+            child: the number of its process.
+            saves: whether the child saves a checkpoint before it ends; it decides what users are told.
+        """
+        self._is_passed_on, self._child_saves = False, saves
+        self._child = child
+        try:
+            self._pass_on()
+            yield
+        finally:
+            self._child = None
+
+    def wait_for_signal(self, timeout_s: float | None = None) -> None:
+        """Waits until a signal comes, or has come since the last call; None: for any time.
+
+        The kernel's signal handler writes to a pipe. A system call alone would miss a signal that comes just before it: Python
+        runs its handlers between two bytecodes, and a call that has begun would go on.
+        """
+        select.select([self._wake_reader], [], [], timeout_s)
+        with suppress(BlockingIOError):
+            os.read(self._wake_reader, select.PIPE_BUF)
+
+    def pause(self, seconds: float) -> None:
+        """Waits, but no longer than until a stop is requested."""
+        end = time.monotonic() + seconds
+        while not self.is_received() and (left := end - time.monotonic()) > 0:
+            self.wait_for_signal(left)
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        if self._is_received:
+            return
+        self._is_received = True
+        saves = self._child is not None and self._child_saves
+        what_follows = "finishing the step and saving" if saves else "nothing is started any more"
+        say(f"{signal.Signals(number).name} received; {what_follows}")
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        if self._is_received and self._child is not None and not self._is_passed_on:
+            self._is_passed_on = True
+            with suppress(ProcessLookupError):
+                os.kill(self._child, signal.SIGTERM)
