@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from trainer.__main__ import _COMMANDS
+from trainer.commands import table
 from trainer.launch.command import COMMANDS, folder_of, group_command, other_command, training_arguments
 
 TRAININGS = [
@@ -24,7 +24,7 @@ def test_a_training_is_what_is_wanted_without_another_word(words: list[str], arg
 
 
 def test_the_launcher_knows_every_command_of_its_package() -> None:
-    assert sorted(COMMANDS) == sorted(_COMMANDS)
+    assert sorted(COMMANDS) == sorted(table.COMMANDS)
 
 
 @pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"train"}))
