@@ -13,7 +13,7 @@ from trainer.commands.table import COMMANDS
 from trainer.launch.first_failure import only_first_failure
 from trainer.machine.allocator import keep_memory
 from trainer.machine.private_caches import use_private_caches
-from trainer.watchdog.watch import end_with_parent, leave_reason
+from trainer.watchdog.processes import end_with_parent, leave_reason
 
 PROGRAM = "python -m trainer"
 

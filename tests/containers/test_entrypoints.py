@@ -21,7 +21,9 @@ from data_pipeline.__main__ import USAGE
 from data_pipeline.dataset.locks import replacing
 from tests.support.two_ranks import seconds_until
 from trainer.commands.table import COMMANDS
-from trainer.watchdog.watch import Beat, Heartbeat, Patience, ProcessId
+from trainer.watchdog.beat import Beat, Patience
+from trainer.watchdog.heartbeat import Heartbeat
+from trainer.watchdog.processes import ProcessId
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ROOT / "entrypoints/train"

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT, tiny_config
 from tests.support.two_ranks import seconds_until, started
-from trainer.watchdog.watch import Beat
+from trainer.watchdog.beat import Beat
 
 
 def test_a_training_shows_its_stacks_and_goes_on(tmp_path: Path) -> None:

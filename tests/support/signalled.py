@@ -101,7 +101,7 @@ class Nodes:
         if member == "rank":
             return [draw.choice(ranks)] if ranks else []
         if member == "watchdog":
-            return [pid for pid in descendants(launcher) if b"watchdog/watch.py" in command_line(pid)]
+            return [pid for pid in descendants(launcher) if b"watchdog/__main__.py" in command_line(pid)]
         return [*descendants(launcher), launcher] if member == "node" else [launcher]
 
     def reported(self) -> int:

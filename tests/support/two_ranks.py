@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.support.runs import ROOT, arguments
 from trainer.config import TrainConfig
-from trainer.watchdog.watch import Beat
+from trainer.watchdog.beat import Beat
 
 __all__ = [
     "all_ended",

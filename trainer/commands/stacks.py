@@ -9,7 +9,10 @@ from common.errors import ConfigError
 from common.files import open_input
 from trainer.commands.options.stacks import StacksOptions
 from trainer.run.running_ranks import Rank, ranks_of
-from trainer.watchdog.watch import Beat, collect_stacks, process_state, send_signal, stacks_file
+from trainer.watchdog.beat import Beat
+from trainer.watchdog.files import stacks_file
+from trainer.watchdog.processes import process_state, send_signal
+from trainer.watchdog.watch import collect_stacks
 
 __all__ = ["run", "show_stacks"]
 

@@ -7,7 +7,7 @@ import os
 from common.errors import ExitCode, StorageError
 from trainer.config import TrainConfig
 from trainer.loop import train
-from trainer.watchdog.watch import leave_reason
+from trainer.watchdog.processes import leave_reason
 
 __all__ = ["run"]
 

@@ -25,7 +25,7 @@ from trainer.launch.command import become, folder_of, group_command, num_ranks_c
 from trainer.launch.environment import may_have_gpu, missing_variables
 from trainer.launch.stop_request import StopRequest
 from trainer.launch.supervisor import RESTART_VARIABLES, RestartPolicy, newest_step, run_group, supervise
-from trainer.watchdog.watch import EXIT_FILE_VARIABLE
+from trainer.watchdog.processes import EXIT_FILE_VARIABLE
 
 __all__ = ["main"]
 

@@ -36,7 +36,7 @@ from torch.distributed.run import get_args_parser, parse_min_max_nnodes, run
 
 from common.errors import ConfigError, ExitCode
 from trainer.distributed.network import STORE_VARIABLE
-from trainer.watchdog.watch import EXIT_FILE_VARIABLE, LAUNCHER_VARIABLE
+from trainer.watchdog.processes import EXIT_FILE_VARIABLE, LAUNCHER_VARIABLE
 
 EXPLAINED_BY_THE_RANK = set(ExitCode) - {ExitCode.DONE, ExitCode.CRASHED}
 # What torchrun logs about a rank that ended, a signal that it passes on, and a node that left first: the report and the entrypoint

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common.errors import ExitCode, ProjectError
-from trainer.watchdog.watch import EXIT_FILE_VARIABLE
+from trainer.watchdog.processes import EXIT_FILE_VARIABLE
 
 __all__ = ["only_first_failure"]
 

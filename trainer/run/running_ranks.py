@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.files import UnusableFileError, open_input
-from trainer.watchdog.watch import Beat, ProcessId, own_container, process_state
+from trainer.watchdog.beat import Beat
+from trainer.watchdog.processes import ProcessId, own_container, process_state
 
 __all__ = ["Rank", "ranks_of"]
 

@@ -19,7 +19,7 @@ from trainer.training.reporter import GoBack, RepeatStep, Reporter, RollBack
 from trainer.training.saver import Saver
 from trainer.training.step_report import StepResult
 from trainer.training.trainable import Trainable, make_scaler
-from trainer.watchdog.watch import Heartbeat
+from trainer.watchdog.heartbeat import Heartbeat
 
 __all__ = ["Recovery"]
 

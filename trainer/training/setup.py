@@ -82,7 +82,11 @@ from trainer.training.reporter import Reporter
 from trainer.training.saver import Saver
 from trainer.training.trainable import RunData, Trainable, make_scaler
 from trainer.training.training_run import TrainingRun
-from trainer.watchdog.watch import Heartbeat, Patience, ProcessId, clear_heartbeats, watched
+from trainer.watchdog.beat import Patience
+from trainer.watchdog.files import clear_heartbeats
+from trainer.watchdog.heartbeat import Heartbeat
+from trainer.watchdog.processes import ProcessId
+from trainer.watchdog.watch import watched
 
 __all__ = ["opened_run"]
 

@@ -28,7 +28,7 @@ from trainer.training.reporter import Reporter
 from trainer.training.saver import Saver
 from trainer.training.step_report import PendingStep, StepInputs
 from trainer.training.trainable import RunData, Trainable
-from trainer.watchdog.watch import Heartbeat
+from trainer.watchdog.heartbeat import Heartbeat
 
 __all__ = ["TrainingRun"]
 

@@ -22,7 +22,8 @@ def run_tied(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> su
     """Runs a command to its end and captures what it writes to stderr; the rest of its output is dropped.
 
     When this process ends, by Ctrl-C, SIGTERM, SIGKILL or in any other way, the command is killed. Ranks, and the workers of a
-    preparation, end with the process that has started them: see `trainer.watchdog.watch.end_with_parent`. They get no time to save.
+    preparation, end with the process that has started them: see `trainer.watchdog.processes.end_with_parent`. They get no time to
+    save.
 
     Raises:
         StoppedBySignal: SIGTERM came.

@@ -34,7 +34,7 @@ from trainer.run.ledger import LEDGER
 from trainer.run.record import read_record
 from trainer.run.state import load_whole
 from trainer.verification.child import run_tied
-from trainer.watchdog.watch import EXIT_FILE_VARIABLE
+from trainer.watchdog.processes import EXIT_FILE_VARIABLE
 
 __all__ = ["ChildError", "Replay", "Train", "choose_start", "first_difference", "replay_run"]
 

@@ -20,15 +20,17 @@ from tests.support.runs import ROOT
 from tests.support.two_ranks import seconds_until
 from trainer.commands import stacks
 from trainer.commands.stacks import show_stacks
-from trainer.watchdog import watch
-from trainer.watchdog.watch import Beat, ProcessId
+from trainer.watchdog import processes, watch
+from trainer.watchdog.beat import Beat
+from trainer.watchdog.processes import ProcessId
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
 
 RANK = """
     import sys
     from pathlib import Path
-    from trainer.watchdog.watch import Patience, watched
+    from trainer.watchdog.beat import Patience
+    from trainer.watchdog.watch import watched
 
     def wait_for_the_test():
         sys.stdin.read()
@@ -76,7 +78,7 @@ def process(code: str, *arguments: object, before: Sequence[str] = ()) -> Iterat
 
 
 def identity(started: subprocess.Popen[str]) -> ProcessId:
-    found = watch._process(started.pid)
+    found = processes.process_facts(started.pid)
     assert found is not None
     return ProcessId(started.pid, found[1])
 
@@ -169,7 +171,7 @@ def test_where_the_kernel_cannot_name_a_process_for_ever_nothing_is_sent(tmp_pat
 def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
     with process(RANK, tmp_path, 0, "on") as rank:
         rank.send_signal(signal.SIGSTOP)
-        seconds_until(lambda: watch.process_state(identity(rank)) == "T", 20)
+        seconds_until(lambda: processes.process_state(identity(rank)) == "T", 20)
         with pytest.raises(ConfigError, match="rank 0: a signal has stopped it; it answers after SIGCONT"):
             show_stacks(tmp_path)
 

@@ -20,8 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.runs import ROOT
-from trainer.watchdog import watch
-from trainer.watchdog.watch import Beat, Heartbeat, Patience, Phase, ProcessId, StallDetector, clear_heartbeats, watched
+from trainer.watchdog import processes, watch
+from trainer.watchdog.beat import PHASES, Beat, Patience, Phase
+from trainer.watchdog.files import clear_heartbeats
+from trainer.watchdog.heartbeat import Heartbeat
+from trainer.watchdog.processes import ProcessId
+from trainer.watchdog.stalls import StallDetector
+from trainer.watchdog.watch import watched
 
 PATIENCE = Patience(stall_s=None, slow_s=600)
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
@@ -32,7 +37,7 @@ beats = st.builds(
     pid=st.integers(1, 10**7),
     started=st.integers(0, 10**15),
     step=st.integers(0, 10**12 - 1),
-    phase=st.sampled_from(watch._PHASES),
+    phase=st.sampled_from(PHASES),
     limit_s=st.integers(0, 10**7).map(lambda tenths: tenths / 10) | st.just(math.inf),
     lap=st.integers(0, 10**6 - 1),
 )
@@ -165,7 +170,7 @@ def test_a_rank_is_blamed_once_it_has_been_silent_for_longer_than_it_may() -> No
     assert look(StallDetector(), 100, lambda second: {0: beat(number=min(second, 20))}) == [51, 0]
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(watch._PHASES[:-1]), st.floats(0.1, 4)), max_size=60))
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(PHASES[:-1]), st.floats(0.1, 4)), max_size=60))
 def test_ranks_that_send_signs_of_life_are_never_blamed(signs: list[tuple[int, Phase, float]]) -> None:
     detector, now_s = StallDetector(), 0.0
     seen = {rank: beat(limit_s=5) for rank in range(4)}
@@ -233,7 +238,7 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 20) -> bool:
 
 
 def runs(pid: int) -> bool:
-    return watch._runs(pid)
+    return processes.is_running(pid)
 
 
 @contextmanager
@@ -265,7 +270,7 @@ def python(code: str, *arguments: object, **environment: str) -> Iterator[subpro
 
 CHILD = (
     "import sys, time; "
-    "from trainer.watchdog.watch import end_with_parent; end_with_parent(); print('up', flush=True); time.sleep(60)"
+    "from trainer.watchdog.processes import end_with_parent; end_with_parent(); print('up', flush=True); time.sleep(60)"
 )
 
 
@@ -306,7 +311,9 @@ def test_a_process_whose_launcher_has_gone_already_ends_at_once() -> None:
 RANK = """
     import ctypes, os, sys, threading, time
     from pathlib import Path
-    from trainer.watchdog.watch import Patience, ProcessId, watched
+    from trainer.watchdog.beat import Patience
+    from trainer.watchdog.processes import ProcessId
+    from trainer.watchdog.watch import watched
 
     run, rank, does = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     print(ProcessId.own(), flush=True)
@@ -448,7 +455,7 @@ def test_a_changed_heartbeat_has_no_other_process_killed(tmp_path: Path, forged:
         assert bystander.stdout is not None
         assert bystander.stdout.readline() == "up\n"
         assert ends.wait(20) == 0
-        (started,) = [found[1]] if (found := watch._process(bystander.pid)) else []
+        (started,) = [found[1]] if (found := processes.process_facts(bystander.pid)) else []
         line = Beat(0, bystander.pid, started, 1, "forward", 0.0).to_bytes()
         path.unlink()
         if forged == "link":
@@ -471,13 +478,13 @@ def test_signals_go_only_to_processes_that_the_watchdog_was_given(tmp_path: Path
     with python("print('up', flush=True); import time; time.sleep(60)") as bystander:
         assert bystander.stdout is not None
         assert bystander.stdout.readline() == "up\n"
-        found = watch._process(bystander.pid)
+        found = processes.process_facts(bystander.pid)
         assert found is not None
         given = {0: ProcessId(bystander.pid, found[1] - 1)}
         (tmp_path / "heartbeat").mkdir()
         (tmp_path / "heartbeat/rank-0").write_bytes(Beat(0, bystander.pid, found[1], 1, "forward", 0.0).to_bytes())
         assert watch._look(tmp_path, given) == ({}, {})
-        watch._signal(given[0], signal.SIGKILL)
+        processes.signal_if_running(given[0], signal.SIGKILL)
         time.sleep(0.1)
         assert bystander.poll() is None
 

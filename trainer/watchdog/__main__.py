@@ -1,0 +1,10 @@
+"""The watchdog as a program. It is started as an isolated script (`python -I -S FILE`), whose path lacks this package."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from trainer.watchdog.watch import main
+
+main(sys.argv[1:])

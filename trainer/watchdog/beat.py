@@ -1,0 +1,87 @@
+"""One heartbeat, and how long the next may take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from trainer.watchdog.processes import ProcessId
+
+__all__ = ["PHASES", "Beat", "Patience", "Phase"]
+
+Phase = Literal["loading", "data", "forward", "reduce", "report", "evaluate", "save", "done"]
+"""What a rank is doing, in the order within a step. `reduce`: from the last backward pass on, where ranks wait for each other."""
+PHASES: tuple[Phase, ...] = get_args(Phase)
+_SLOW_PHASES = ("loading", "evaluate", "save")
+_FIRST_STEPS = 3
+_LEAST_STALL_S = 30.0
+_SLOWER = 3.0
+_UNKNOWN = "-"
+
+
+@dataclass(frozen=True)
+class Patience:
+    """For how long a rank may be silent."""
+
+    stall_s: float | None
+    """In the phases of a step; None: the larger of 30 s and three times the slowest of the last 50 steps."""
+    slow_s: float
+    """In the phases that may take long, and in the first three steps, in which code is compiled."""
+
+    def limit_s(self, phase: Phase, step_seconds: Collection[float]) -> float:
+        """Seconds of silence that are allowed in a phase, after steps that took so long; infinite once a rank is done."""
+        if phase == "done":
+            return math.inf
+        stall_s = self.stall_s or max(_LEAST_STALL_S, _SLOWER * max(step_seconds, default=0.0))
+        return max(self.slow_s, stall_s) if phase in _SLOW_PHASES or len(step_seconds) < _FIRST_STEPS else stall_s
+
+
+@dataclass(frozen=True)
+class Beat:
+    """One heartbeat, as it stands in the rank's file: a line of fixed length, so that the next one replaces it in place."""
+
+    number: int
+    pid: int
+    started: int
+    """When the process was started, in the kernel's ticks: with its pid it names one process for ever."""
+    step: int
+    phase: Phase
+    limit_s: float
+    """For how long no other beat need follow."""
+    lap: int = 0
+    """How often the run has gone back to an earlier step."""
+    container: str = ""
+    """Where the pid means this process: see `own_container`."""
+
+    @property
+    def process(self) -> ProcessId:
+        """The process that says that it has sent it."""
+        return ProcessId(self.pid, self.started)
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """How far the rank has come: of several, the one with the lowest place is waited for."""
+        return self.lap, self.step, PHASES.index(self.phase)
+
+    def to_bytes(self) -> bytes:
+        """The line."""
+        return (
+            f"beat {self.number:>12} pid {self.pid:>10} started {self.started:>20} container {self.container or _UNKNOWN:<47} "
+            f"lap {self.lap:>6} step {self.step:>12} limit_s {self.limit_s:>12.1f} phase {self.phase:<10}\n"
+        ).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Beat | None:
+        """The beat of a line; None where it is none, which can be while it is written."""
+        words = data.decode(errors="replace").split()
+        values = dict(zip(words[::2], words[1::2], strict=False))
+        try:
+            number, pid, started, step, lap = (int(values[name]) for name in ("beat", "pid", "started", "step", "lap"))
+            phase = PHASES[PHASES.index(values["phase"])]
+            limit_s = float(values["limit_s"])
+            container = values["container"].removeprefix(_UNKNOWN)
+            return None if math.isnan(limit_s) else cls(number, pid, started, step, phase, limit_s, lap, container)
+        except (KeyError, ValueError):
+            return None

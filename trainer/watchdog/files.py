@@ -1,0 +1,82 @@
+"""The files of heartbeats and stacks in a run. Nothing is written through a link."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+__all__ = ["MAX_BEAT_BYTES", "clear_heartbeats", "heartbeat_file", "open_own", "own_folder", "read_own", "stacks_file"]
+
+MAX_BEAT_BYTES = 4096
+
+
+def clear_heartbeats(run: Path) -> None:
+    """Removes what an earlier start of the run has left; to be called by rank 0 alone, before any rank writes its own."""
+    with own_folder(run / "heartbeat") as folder:
+        for name in os.listdir(folder):  # noqa: PTH208 - of this very directory, whatever has its name now
+            if name.startswith("rank-"):
+                os.unlink(name, dir_fd=folder)
+
+
+def heartbeat_file(run: Path, rank: int) -> Path:
+    """Where a rank writes its heartbeat."""
+    return run / "heartbeat" / f"rank-{rank}"
+
+
+def stacks_file(run: Path, rank: int) -> Path:
+    """Where a rank appends its stacks when it is asked for them."""
+    return run / "stacks" / f"rank-{rank}.txt"
+
+
+@contextmanager
+def own_folder(path: Path) -> Iterator[int]:
+    """A descriptor of a folder that is created if it is missing; a link to one is refused."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir()
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except NotADirectoryError:
+        raise _in_the_way(path, "directory") from None
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def open_own(path: Path) -> int:
+    """A descriptor for appending to a regular file with one name, which no link leads to; it is created if it is missing."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    with own_folder(path.parent) as folder:
+        try:
+            descriptor = os.open(path.name, flags, 0o644, dir_fd=folder)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise _in_the_way(path, "regular file") from None
+            raise
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(descriptor)
+        raise _in_the_way(path, "regular file with one name")
+    return descriptor
+
+
+def read_own(path: Path) -> bytes:
+    """The beginning of a file that no link leads to; never waits for the other end of a pipe."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    finally:
+        os.close(folder)
+    try:
+        return os.read(descriptor, MAX_BEAT_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def _in_the_way(path: Path, wanted: str) -> OSError:
+    return OSError(f"{path} is no {wanted} (a link to one does not count); remove it and run the same command again")

@@ -1,0 +1,85 @@
+"""Shows what a rank is doing."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from trainer.watchdog.beat import Beat, Patience, Phase
+from trainer.watchdog.files import own_folder
+from trainer.watchdog.processes import ProcessId, own_container
+
+__all__ = ["Heartbeat"]
+
+_RECENT_STEPS = 50
+
+
+class Heartbeat:
+    """Shows what this rank is doing, to the watchdog and to the container's health check. A beat takes a few microseconds.
+
+    Args:
+        path: the rank's file.
+        patience: for how long it may be silent.
+        clock: seconds that never run backwards.
+
+    Raises:
+        OSError: from every method; the file cannot be written, or a link lies in the way to it.
+    """
+
+    def __init__(self, path: Path, patience: Patience, clock: Callable[[], float] = time.monotonic) -> None:
+        with own_folder(path.parent) as folder:
+            with suppress(FileNotFoundError):
+                os.unlink(path.name, dir_fd=folder)
+            self._file = os.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=folder)
+        self._patience = patience
+        self._clock = clock
+        self._process, self._container = ProcessId.own(), own_container()
+        self._number = 0
+        self._phase: Phase = "loading"
+        self._step = 0
+        self._lap = 0
+        self._step_began: float | None = None
+        self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self.beat()
+
+    def at(self, phase: Phase, step: int | None = None) -> None:
+        """Enters a phase; `step` is the number of the step that begins with it, if one does. It falls where a run goes back."""
+        if step is not None and step != self._step:
+            self._lap += step < self._step
+            now = self._clock()
+            if self._step_began is not None:
+                self._step_seconds.append(now - self._step_began)
+            self._step, self._step_began = step, now
+        self._phase = phase
+        self.beat()
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Enters a phase and then goes back to the one before; the time in between is none of the step's."""
+        before, step_began, entered = self._phase, self._step_began, self._clock()
+        self.at(phase)
+        yield
+        if step_began is not None:
+            self._step_began = step_began + self._clock() - entered
+        self.at(before)
+
+    def beat(self) -> None:
+        """Shows that this rank is alive, in the phase in which it was."""
+        self._number += 1
+        limit_s = self._patience.limit_s(self._phase, self._step_seconds)
+        pid, started = self._process.pid, self._process.started
+        beat = Beat(self._number, pid, started, self._step, self._phase, limit_s, self._lap, self._container)
+        os.pwrite(self._file, beat.to_bytes(), 0)
+
+    def expect_slow_steps(self) -> None:
+        """Allows the next steps the time of the first ones: something is different, and code may be compiled again."""
+        self._step_seconds.clear()
+
+    def close(self) -> None:
+        """Says that this rank is done, and writes no more."""
+        self.at("done")
+        os.close(self._file)

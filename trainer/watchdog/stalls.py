@@ -1,0 +1,60 @@
+"""Decides whether a group makes no progress, and which rank is to blame."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from trainer.watchdog.beat import Beat
+
+__all__ = ["POLL_S", "StallDetector", "Still"]
+
+POLL_S = 0.5
+_ASLEEP_S = 10 * POLL_S
+
+
+@dataclass(frozen=True)
+class Still:
+    """A rank that stands still."""
+
+    rank: int
+    beat: Beat
+    """Its last sign of life."""
+    seconds: float
+    """Time since then."""
+
+
+class StallDetector:
+    """Decides from what is seen of the ranks, at so many moments, whether their group stands still, and because of whom.
+
+    A group is as far as its hindmost rank: the others wait for it in the next exchange, however long it may take.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[Beat, float]] = {}
+        self._looked_s = -math.inf
+
+    def observe(self, now_s: float, beats: Mapping[int, Beat], stopped: Collection[int] = ()) -> tuple[Still, ...]:
+        """The ranks to blame, the one that has been silent longest first; none while the hindmost is within its limit.
+
+        Args:
+            now_s: seconds on a clock that never runs backwards. Where much time has passed since the last look, this
+                process did not run, so perhaps no rank did: all counts begin again.
+            beats: the last beat of each rank that is alive and not done.
+            stopped: ranks that the kernel keeps from running.
+        """
+        if now_s - self._looked_s > _ASLEEP_S:
+            self._seen.clear()
+        self._looked_s = now_s
+        self._seen = {
+            rank: before if (before := self._seen.get(rank)) and before[0] == beat else (beat, now_s)
+            for rank, beat in beats.items()
+        }
+        still = [Still(rank, beat, now_s - since_s) for rank, (beat, since_s) in self._seen.items()]
+        lowest = min((each.beat.place for each in still), default=None)
+        hindmost = [each for each in still if each.beat.place == lowest]
+        if not hindmost or any(each.seconds <= each.beat.limit_s for each in hindmost):
+            return ()
+        blamed = [each for each in hindmost if each.rank in stopped] or hindmost
+        return tuple(sorted(blamed, key=lambda each: -each.seconds))
