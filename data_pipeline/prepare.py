@@ -21,14 +21,7 @@ from data_pipeline.publishing.publish import find_finished, json_lines, settle
 from data_pipeline.publishing.replacement import check_may_replace
 from data_pipeline.reports.totals import Results, make_report
 from data_pipeline.sources.inputs import cut_into_partitions, find_inputs, remember_digests
-from data_pipeline.stages.checks import (
-    check_positions_exist,
-    check_rejected,
-    check_selected,
-    check_split,
-    check_trusted,
-    warn_of_losses,
-)
+from data_pipeline.stages import checks
 from data_pipeline.stages.deduplicate import drop_duplicates
 from data_pipeline.stages.job import Job, stage_names
 from data_pipeline.stages.pack import pack_all
@@ -56,8 +49,8 @@ def prepare(config: PrepareConfig) -> Manifest:
     output = config.output
     with stop_on_signals(), naming(output), exclusive(output):
         inputs = find_inputs(config, output / INPUTS)
-        check_positions_exist(inputs, config)
-        check_trusted(inputs, config)
+        checks.check_positions_exist(inputs, config)
+        checks.check_trusted(inputs, config)
         remember_digests(inputs, output / INPUTS)
         settings = settings_of(config)
         fingerprint = fingerprint_of(settings, [file.identity for file in inputs])
@@ -73,17 +66,17 @@ def prepare(config: PrepareConfig) -> Manifest:
         with open_runner_of(config, stage_names(config), len(partitions)) as run:
             job = Job(config, partitions, work, run)
             read = read_all(job)
-            check_rejected(partitions, read, config)
+            checks.check_rejected(partitions, read, config)
             duplicates = drop_duplicates(job, read)
-            warn_of_losses(duplicates, config)
+            checks.warn_of_losses(duplicates, config)
             split = split_all(job, read, duplicates)
-            check_split(read, split, config)
+            checks.check_split(read, split, config)
             tokenizer = train_on_sample(job, split)
             classifier = train_quality(job, split)
             tokenized = tokenize_all(job, split)
             cuts = cuts_of_sources(job, tokenized)
             selected = select_all(job, tokenized, cuts)
-            check_selected(selected)
+            checks.check_selected(selected)
             documents = documents_of(job, tokenized, selected)
             packed = pack_all(run, config.row_length, config.packing, tokenizer, documents, work)
 
