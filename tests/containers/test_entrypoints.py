@@ -249,7 +249,8 @@ def test_health_is_the_age_of_the_newest_heartbeat_of_a_rank_that_is_running(tmp
 
 def test_heartbeats_of_an_earlier_container_say_nothing_about_this_one(tmp_path: Path) -> None:
     """The process that wrote them has ended, or its number belongs to another process by now, here or in another container."""
-    wrote = "from trainer.watchdog.watch import *; import pathlib, sys; Heartbeat(pathlib.Path(sys.argv[1]), Patience(None, 600))"
+    imports = "import pathlib, sys; from trainer.watchdog.beat import Patience; from trainer.watchdog.heartbeat import Heartbeat"
+    wrote = f"{imports}; Heartbeat(pathlib.Path(sys.argv[1]), Patience(None, 600))"
     path = tmp_path / "heartbeat/rank-0"
     subprocess.run([sys.executable, "-S", "-c", wrote, path], cwd=ROOT, check=True)
     beat = Beat.from_bytes(path.read_bytes())
