@@ -126,7 +126,7 @@ def check_selected(selected: Sequence[SelectResult]) -> None:
             found = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
             raise SourceError(
                 f"none of {offered} {side} documents is left after selection ({found}); loosen the thresholds of quality, change "
-                "the weights of balance, or take a tokenizer that knows this text"
+                "the weights of balance, or use another tokenizer"
             )
 
 

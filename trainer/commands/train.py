@@ -22,7 +22,7 @@ def run(config: TrainConfig) -> None:
     try:
         result = train(config)
     except BrokenPipeError as error:
-        raise StorageError("whoever read the log has closed it; run the same command again to go on") from error
+        raise StorageError("the reader of the log has closed it; run the same command again to go on") from error
     if os.environ.get("LOCAL_RANK", "0") == "0":
         leave_reason(f"{ExitCode.DONE:d}")  # whatever becomes of torchrun now
     if os.environ.get("RANK", "0") == "0":

@@ -13,30 +13,32 @@ __all__ = ["Action", "AlertAction", "AlertsConfig", "GuardConfig"]
 Action = Literal["log", "skip", "rollback", "stop"]
 """What is done about a step whose numbers are bad."""
 AlertAction = Literal["off", "log", "stop"]
-"""What is done about anything else that a run should not do."""
+"""What is done about any other finding."""
 
 
 class GuardConfig(Section):
     """What is done when the numbers of a step are bad: log, skip (withhold the update), rollback or stop."""
 
     non_finite: Literal["skip", "rollback", "stop"] = Field(
-        "skip", description="loss or gradient not finite; the update is withheld in any case"
+        "skip", description="Action when loss or gradient is not finite. The update is withheld in any case."
     )
-    exploding: Action = Field("log", description="gradient norm above max_grad_norm; clipping holds the update in any case")
-    vanishing: Action = Field("log", description="gradient norm below min_grad_norm")
-    spike: Action = Field("log", description="loss far above the level of the last losses")
-    drop: Action = Field("log", description="loss far below the lowest of the last losses")
-    max_grad_norm: float = Field(10.0, gt=0, description="global gradient norm before clipping above which it counts as exploding")
-    min_grad_norm: float = Field(1e-7, ge=0, description="global gradient norm below which it counts as vanishing")
-    loss_window: int = Field(128, ge=8, le=65536, description="healthy losses that a loss is compared with")
-    spike_factor: float = Field(10.0, gt=0, description="standard deviations of the noise that a spike or drop exceeds")
-    spike_floor: float = Field(0.25, gt=0, description="share of the level that a spike or drop exceeds as well")
-    max_skips: int = Field(20, ge=0, description="updates withheld in a row before training stops")
-    max_rollbacks: int = Field(3, ge=0, description="rollbacks in the whole run before training stops")
-    window_steps: int = Field(10, ge=1, description="steps whose rows a rollback leaves out, from the bad step on")
-    rollback_lr_factor: float = Field(
-        1.0, gt=0, le=1, description="the learning rate is multiplied by it at each rollback; 1: kept"
+    exploding: Action = Field(
+        "log", description="Action when the gradient norm is above max_grad_norm. Clipping limits the update in any case."
     )
+    vanishing: Action = Field("log", description="Action when the gradient norm is below min_grad_norm.")
+    spike: Action = Field("log", description="Action when the loss is far above the level of the last losses.")
+    drop: Action = Field("log", description="Action when the loss is far below the lowest of the last losses.")
+    max_grad_norm: float = Field(10.0, gt=0, description="Gradients explode when their global norm before clipping is above this.")
+    min_grad_norm: float = Field(1e-7, ge=0, description="Gradients vanish when their global norm before clipping is below this.")
+    loss_window: int = Field(128, ge=8, le=65536, description="Number of last healthy losses with which a loss is compared.")
+    spike_factor: float = Field(
+        10.0, gt=0, description="A spike or drop is more than this many standard deviations of the noise away from the level."
+    )
+    spike_floor: float = Field(0.25, gt=0, description="A spike or drop is also more than this share of the level away from it.")
+    max_skips: int = Field(20, ge=0, description="Training stops when more than this many updates in a row were withheld.")
+    max_rollbacks: int = Field(3, ge=0, description="Training stops when the run would be rolled back more often than this.")
+    window_steps: int = Field(10, ge=1, description="Number of steps whose rows a rollback leaves out, from the bad step on.")
+    rollback_lr_factor: float = Field(1.0, gt=0, le=1, description="Factor of the learning rate at each rollback; 1 keeps it.")
 
     @model_validator(mode="after")
     def _check_norms(self) -> Self:
@@ -51,33 +53,48 @@ class GuardConfig(Section):
 class AlertsConfig(Section):
     """What is watched besides loss and gradient, and what is done: off, log, or stop (save, then end with exit code 5)."""
 
-    loader_wait: AlertAction = Field("log", description="steps wait for data")
-    loader_wait_share: float = Field(0.2, gt=0, lt=1, description="share of the time above which they do")
-    throughput: AlertAction = Field("log", description="tokens per second fall")
-    throughput_drop: float = Field(0.3, gt=0, lt=1, description="share by which they fall below their median")
-    window_steps: int = Field(50, ge=5, le=10_000, description="steps over which waiting and speed are judged")
-    slow_rank: AlertAction = Field("log", description="one rank is slower than the others")
-    throttling: AlertAction = Field("log", description="a GPU lowers its clocks because of heat or power supply")
-    gpu_errors: AlertAction = Field("log", description="ECC errors that rise, an Xid, or a GPU that does not answer")
-    corrected_errors: int = Field(100, ge=1, description="corrected ECC errors that are news; one uncorrected always is")
-    host_memory: AlertAction = Field("log", description="the run's memory on the host grows without end")
-    host_memory_mb: float = Field(100.0, gt=0, description="growth in MB per 1,000 steps above which it does")
-    disk: AlertAction = Field("log", description="the disk of the run is nearly full")
-    disk_free_gb: float = Field(5.0, ge=0, description="GB free below which it is")
-    plateau: AlertAction = Field("log", description="the validation loss has stopped falling")
-    overfitting: AlertAction = Field("log", description="the validation loss rises while the training loss falls")
+    loader_wait: AlertAction = Field("log", description="Alert when steps wait for data longer than loader_wait_share.")
+    loader_wait_share: float = Field(
+        0.2, gt=0, lt=1, description="Alert when steps spend more than this share of their time waiting for data."
+    )
+    throughput: AlertAction = Field("log", description="Alert when tokens per second fall by more than throughput_drop.")
+    throughput_drop: float = Field(
+        0.3, gt=0, lt=1, description="Alert when tokens per second are more than this share below their median."
+    )
+    window_steps: int = Field(50, ge=5, le=10_000, description="Number of last steps over which waiting and speed are judged.")
+    slow_rank: AlertAction = Field("log", description="Alert when one rank is slower than the others.")
+    throttling: AlertAction = Field("log", description="Alert when a GPU lowers its clocks because of heat or power supply.")
+    gpu_errors: AlertAction = Field(
+        "log", description="Alert when ECC errors increase, an Xid error occurs, or a GPU does not answer."
+    )
+    corrected_errors: int = Field(
+        100, ge=1, description="Alert when this many more ECC errors were corrected. One uncorrected error is always an alert."
+    )
+    host_memory: AlertAction = Field("log", description="Alert when the run's memory on the host grows faster than host_memory_mb.")
+    host_memory_mb: float = Field(
+        100.0, gt=0, description="Alert when host memory grows by more than this many MB per 1,000 steps."
+    )
+    disk: AlertAction = Field("log", description="Alert when less than disk_free_gb is free on the run's disk.")
+    disk_free_gb: float = Field(5.0, ge=0, description="Alert when fewer than this many GB are free on the run's disk.")
+    plateau: AlertAction = Field("log", description="Alert when the validation loss has stopped falling.")
+    overfitting: AlertAction = Field("log", description="Alert when the validation loss rises while the training loss falls.")
 
 
 class WatchdogConfig(Section):
-    """For how long a rank may stand still before its group is ended."""
+    """How long a rank may make no progress before its group is ended."""
 
-    enabled: Literal["auto", "on", "off"] = Field("auto", description="auto: under torchrun only; off: for a debugger")
+    enabled: Literal["auto", "on", "off"] = Field(
+        "auto", description="Whether the watchdog runs. auto: under torchrun only; off: for a debugger."
+    )
     stall_s: float | None = Field(
-        None, ge=1, le=86400, description="seconds without a sign of life in a step; none: 30, or 3 x the slowest step"
+        None,
+        ge=1,
+        le=86400,
+        description="Seconds without a heartbeat in a step after which the group is ended; none: 30, or 3 x the slowest step.",
     )
     slow_s: float = Field(
-        600.0, ge=1, le=86400, description="the same while loading, evaluating and saving, and in the first three steps"
+        600.0, ge=1, le=86400, description="The same in seconds while loading, evaluating and saving, and in the first three steps."
     )
     replicas_steps: int = Field(
-        100, ge=0, description="steps between comparisons of the ranks' weights, bit for bit; 0: none. Not with parallel = fsdp"
+        100, ge=0, description="Steps between bitwise comparisons of the ranks' weights; 0: none. Not with parallel = fsdp."
     )

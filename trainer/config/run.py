@@ -15,59 +15,80 @@ __all__ = ["CheckpointConfig", "EvalConfig", "LimitsConfig", "LogConfig", "Resum
 class LimitsConfig(Section):
     """When training ends: the first limit that is reached. At least one of steps, epochs and tokens is needed."""
 
-    steps: int | None = Field(None, ge=1, description="optimizer steps")
-    epochs: float | None = Field(None, gt=0, description="passes over the training rows; fractions are allowed")
-    tokens: int | None = Field(None, ge=1, description="training targets, counted over all ranks")
-    minutes: float | None = Field(None, gt=0, description="minutes of training time, over all resumes")
+    steps: int | None = Field(None, ge=1, description="Training ends after this many optimizer steps.")
+    epochs: float | None = Field(
+        None, gt=0, description="Training ends after this many passes over the training rows; fractions are allowed."
+    )
+    tokens: int | None = Field(None, ge=1, description="Training ends after this many training targets, counted over all ranks.")
+    minutes: float | None = Field(
+        None, gt=0, description="Training ends after this many minutes of training time, counted over all resumes."
+    )
 
 
 class EvalConfig(Section):
     """Validation and text samples."""
 
-    every_steps: int = Field(250, ge=1, description="steps between evaluations; the first and last step are always evaluated")
-    max_rows: int | None = Field(None, ge=1, description="validation rows to use, spread evenly over all; none: all")
-    micro: int | None = Field(None, ge=1, le=65536, description="rows in one forward pass of one rank; none: batch.micro")
-    prompt: str = Field("", description="text that the sample at each evaluation continues")
+    every_steps: int = Field(250, ge=1, description="Steps between evaluations. The first and the last step are always evaluated.")
+    max_rows: int | None = Field(None, ge=1, description="Number of validation rows to use, spread evenly over all; none: all.")
+    micro: int | None = Field(
+        None, ge=1, le=65536, description="Number of rows in one forward pass of one rank; none: batch.micro."
+    )
+    prompt: str = Field("", description="Text that the sample at each evaluation continues.")
     prompts: tuple[str, ...] = Field(
         (),
-        description="texts that the samples continue; none: eval.prompt, if it is set, and the beginnings of four validation rows",
+        description="Texts that the samples continue; none: eval.prompt, if it is set, and the beginnings of four validation rows.",
     )
-    score: bool = Field(True, description="score the samples: perplexity, repetition, diversity, coherence")
-    sample_tokens: int = Field(64, ge=0, le=4096, description="length of that sample; 0: no sample")
-    sample_temperature: float = Field(0.8, ge=0, le=10, description="its temperature; 0 always takes the likeliest token")
+    score: bool = Field(True, description="Whether samples are scored: perplexity, repetition, diversity, coherence.")
+    sample_tokens: int = Field(64, ge=0, le=4096, description="Length of each sample in tokens; 0: no samples.")
+    sample_temperature: float = Field(
+        0.8, ge=0, le=10, description="Temperature of the samples; 0 always takes the likeliest token."
+    )
     plateau_threshold: float = Field(
-        0.001, gt=0, lt=1, description="change over the window, as a share of the validation loss, below which it is a plateau"
+        0.001,
+        gt=0,
+        lt=1,
+        description="The validation loss is on a plateau when it changes by less than this share over the window.",
     )
-    plateau_window: int = Field(10, ge=7, le=1000, description="evaluations that trend, plateau and overfitting are judged by")
-    patience: int | None = Field(None, ge=1, description="evaluations without improvement after which training ends; none: off")
-    min_delta: float = Field(0.0, ge=0, le=10, description="nats that a validation loss must be below the best to improve on it")
+    plateau_window: int = Field(
+        10, ge=7, le=1000, description="Number of last evaluations by which trend, plateau and overfitting are judged."
+    )
+    patience: int | None = Field(
+        None, ge=1, description="Training ends after this many evaluations without improvement; none: off."
+    )
+    min_delta: float = Field(
+        0.0, ge=0, le=10, description="An evaluation improves when its loss is more than this many nats below the best."
+    )
 
 
 class CheckpointConfig(Section):
     """When the whole state is saved, and what is kept."""
 
-    every_steps: int = Field(500, ge=1, description="steps between checkpoints; the last step is always saved")
-    every_minutes: float = Field(30.0, gt=0, description="minutes between checkpoints, if the steps take longer")
-    keep_last: int = Field(2, ge=1, le=1000, description="newest checkpoints to keep; the best by validation loss is kept too")
+    every_steps: int = Field(500, ge=1, description="Steps between checkpoints. The last step is always saved.")
+    every_minutes: float = Field(
+        30.0, gt=0, description="A checkpoint is saved after this many minutes if every_steps takes longer."
+    )
+    keep_last: int = Field(
+        2, ge=1, le=1000, description="Number of newest checkpoints to keep. The best by validation loss is kept too."
+    )
     keep_every: int | None = Field(
-        None, ge=1, description="keep those of steps that are multiples of this as well; none: no others"
+        None, ge=1, description="Checkpoints of steps that are multiples of this are kept as well; none: no others."
     )
 
 
 class LogConfig(Section):
     """What is shown while training."""
 
-    every_steps: int = Field(10, ge=1, description="steps between lines on the terminal and points in TensorBoard")
-    report: bool = Field(True, description="write report.html and training_metrics.png when the training ends")
-    average_steps: int = Field(100, ge=2, le=10_000, description="steps of the moving average of the training loss")
+    every_steps: int = Field(10, ge=1, description="Steps between lines on the terminal and points in TensorBoard.")
+    report: bool = Field(True, description="Whether report.html and training_metrics.png are written when the training ends.")
+    average_steps: int = Field(100, ge=2, le=10_000, description="Number of steps in the moving average of the training loss.")
     layers_every_steps: int = Field(
-        100, ge=0, description="steps between norms of gradients and weights and update ratios by layer; 0: none"
+        100, ge=0, description="Steps between norms of gradients and weights and update ratios by layer; 0: none."
     )
-    histograms_every_steps: int = Field(1000, ge=0, description="steps between histograms of gradients and weights; 0: none")
-    hardware_every_s: float = Field(10.0, ge=0, le=3600, description="seconds between readings of GPUs and machine; 0: none")
-    wandb_project: str | None = Field(None, description="project in Weights & Biases that shows this run too; none: off")
-    mlflow_uri: str | None = Field(None, description="address or folder of the MLflow store that shows this run too; none: off")
-    mlflow_experiment: str = Field("trainer", min_length=1, description="name of the experiment there")
+    histograms_every_steps: int = Field(1000, ge=0, description="Steps between histograms of gradients and weights; 0: none.")
+    hardware_every_s: float = Field(10.0, ge=0, le=3600, description="Seconds between readings of GPUs and host; 0: none.")
+    wandb_project: str | None = Field(None, description="Project in Weights & Biases that shows this run too; none: off.")
+    mlflow_uri: str | None = Field(None, description="Address or folder of the MLflow store that shows this run too; none: off.")
+    mlflow_experiment: str = Field("trainer", min_length=1, description="Name of the experiment in the MLflow store.")
 
     @model_validator(mode="after")
     def _check_secrets(self) -> Self:
@@ -83,5 +104,5 @@ class ResumeConfig(Section):
     """What may differ from the run that is continued."""
 
     allow_changes: tuple[str, ...] = Field(
-        (), description="names from the refusal that may differ, or quarantine; the bits will too"
+        (), description="Names from the refusal that may differ, or quarantine. The bits will differ too."
     )

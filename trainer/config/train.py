@@ -66,7 +66,7 @@ class TrainConfig(Settings):
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="saving the state")
     log: LogConfig = Field(LogConfig(), description="what is shown")
     alerts: AlertsConfig = Field(AlertsConfig(), description="what is watched besides loss and gradient")
-    watchdog: WatchdogConfig = Field(WatchdogConfig(), description="ranks that stand still")
+    watchdog: WatchdogConfig = Field(WatchdogConfig(), description="ranks that make no progress")
     bad_data: BadDataConfig = Field(BadDataConfig(), description="shards that cannot be read")
     resume: ResumeConfig = Field(ResumeConfig(), description="continuing a run")
 

@@ -1,9 +1,9 @@
 """The run directory: one writer at a time, and `record.json`, which says what the run was made from.
 
 The part of the record called `identity` holds all that the bits of the run depend on. A run is continued only where it is the same.
-Its `changes` say from which step on micro-batches were smaller, or shards left out (see `changes`), than the identity says, and
-`earlier` up to which step identity or environment were other ones, oldest first: what stood there then, where it is not the same.
-It is sealed with a digest of its own, and its `files` holds those of the others. No host, user or path goes into it, and of
+`changes` lists the adjustments: from which step on micro-batches were smaller than the identity says, or shards were left out.
+`earlier` lists starts of the run with another identity or environment, oldest first: until which step, and the values that differed.
+The record is sealed with a digest of its own, and its `files` holds those of the others. No host, user or path goes into it, and of
 the environment's variables only those that are named in this program, so that no secret can.
 """
 

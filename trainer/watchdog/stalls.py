@@ -16,7 +16,7 @@ _ASLEEP_S = 10 * POLL_S
 
 @dataclass(frozen=True)
 class Still:
-    """A rank that stands still."""
+    """A rank that makes no progress."""
 
     rank: int
     beat: Beat
@@ -26,9 +26,9 @@ class Still:
 
 
 class StallDetector:
-    """Decides from what is seen of the ranks, at so many moments, whether their group stands still, and because of whom.
+    """Decides from repeated looks at the ranks whether their group makes no progress, and which rank is to blame.
 
-    A group is as far as its hindmost rank: the others wait for it in the next exchange, however long it may take.
+    The slowest rank limits the group, because all others wait for it in the next exchange.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class StallDetector:
         self._looked_s = -math.inf
 
     def observe(self, now_s: float, beats: Mapping[int, Beat], stopped: Collection[int] = ()) -> tuple[Still, ...]:
-        """The ranks to blame, the one that has been silent longest first; none while the hindmost is within its limit.
+        """The ranks to blame, the one that has been silent longest first; none while the slowest is within its limit.
 
         Args:
             now_s: seconds on a clock that never runs backwards. Where much time has passed since the last look, this
@@ -53,8 +53,8 @@ class StallDetector:
         }
         still = [Still(rank, beat, now_s - since_s) for rank, (beat, since_s) in self._seen.items()]
         lowest = min((each.beat.place for each in still), default=None)
-        hindmost = [each for each in still if each.beat.place == lowest]
-        if not hindmost or any(each.seconds <= each.beat.limit_s for each in hindmost):
+        slowest = [each for each in still if each.beat.place == lowest]
+        if not slowest or any(each.seconds <= each.beat.limit_s for each in slowest):
             return ()
-        blamed = [each for each in hindmost if each.rank in stopped] or hindmost
+        blamed = [each for each in slowest if each.rank in stopped] or slowest
         return tuple(sorted(blamed, key=lambda each: -each.seconds))

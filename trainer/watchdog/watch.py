@@ -1,4 +1,4 @@
-"""Notices a rank that stands still, says which one and where, and ends the group, so that it can be started again.
+"""Notices a rank that makes no progress, says which one and where, and ends the group, so that it can be started again.
 
 Every rank writes a heartbeat: which step it is at, in which phase, and for how long it may be silent there. One small process on
 each node reads those of the node's ranks. It is a process of its own because a rank that is stopped, or that holds the
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str]) -> None:
     """The watchdog itself: looks at the heartbeats twice a second until the process that started it ends."""
     if arguments[:1] == [_TIED]:
         _run_tied(int(arguments[1]), arguments[2:])
-    parser = argparse.ArgumentParser(prog="python -m trainer.watchdog", description="Ends a group of ranks that stands still.")
+    parser = argparse.ArgumentParser(prog="python -m trainer.watchdog", description="Ends a group of ranks that makes no progress.")
     parser.add_argument("run", type=Path, help="directory of the run")
     parser.add_argument("--first_rank", type=int, required=True, help="lowest rank on this node")
     parser.add_argument("--processes", nargs="+", type=ProcessId.parse, required=True, help="PID:START of each rank on this node")
@@ -144,7 +144,7 @@ def _look(run: Path, processes: Mapping[int, ProcessId]) -> tuple[dict[int, Beat
 
 
 def _end_group(run: Path, blamed: Sequence[Still], beats: Mapping[int, Beat], states: Mapping[int, str]) -> None:
-    """Says who stands still and where, has all ranks write their stacks, and kills: those to blame first, the rest if they stay."""
+    """Names the ranks to blame and where they are, has all ranks write their stacks, and kills those to blame, then the rest."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the group is ended to the end, whatever becomes of the rank that started this
     set_death_signal(0)
     reason = "; ".join(_described(still, states[still.rank]) for still in blamed)
@@ -250,7 +250,7 @@ def _watchdog_process(run: Path, first_rank: int, processes: Sequence[ProcessId]
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     except OSError as error:
-        _log.warning("the watchdog could not be started (%s); a rank that stands still will not be noticed", error)
+        _log.warning("the watchdog could not be started (%s); a rank that makes no progress will not be noticed", error)
         yield
         return
     try:
