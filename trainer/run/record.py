@@ -2,7 +2,7 @@
 
 The part of the record called `identity` holds all that the bits of the run depend on. A run is continued only where it is the same.
 `changes` lists the adjustments: from which step on micro-batches were smaller than the identity says, or shards were left out.
-`earlier` lists starts of the run with another identity or environment, oldest first: until which step, and the values that differed.
+`earlier` lists starts of the run with another identity or environment, oldest first: until which step, and the differing values.
 The record is sealed with a digest of its own, and its `files` holds those of the others. No host, user or path goes into it, and of
 the environment's variables only those that are named in this program, so that no secret can.
 """
