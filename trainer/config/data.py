@@ -14,9 +14,9 @@ __all__ = ["BadDataConfig", "BatchConfig", "MixtureConfig"]
 class BatchConfig(Section):
     """How many rows make one optimizer step, and one forward pass."""
 
-    global_rows: int = Field(32, ge=1, le=1 << 20, description="rows in one optimizer step, over all ranks")
+    global_rows: int = Field(32, ge=1, le=1 << 20, description="Number of rows in one optimizer step, over all ranks.")
     micro: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = Field(
-        8, description="rows in one forward and backward pass of one rank; auto: as many as the memory takes"
+        8, description="Number of rows in one forward and backward pass of one rank; auto: as many as fit into memory."
     )
 
     @model_validator(mode="after")
@@ -45,7 +45,8 @@ class MixtureConfig(Section):
     """How often each source is drawn, whatever its size."""
 
     weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        default_factory=dict, description="share of the rows by name of the source, relative to each other; none: all rows alike"
+        default_factory=dict,
+        description="Weight of each source by its name, relative to the others; none: all rows are drawn equally often.",
     )
 
 
@@ -53,6 +54,9 @@ class BadDataConfig(Section):
     """What is done about a shard of the prepared data that cannot be read, on whatever rank."""
 
     policy: Literal["stop", "quarantine"] = Field(
-        "stop", description="quarantine: from then on its rows are padding, on all ranks, and training goes on"
+        "stop",
+        description="Action when a shard cannot be read. quarantine: its rows become padding on all ranks, and training goes on.",
     )
-    max_share: float = Field(0.05, ge=0, le=1, description="share of a split's rows in such shards above which training stops")
+    max_share: float = Field(
+        0.05, ge=0, le=1, description="Training stops when more than this share of a split's rows is in quarantine."
+    )

@@ -14,47 +14,60 @@ __all__ = ["EmaConfig", "LossConfig", "OptimConfig", "ScheduleConfig"]
 class LossConfig(Section):
     """What is minimised."""
 
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target's probability spread over the vocabulary")
-    z_loss: float = Field(0.0, ge=0, le=1, description="weight of the squared logarithm of the softmax's denominator; 0: none")
-    temperature: float = Field(1.0, gt=0, le=100, description="logits are divided by it before the softmax")
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="Share of the target's probability that is spread over the vocabulary."
+    )
+    z_loss: float = Field(0.0, ge=0, le=1, description="Weight of the squared logarithm of the softmax's denominator; 0: none.")
+    temperature: float = Field(1.0, gt=0, le=100, description="Logits are divided by this before the softmax.")
     normalise: Literal["tokens", "sequences"] = Field(
-        "tokens", description="mean over targets, or over documents' means; a document cut by packing counts once for each piece"
+        "tokens",
+        description="Mean over targets, or over the means of documents. A document that packing cut counts once for each piece.",
     )
     chunk_tokens: int | None = Field(
-        None, ge=1, le=1 << 24, description="positions whose logits exist at one time; none: chosen from the vocabulary's size"
+        None,
+        ge=1,
+        le=1 << 24,
+        description="Number of positions whose logits exist at one time; none: chosen from the vocabulary's size.",
     )
 
 
 class OptimConfig(Section):
     """The optimizer and gradient clipping."""
 
-    kind: Literal["adamw", "muon"] = Field("adamw", description="muon: for the matrices of the layers, with AdamW for all others")
-    lr: float = Field(6e-4, gt=0, le=1, description="peak learning rate")
-    weight_decay: float = Field(0.1, ge=0, le=1, description="decoupled decay of matrices; vectors have none")
-    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the gradient average")
-    beta2: float = Field(0.95, ge=0, lt=1, description="decay of the squared-gradient average")
-    eps: float = Field(1e-8, gt=0, lt=1, description="AdamW's epsilon")
-    clip_norm: float = Field(
-        1.0, gt=0, description="largest global gradient norm; a larger one is scaled down to it; with 1e9 none ever is"
+    kind: Literal["adamw", "muon"] = Field(
+        "adamw", description="Optimizer. muon: Muon for the matrices of the layers, AdamW for all others."
     )
-    muon_momentum: float = Field(0.95, ge=0, lt=1, description="decay of Muon's momentum")
+    lr: float = Field(6e-4, gt=0, le=1, description="Peak learning rate.")
+    weight_decay: float = Field(0.1, ge=0, le=1, description="Decoupled weight decay of matrices; vectors have none.")
+    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the gradient average.")
+    beta2: float = Field(0.95, ge=0, lt=1, description="Decay of the squared-gradient average.")
+    eps: float = Field(1e-8, gt=0, lt=1, description="Epsilon of AdamW.")
+    clip_norm: float = Field(
+        1.0, gt=0, description="Gradients with a larger global norm are scaled down to this norm; 1e9 turns clipping off."
+    )
+    muon_momentum: float = Field(0.95, ge=0, lt=1, description="Decay of Muon's momentum.")
 
 
 class ScheduleConfig(Section):
     """Learning rate over the steps."""
 
     kind: Literal["cosine", "linear", "wsd", "polynomial", "exponential", "step", "constant"] = Field(
-        "cosine", description="shape after the warm-up; wsd: constant, then a straight line down in the last `decay_share`"
+        "cosine",
+        description="Shape after the warm-up. wsd: constant, then a straight line down in the last `decay_share`.",
     )
-    warmup_steps: int = Field(100, ge=0, description="steps of linear rise to the peak")
-    decay_steps: int | None = Field(None, ge=1, description="step at which the floor is reached; none: the last step of the limits")
-    floor: float = Field(0.1, ge=0, le=1, description="lowest learning rate, as a share of the peak")
-    decay_share: float = Field(0.2, gt=0, le=1, description="wsd: share of the steps to `decay_steps` in which the rate falls")
-    power: float = Field(2.0, gt=0, le=10, description="polynomial: the exponent")
+    warmup_steps: int = Field(100, ge=0, description="Number of steps in which the learning rate rises linearly to its peak.")
+    decay_steps: int | None = Field(
+        None, ge=1, description="Step at which the floor is reached; none: the last step of the limits."
+    )
+    floor: float = Field(0.1, ge=0, le=1, description="Lowest learning rate, as a share of the peak.")
+    decay_share: float = Field(
+        0.2, gt=0, le=1, description="wsd: share of the steps to `decay_steps` in which the learning rate falls."
+    )
+    power: float = Field(2.0, gt=0, le=10, description="polynomial: exponent of the decay.")
     milestones: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (), description="step: steps at which the rate is multiplied by `gamma`"
+        (), description="step: steps at which the learning rate is multiplied by `gamma`."
     )
-    gamma: float = Field(0.1, gt=0, lt=1, description="step: that factor")
+    gamma: float = Field(0.1, gt=0, lt=1, description="step: factor of the learning rate at each milestone.")
 
     @model_validator(mode="after")
     def _check_shape(self) -> Self:
@@ -76,5 +89,7 @@ class ScheduleConfig(Section):
 class EmaConfig(Section):
     """A moving average of the weights, which is evaluated, and generates text, when it is on."""
 
-    decay: float | None = Field(None, gt=0, lt=1, description="share of the average that a step keeps, such as 0.999; none: off")
-    warmup_steps: int = Field(100, ge=0, description="steps in which the decay rises, so that the first weights are soon forgotten")
+    decay: float | None = Field(None, gt=0, lt=1, description="Share of the average that a step keeps, such as 0.999; none: off.")
+    warmup_steps: int = Field(
+        100, ge=0, description="Number of steps in which the decay rises, so that the first weights are soon forgotten."
+    )

@@ -27,48 +27,50 @@ class TrainConfig(Settings):
     environment_prefix: ClassVar[str] = "TRAIN_"
     recipe_table: ClassVar[str] = "train"
 
-    recipe: str | None = Field(None, description="name in env/recipes, or a .toml file")
-    data: Path = Field(description="directory that `data_pipeline prepare` wrote")
-    run: Path = Field(description="directory of this run; a run that is there already is continued")
-    seed: int = Field(1337, ge=0, lt=1 << 63, description="decides the initial weights, the order of rows and the samples")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute; auto: on GPUs if the machine has any")
+    recipe: str | None = Field(None, description="Name in env/recipes, or a .toml file.")
+    data: Path = Field(description="Directory that `data_pipeline prepare` wrote.")
+    run: Path = Field(description="Directory of this run. A run that is there already is continued.")
+    seed: int = Field(1337, ge=0, lt=1 << 63, description="Seed of the initial weights, the order of rows and the samples.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to compute; auto: on GPUs if the machine has any.")
     threads: int | None = Field(
-        None, ge=1, le=1024, description="CPU threads of one rank; none: OMP_NUM_THREADS or its share of the cores"
+        None, ge=1, le=1024, description="Number of CPU threads of one rank; none: OMP_NUM_THREADS or its share of the cores."
     )
     precision: Literal["fp32", "bf16", "fp16", "float8"] = Field(
-        "fp32", description="of the forward and backward pass; weights stay fp32. float8: in matrix products, bf16 elsewhere"
+        "fp32",
+        description="Format of the forward and backward pass; weights stay fp32. float8: in matrix products, bf16 elsewhere.",
     )
-    tf32: bool = Field(False, description="let GPUs round the inputs of fp32 matrix products to 10 bits, which is faster")
+    tf32: bool = Field(False, description="Whether GPUs round the inputs of fp32 matrix products to 10 bits, which is faster.")
     reproducibility: Literal["off", "run", "elastic"] = Field(
         "run",
-        description="run: the same bits for the same number of ranks, also after a resume; elastic: for 1, 2, 4 or 8 ranks",
+        description="Runs with equal bits. run: with the same number of ranks, also after a resume; elastic: with 1, 2, 4 or 8 ranks.",
     )
     parallel: Literal["ddp", "fsdp"] = Field(
-        "ddp", description="fsdp: each rank keeps a part of weights and optimizer state, for models that do not fit one GPU"
+        "ddp",
+        description="How ranks share the work. fsdp: each keeps a part of weights and optimizer state, for models too large for one GPU.",
     )
     attention: Literal["auto", "varlen", "flex", "documents", "sdpa"] = Field(
-        "auto", description="kernel of the attention; auto: the fastest that the machine has"
+        "auto", description="Kernel of the attention; auto: the fastest that the machine has."
     )
-    extension: Path | None = Field(None, description="a Python file with callbacks, a loss or a model of your own")
-    compile: Literal["auto", "on", "off"] = Field("auto", description="torch.compile; auto: on CUDA only")
-    verify_data: bool = Field(True, description="check a shard's digest when it is first opened")
-    prefetch: int = Field(2, ge=1, le=64, description="global batches read ahead")
-    model: ModelConfig = Field(ModelConfig(), description="shape of the decoder")
-    batch: BatchConfig = Field(BatchConfig(), description="rows of one step")
-    mixture: MixtureConfig = Field(MixtureConfig(), description="shares of the sources")
-    loss: LossConfig = Field(LossConfig(), description="what is minimised")
-    optim: OptimConfig = Field(OptimConfig(), description="optimizer and clipping")
-    schedule: ScheduleConfig = Field(ScheduleConfig(), description="learning rate over the steps")
-    ema: EmaConfig = Field(EmaConfig(), description="moving average of the weights")
-    guard: GuardConfig = Field(GuardConfig(), description="what is done when the numbers of a step are bad")
-    limits: LimitsConfig = Field(LimitsConfig(), description="when training ends, whichever comes first")
-    eval: EvalConfig = Field(EvalConfig(), description="validation and samples")
-    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="saving the state")
-    log: LogConfig = Field(LogConfig(), description="what is shown")
-    alerts: AlertsConfig = Field(AlertsConfig(), description="what is watched besides loss and gradient")
-    watchdog: WatchdogConfig = Field(WatchdogConfig(), description="ranks that make no progress")
-    bad_data: BadDataConfig = Field(BadDataConfig(), description="shards that cannot be read")
-    resume: ResumeConfig = Field(ResumeConfig(), description="continuing a run")
+    extension: Path | None = Field(None, description="Python file with callbacks, a loss or a model of your own.")
+    compile: Literal["auto", "on", "off"] = Field("auto", description="Whether torch.compile is used; auto: on CUDA only.")
+    verify_data: bool = Field(True, description="Whether a shard's digest is checked when it is first opened.")
+    prefetch: int = Field(2, ge=1, le=64, description="Number of global batches that are read ahead.")
+    model: ModelConfig = Field(ModelConfig(), description="Shape of the decoder.")
+    batch: BatchConfig = Field(BatchConfig(), description="Rows of one step.")
+    mixture: MixtureConfig = Field(MixtureConfig(), description="Shares of the sources.")
+    loss: LossConfig = Field(LossConfig(), description="Loss that is minimised.")
+    optim: OptimConfig = Field(OptimConfig(), description="Optimizer and clipping.")
+    schedule: ScheduleConfig = Field(ScheduleConfig(), description="Learning rate over the steps.")
+    ema: EmaConfig = Field(EmaConfig(), description="Moving average of the weights.")
+    guard: GuardConfig = Field(GuardConfig(), description="Actions when the numbers of a step are bad.")
+    limits: LimitsConfig = Field(LimitsConfig(), description="Limits at which training ends, whichever comes first.")
+    eval: EvalConfig = Field(EvalConfig(), description="Validation and samples.")
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="Checkpoints.")
+    log: LogConfig = Field(LogConfig(), description="Terminal, TensorBoard, report and tracking services.")
+    alerts: AlertsConfig = Field(AlertsConfig(), description="Alerts besides those on loss and gradient.")
+    watchdog: WatchdogConfig = Field(WatchdogConfig(), description="Ranks that make no progress.")
+    bad_data: BadDataConfig = Field(BadDataConfig(), description="Shards that cannot be read.")
+    resume: ResumeConfig = Field(ResumeConfig(), description="Changes that a resume may have.")
 
     def compiles(self, device_type: str) -> bool:
         """True where the model is compiled on devices of this type."""
