@@ -32,7 +32,7 @@ class ModelConfig(Section):
     init_std: float = Field(0.02, gt=0, lt=1, description="Standard deviation of the initial weights.")
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none",
-        description="Recomputed in backward to save memory. full: each layer; selective: all but its matrix products and attention.",
+        description="Recomputed in backward to save memory. full: each layer; selective: all but matrix products and attention.",
     )
 
     @model_validator(mode="after")

@@ -42,11 +42,11 @@ class TrainConfig(Settings):
     tf32: bool = Field(False, description="Whether GPUs round the inputs of fp32 matrix products to 10 bits, which is faster.")
     reproducibility: Literal["off", "run", "elastic"] = Field(
         "run",
-        description="Runs with equal bits. run: with the same number of ranks, also after a resume; elastic: with 1, 2, 4 or 8 ranks.",
+        description="Runs with equal bits. run: on as many ranks, also after a resume; elastic: on 1, 2, 4 or 8 ranks.",
     )
     parallel: Literal["ddp", "fsdp"] = Field(
         "ddp",
-        description="How ranks share the work. fsdp: each keeps a part of weights and optimizer state, for models too large for one GPU.",
+        description="fsdp: each rank keeps a part of weights and optimizer state, for models too large for one GPU.",
     )
     attention: Literal["auto", "varlen", "flex", "documents", "sdpa"] = Field(
         "auto", description="Kernel of the attention; auto: the fastest that the machine has."
