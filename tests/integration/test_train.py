@@ -23,7 +23,7 @@ from trainer.commands.evaluate import evaluate_run
 from trainer.commands.saved_model import load_checkpoint
 from trainer.evaluation import evaluate as evaluations
 from trainer.loop import train
-from trainer.training import training_run
+from trainer.training import setup, training_run
 from trainer.verification import replay
 
 
@@ -114,6 +114,18 @@ def test_a_run_killed_without_warning_repeats_only_what_was_not_saved(
     assert CheckpointStore(run / "checkpoints").steps()[-1] == 5
     assert train(tiny_config(data, run)) == uninterrupted[1]
     assert losses(run) == losses(uninterrupted[0])
+
+
+def test_the_watchdog_watches_a_rank_while_its_model_is_built(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build, heartbeats = setup.build, list[bool]()
+
+    def building(checked: Any) -> Any:
+        heartbeats.append((tmp_path / "run/heartbeat/rank-0").exists())
+        return build(checked)
+
+    monkeypatch.setattr(setup, "build", building)
+    train(tiny_config(data, tmp_path / "run", limits={"steps": 1}))
+    assert heartbeats == [True]
 
 
 def test_a_finished_run_is_not_trained_again(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,10 +39,10 @@ def load_checkpoint(run: Path, which: str) -> Checkpoint:
     if which not in ("latest", "best") and not which.isdecimal():
         raise CheckpointError(f"--checkpoint {which}: use latest, best, or one of the steps {', '.join(map(str, steps))}")
     if which.isdecimal():
-        return load_whole(store, int(which))
-    latest = load_whole(store, steps[-1])
-    best = latest.state["progress"].get("best_step")
-    return latest if which == "latest" or best is None else load_whole(store, best)
+        return load_whole(store, int(which))[0]
+    latest, state = load_whole(store, steps[-1])
+    best = state.progress.best_step
+    return latest if which == "latest" or best is None else load_whole(store, best)[0]
 
 
 def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool = False) -> tuple[nn.Module, int]:

@@ -255,11 +255,10 @@ def open_record(
     write_atomic(run / "record.json", sealed(record))
     for path in run.glob("change-*.json"):  # they stand in the record now
         path.unlink()
-    if told:
+    if before is not None and told:
         lines = (f"\n  {one.describe()}" for one in told)
         level = logging.WARNING if any(one.changes_bits for one in told) else logging.INFO
-        step = None if before is None else before.step
-        _log.log(level, "going on at step %s, not all is as it was before (* can change bits):%s", step, "".join(lines))
+        _log.log(level, "going on at step %s, not all is as it was before (* can change bits):%s", before.step, "".join(lines))
 
 
 def _since_before(

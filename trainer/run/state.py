@@ -67,18 +67,17 @@ class RunState:
         )
 
 
-def load_whole(store: CheckpointStore, step: int) -> Checkpoint:
-    """The checkpoint of a step, with a state that this program may have saved.
+def load_whole(store: CheckpointStore, step: int) -> tuple[Checkpoint, RunState]:
+    """The checkpoint of a step, and its state, which this program may have saved.
 
     Raises:
         CheckpointError: there is none, a file of it is not what was written, or its state cannot be.
     """
     checkpoint = store.load(step)
     try:
-        RunState.from_json(checkpoint.state)
+        return checkpoint, RunState.from_json(checkpoint.state)
     except ValueError as error:
         raise CheckpointError(f"{store.manifest_path(step)}: {error}; choose another checkpoint") from None
-    return checkpoint
 
 
 class _EvaluatedForm(Form, extra="forbid"):

@@ -13,7 +13,7 @@ from trainer.distributed.replica_check import ReplicaCheck
 from trainer.machine.memory import release_memory
 from trainer.parallel.accumulation import PlainAccumulation
 from trainer.run.progress import Progress
-from trainer.run.state import RunState, load_whole
+from trainer.run.state import load_whole
 from trainer.training.adjuster import Adjuster
 from trainer.training.reporter import GoBack, RepeatStep, Reporter, RollBack
 from trainer.training.saver import Saver
@@ -84,8 +84,7 @@ class Recovery:
         """Restores the newest checkpoint from before a step, and leaves the rows of the request out from then on."""
         self.saver.finish()
         step = self.trainable.context.group.on_main(lambda: self._newest_before(request))
-        checkpoint = load_whole(self.saver.checkpoints, step)
-        state = RunState.from_json(checkpoint.state)
+        checkpoint, state = load_whole(self.saver.checkpoints, step)
         self.trainable.restore(checkpoint, state)
         self.reporter.restore(state, rolled_back=True)
         self.replica_check.forget(step)

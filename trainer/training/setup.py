@@ -149,7 +149,8 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
         _log_to_stderr(logging.INFO if group.is_main else logging.WARNING, secrets_of(config.log.mlflow_uri or ""))
         _note_extension(extension, group, trusted=trust_extension)
         checked = check(stack, config, group, extension)
-        restored = restore(checked, build(checked), stack.enter_context(_watched(checked.context)))
+        heartbeat = stack.enter_context(_watched(checked.context))  # from here on a rank that makes no progress is noticed
+        restored = restore(checked, build(checked), heartbeat)
         # Not before: settings that do not fit the checkpoint leave the run as it was.
         run = open_record(stack, checked, restored, stop)
         del restored
@@ -234,8 +235,7 @@ def restore(checked: Checked, built: tuple[Trainable, Changes], heartbeat: Heart
     trainable, adjustments = built
     state = None
     if checked.newest is not None:
-        checkpoint = load_whole(checked.checkpoints, checked.newest)
-        state = RunState.from_json(checkpoint.state)
+        checkpoint, state = load_whole(checked.checkpoints, checked.newest)
         trainable.restore(checkpoint, state)
     return Restored(trainable, state, adjustments, heartbeat)
 

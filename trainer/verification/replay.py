@@ -131,7 +131,7 @@ def replay_run(
             _train(train, replay_config(settings, record, again, stop, allow_changes), num_ranks)
             difference = _difference_in_events(recorded, _events(again), before, stop)
             if stop in store.steps():
-                tensor = first_difference(load_whole(store, stop), CheckpointStore(again / "checkpoints").load(stop))
+                tensor = first_difference(load_whole(store, stop)[0], CheckpointStore(again / "checkpoints").load(stop))
                 compared.append(stop)
                 difference = "; ".join(filter(None, (difference, tensor and f"at step {stop} {tensor}")))
             elif not difference and stop == record.get("step") and record.get("weights") != read_record(again)["weights"]:
