@@ -9,14 +9,8 @@ from pathlib import Path
 from common.errors import ConfigError, PreparedDataError
 from common.files import read_input, write_atomic
 from data_pipeline.tokenizer.base import (
-    BOS_ID,
-    EOS_ID,
     MAX_TOKENIZER_BYTES,
-    PAD_ID,
-    UNK_ID,
-    Encoded,
     Tokenizer,
-    round_trip_failures,
 )
 from data_pipeline.tokenizer.characters import ByteTokenizer, CharacterTokenizer
 from data_pipeline.tokenizer.huggingface import HuggingFaceTokenizer
@@ -25,23 +19,7 @@ from data_pipeline.tokenizer.sentence_pieces import SentencePieceTokenizer
 from data_pipeline.tokenizer.special import SIBLINGS, names_in_siblings
 from data_pipeline.tokenizer.trial import try_out
 
-__all__ = [
-    "BOS_ID",
-    "EOS_ID",
-    "PAD_ID",
-    "UNK_ID",
-    "ByteTokenizer",
-    "CharacterTokenizer",
-    "Encoded",
-    "HuggingFaceTokenizer",
-    "SentencePieceTokenizer",
-    "Tokenizer",
-    "load_tokenizer",
-    "open_supplied",
-    "round_trip_failures",
-    "save_tokenizer",
-    "supplied_files",
-]
+__all__ = ["load_tokenizer", "open_supplied", "save_tokenizer", "supplied_files"]
 
 _Files = Mapping[str, bytes]
 _BUILT_HERE = (CharacterTokenizer.file_name, ByteTokenizer.file_name)
