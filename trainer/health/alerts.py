@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from trainer.config import GuardConfig
 from trainer.health.guard import Reason, Verdict
+from trainer.run.events import AlertEvent
 
 __all__ = ["RULES", "Alert", "Rule", "Severity", "guard_alert"]
 
@@ -41,20 +42,13 @@ _HARMFUL = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
 
 
 @dataclass(frozen=True)
-class Alert:
-    """Something that a person, or the run itself, should act on."""
+class Alert(AlertEvent):
+    """A message that a broken rule raises; a person, or the run itself, should act on it."""
 
     rule: Rule
-    step: int
     severity: Severity
-    message: str
-    """What was found, and what to do."""
-    action: str
-    """What follows: `log`, `skip`, `rollback` or `stop`."""
-    value: float | None = None
-    """What was measured."""
-    threshold: float | None = None
-    """What it was held against."""
+    count: int = 0
+    """How many alerts of its rule the run has had, with this one; not in the file. The monitor sets it."""
 
 
 def guard_alert(verdict: Verdict, step: int, loss: float, grad_norm: float, config: GuardConfig) -> Alert:

@@ -6,13 +6,12 @@ from trainer.metrics.sinks.base import Sink
 from trainer.metrics.sinks.json_lines import JsonLinesSink
 from trainer.metrics.sinks.tensorboard import TensorBoardSink
 from trainer.metrics.sinks.terminal import TerminalSink
-from trainer.metrics.step_metrics import RunFacts, Sample, StepFacts, StepMetrics
+from trainer.metrics.step_metrics import RunFacts, StepFacts, StepMetrics
 
 __all__ = [
     "JsonLinesSink",
     "Monitor",
     "RunFacts",
-    "Sample",
     "Sink",
     "StepFacts",
     "StepMetrics",

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from trainer.distributed.group import Group
 from trainer.machine.memory import is_out_of_memory
 from trainer.model.parameters import parameters_by_name
+from trainer.run.events import LayersEvent
 
 __all__ = ["BIN_LIMITS", "Histogram", "LayerNorms", "LayerObserver", "LayerReading", "StepObserver", "layer_of"]
 
@@ -79,6 +80,17 @@ class LayerReading:
     norms: Mapping[str, LayerNorms]
     gradients: Mapping[str, Histogram]
     weights: Mapping[str, Histogram]
+
+    @property
+    def event(self) -> LayersEvent:
+        """The event with the norms."""
+        norms = self.norms.items()
+        return LayersEvent(
+            self.step,
+            gradient_norm={name: one.gradient for name, one in norms},
+            weight_norm={name: one.weight for name, one in norms},
+            update_ratio={name: one.update_ratio for name, one in norms},
+        )
 
 
 class StepObserver(Protocol):

@@ -1,152 +1,446 @@
-"""Reads `metrics.jsonl` back: all of it, with a look at whether it can be what a run has written, or up to where a run goes on."""
+"""The events of `metrics.jsonl`: one class for each event, with its name, its fields and its form in JSON.
+
+`to_json` returns the fields in the order in which they are written. A number that is not finite is written as text, because JSON
+has no word for it (`common.files.plain`). `parse_event` reads an event back. A field that the file lacks is None or empty, unless
+`_check_fields` requires it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, get_args
 
-from common.errors import CheckpointError
-from common.files import parse_json
-from common.untrusted import MAX_COUNT, is_number, read_lines
+from common.files import plain
+from common.untrusted import MAX_COUNT, number
+from trainer.machine.sampler import HardwareReading
+from trainer.model.loss import perplexity
 
-__all__ = ["METRICS", "Known", "Selection", "events_until", "lines_until", "read_events"]
+__all__ = [
+    "AlertEvent",
+    "EndEvent",
+    "EvalEvent",
+    "Event",
+    "HardwareEvent",
+    "LayersEvent",
+    "SampleEvent",
+    "SaveEvent",
+    "Score",
+    "ScoresEvent",
+    "TrainEvent",
+    "UnknownEvent",
+    "check_exact_losses",
+    "parse_event",
+]
 
-METRICS = "metrics.jsonl"
-"""Where a run's numbers are in its directory."""
-_OF_EVALUATIONS = ("eval", "sample", "scores")
-_RULES_OF_EVALUATIONS = ("plateau", "overfitting")
+_GROUPS = ("source", "kind", "length")
 _NUMBERS = {"train": ("loss", "grad_norm"), "eval": ("val_loss",)}
 _EXACT = {"loss": "loss_hex", "val_loss": "val_loss_hex"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainEvent:
+    """The numbers of one training step."""
+
+    name: ClassVar = "train"
+    reproducible: ClassVar = ("loss_hex", "grad_norm", "lr", "tokens")
+    """The fields in JSON that a replay must reproduce bit for bit; the others are times."""
+    step: int
+    loss: float
+    grad_norm: float
+    """Global norm of the gradient, before clipping."""
+    learning_rate: float | None
+    targets: int | None
+    """Targets trained on so far."""
+    tokens_per_s: float | None
+    """Targets of this step over its duration."""
+    mfu: float | None = None
+    """Share of the GPUs' peak rate that the model's arithmetic uses; None if the peak is not known."""
+    loader_wait_s: float | None
+    """Part of the step's duration spent waiting for data."""
+    seconds: float | None = None
+    """Duration of the step; None if it was not measured."""
+    loss_average: float | None = None
+    """Mean of the finite losses of the last `log.average_steps` steps; None if there are none. The monitor sets it."""
+    monitor_s: float | None = None
+    """Time that all sinks took for the numbers, readings, alerts and layers of the step before. The monitor sets it."""
+
+    @property
+    def perplexity(self) -> float:
+        """`exp(loss)`, infinite if that overflows."""
+        return perplexity(self.loss)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by their names in the file."""
+        return {
+            "event": self.name,
+            "step": self.step,
+            "loss": self.loss,
+            "loss_hex": self.loss.hex(),
+            "loss_average": self.loss_average,
+            "perplexity": self.perplexity,
+            "grad_norm": self.grad_norm,
+            "lr": self.learning_rate,
+            "tokens": self.targets,
+            "tokens_per_s": _rounded(self.tokens_per_s, 1),
+            "mfu": _rounded(self.mfu, 4),
+            "seconds": _rounded(self.seconds, 6),
+            "loader_wait_s": _rounded(self.loader_wait_s, 6),
+            "monitor_s": _rounded(self.monitor_s, 6),
+        }
+
+    @staticmethod
+    def from_json(facts: Mapping[str, Any]) -> TrainEvent:
+        """Return the event with these fields."""
+        return TrainEvent(
+            step=facts["step"],
+            loss=float(facts["loss"]),
+            grad_norm=float(facts["grad_norm"]),
+            learning_rate=number(facts.get("lr")),
+            targets=facts.get("tokens"),
+            **{
+                name: number(facts.get(name))
+                for name in ("loss_average", "tokens_per_s", "mfu", "seconds", "loader_wait_s", "monitor_s")
+            },
+        )
+
+
 @dataclass(frozen=True)
-class Known:
-    """What the state that a run goes on from knows. All that was told beyond it will be told again, so it has to go."""
+class Score:
+    """How well a model predicts some of the text that it was not trained on."""
+
+    loss: float
+    """Mean over the targets, in nats."""
+    num_targets: int
+    num_bytes: int = 0
+    """UTF-8 bytes of the targets' text; 0 if they were not counted."""
+
+    @property
+    def perplexity(self) -> float:
+        """`exp(loss)`, infinite if that overflows."""
+        return perplexity(self.loss)
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """`nats / ln 2 / bytes`, which compares models with different tokenizers; None if the bytes were not counted."""
+        return self.loss * self.num_targets / math.log(2) / self.num_bytes if self.num_bytes else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the numbers by name; one that is not finite is text, because JSON has no word for it."""
+        numbers = {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
+        return {**plain(numbers), "targets": self.num_targets, "bytes": self.num_bytes}
+
+
+@dataclass(frozen=True)
+class EvalEvent:
+    """The result of an evaluation of the validation text."""
+
+    name: ClassVar = "eval"
+    reproducible: ClassVar = ("val_loss_hex", "targets")
+    """The fields in JSON that a replay must reproduce bit for bit."""
+    step: int
+    val_loss: float
+    """Mean over all targets, in nats."""
+    targets: int
+    bits_per_byte: float | None = None
+    """See `Score`."""
+    groups: Mapping[str, Mapping[str, Score]] = field(default_factory=dict)
+    """The scores of each group, by what divides the text: `source`, `kind` and `length`."""
+    num_rows: int | None = None
+    """Rows of the validation text; not in the file."""
+
+    @property
+    def perplexity(self) -> float:
+        """`exp(val_loss)`, infinite if that overflows."""
+        return perplexity(self.val_loss)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by their names in the file."""
+        facts = {
+            "event": self.name,
+            "step": self.step,
+            "val_loss": self.val_loss,
+            "val_loss_hex": self.val_loss.hex(),
+            "perplexity": self.perplexity,
+            "targets": self.targets,
+        }
+        bits = {} if self.bits_per_byte is None else {"bits_per_byte": self.bits_per_byte}
+        groups = {by: {name: score.to_json() for name, score in scores.items()} for by, scores in self.groups.items()}
+        return facts | bits | {f"by_{by}": scores for by, scores in groups.items() if scores}
+
+    @staticmethod
+    def from_json(facts: Mapping[str, Any]) -> EvalEvent:
+        """Return the event with these fields. A group without a loss is left out."""
+        groups = {by: _scores(facts.get(f"by_{by}")) for by in _GROUPS}
+        return EvalEvent(
+            facts["step"], float(facts["val_loss"]), _count(facts.get("targets")), number(facts.get("bits_per_byte")), groups
+        )
+
+
+@dataclass(frozen=True)
+class SampleEvent:
+    """A text that the model wrote."""
+
+    name: ClassVar = "sample"
+    step: int
+    prompt: str
+    text: str
+    """The text after the prompt."""
+
+    @property
+    def whole(self) -> str:
+        """The prompt and the text after it."""
+        return self.prompt + self.text
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by their names in the file, in which `text` begins with the prompt."""
+        return {"event": self.name, "step": self.step, "prompt": self.prompt, "text": self.whole}
+
+    @staticmethod
+    def from_json(facts: Mapping[str, Any]) -> SampleEvent:
+        """Return the event with these fields."""
+        prompt = str(facts.get("prompt") or "")
+        return SampleEvent(facts["step"], prompt, str(facts.get("text") or "").removeprefix(prompt))
+
+
+@dataclass(frozen=True)
+class ScoresEvent:
+    """The scores of all samples of one evaluation together."""
+
+    name: ClassVar = "scores"
+    step: int
+    values: Mapping[str, Any]
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The scores that are numbers."""
+        return _numbers(self.values)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by their names in the file."""
+        return {"event": self.name, "step": self.step, **self.values}
+
+    @staticmethod
+    def from_json(facts: Mapping[str, Any]) -> ScoresEvent:
+        """Return the event with these fields."""
+        return ScoresEvent(facts["step"], {name: value for name, value in facts.items() if name not in ("event", "step")})
+
+
+@dataclass(frozen=True)
+class LayersEvent:
+    """Norms of each layer in one step, by the name of the layer."""
+
+    name: ClassVar = "layers"
+    step: int
+    gradient_norm: Mapping[str, float]
+    weight_norm: Mapping[str, float]
+    update_ratio: Mapping[str, float]
+    """The norm of the update over the norm of the weights."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by their names in the file."""
+        return {"event": self.name, **vars(self)}
+
+    @staticmethod
+    def from_json(facts: Mapping[str, Any]) -> LayersEvent:
+        """Return the event with these fields."""
+        return LayersEvent(facts["step"], *(_numbers(facts.get(name)) for name in ("gradient_norm", "weight_norm", "update_ratio")))
+
+
+@dataclass(frozen=True)
+class HardwareEvent:
+    """A reading of the machine at about this step. Values that a device does not report are left out."""
+
+    name: ClassVar = "hardware"
+    step: int
+    gpus: tuple[Mapping[str, Any], ...]
+    """For each GPU the fields of `trainer.machine.gpus.GpuReading`."""
+    host: Mapping[str, Any]
+    """The fields of `trainer.machine.host.HostReading`."""
+    xids: tuple[int, ...] = ()
+    """Xid errors that the driver reported since the reading before."""
+    host_memory_mb_per_1000_steps: float | None = None
+    """Growth of the run's private memory on the host; None while there are too few readings."""
+
+    @staticmethod
+    def of(step: int, reading: HardwareReading, memory_trend: float | None) -> HardwareEvent:
+        """Return the event for a reading."""
+        return HardwareEvent(
+            step, tuple(_known(asdict(gpu)) for gpu in reading.gpus), _known(asdict(reading.host)), reading.xids, memory_trend
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by their names in the file, with three decimals."""
+        gpus = [_all_rounded(gpu) for gpu in self.gpus]
+        facts: dict[str, Any] = {"event": self.name, "step": self.step, "gpus": gpus, "host": _all_rounded(self.host)}
+        if self.xids:
+            facts["xids"] = self.xids
+        trend = self.host_memory_mb_per_1000_steps
+        return facts if trend is None else facts | {"host_memory_mb_per_1000_steps": round(trend, 3)}
+
+    @staticmethod
+    def from_json(facts: Mapping[str, Any]) -> HardwareEvent:
+        """Return the event with these fields. The values of GPUs and host are not checked."""
+        gpus, host, xids = facts.get("gpus"), facts.get("host"), facts.get("xids")
+        return HardwareEvent(
+            facts["step"],
+            tuple(gpu for gpu in gpus if isinstance(gpu, Mapping)) if isinstance(gpus, list) else (),
+            host if isinstance(host, Mapping) else {},
+            tuple(_count(xid) for xid in xids) if isinstance(xids, list) else (),
+            number(facts.get("host_memory_mb_per_1000_steps")),
+        )
+
+
+@dataclass(frozen=True)
+class SaveEvent:
+    """A checkpoint that was handed over to be written."""
+
+    name: ClassVar = "save"
+    step: int
+    stall_s: float | None
+    """Time that training waited for it."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by their names in the file."""
+        return {"event": self.name, "step": self.step, "stall_s": _rounded(self.stall_s, 6)}
+
+    @staticmethod
+    def from_json(facts: Mapping[str, Any]) -> SaveEvent:
+        """Return the event with these fields."""
+        return SaveEvent(facts["step"], number(facts.get("stall_s")))
+
+
+@dataclass(frozen=True)
+class AlertEvent:
+    """A message that a broken rule raises. `trainer.health.alerts` lists the rules."""
+
+    name: ClassVar = "alert"
+    rule: str
+    step: int
+    severity: str
+    message: str
+    """What was found, and what to do."""
+    action: str
+    """What follows: `log`, `skip`, `rollback` or `stop`."""
+    value: float | None = None
+    """The measured value."""
+    threshold: float | None = None
+    """The limit that the value was compared with."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by their names in the file."""
+        return {"event": self.name, **{part.name: getattr(self, part.name) for part in fields(AlertEvent)}}
+
+    @staticmethod
+    def from_json(facts: Mapping[str, Any]) -> AlertEvent:
+        """Return the event with these fields."""
+        rule, severity, message, action = (str(facts.get(name) or "") for name in ("rule", "severity", "message", "action"))
+        return AlertEvent(
+            rule, facts["step"], severity, message, action, number(facts.get("value")), number(facts.get("threshold"))
+        )
+
+
+@dataclass(frozen=True)
+class EndEvent:
+    """The end of the run: see `trainer.training.ending`."""
+
+    name: ClassVar = "end"
+    step: int
+    status: str
+    """`finished`, `stopped` or `failed`."""
+    ended_by: str | None
+    """The reason."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by their names in the file."""
+        return {"event": self.name, **vars(self)}
+
+    @staticmethod
+    def from_json(facts: Mapping[str, Any]) -> EndEvent:
+        """Return the event with these fields."""
+        return EndEvent(facts["step"], str(facts.get("status")), facts.get("ended_by"))
+
+
+@dataclass(frozen=True)
+class UnknownEvent:
+    """An event of a name that this version does not know. It is kept in the file."""
 
     step: int
-    evaluated: bool = True
-    """Whether that step has been evaluated."""
-    rollbacks: int | None = None
-    """How often the run had been rolled back; None: as often as was told."""
+    facts: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as they were read."""
+        return dict(self.facts)
 
 
-class Selection:
-    """Tells for one event after the other, in their order, whether the state that a run goes on from knows of it."""
-
-    def __init__(self, known: Known) -> None:
-        self._known = known
-        self._rollbacks = 0
-        self.dropped_here = False
-        """Whether an event of the known step itself was unknown."""
-
-    def keeps(self, step: int, kind: str, rule: str = "", action: str = "") -> bool:
-        """Whether to keep an event: its step, its name, and of an alert the rule and the action. The run's end is never kept."""
-        if step > self._known.step:
-            return False
-        kept = kind != "end" and rule != "failed" and not self._repeated(step, kind, rule, action)
-        self.dropped_here |= step == self._known.step and kind != "end" and not kept
-        return kept
-
-    def _repeated(self, step: int, kind: str, rule: str, action: str) -> bool:
-        if kind == "alert" and action == "rollback":
-            self._rollbacks += 1
-            return self._known.rollbacks is not None and self._rollbacks > self._known.rollbacks
-        of_evaluation = kind in _OF_EVALUATIONS or (kind == "alert" and rule in _RULES_OF_EVALUATIONS)
-        return of_evaluation and step == self._known.step and not self._known.evaluated
+_Known = TrainEvent | EvalEvent | SampleEvent | ScoresEvent | LayersEvent | HardwareEvent | SaveEvent | AlertEvent | EndEvent
+Event = _Known | UnknownEvent
+_CLASSES: dict[str, type[_Known]] = {event.name: event for event in get_args(_Known)}
 
 
-def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a run in their order: the training steps are 1, 2, 3, …, and each loss is the one that is kept exactly.
-
-    A last line that was cut off while it was being written is left out.
+def parse_event(facts: Any) -> Event:
+    """Return the event in a value out of JSON.
 
     Raises:
-        CheckpointError: the file is missing, or a line of it cannot be what a run has written; the message names it.
+        ValueError, KeyError, TypeError: it cannot be an event that a run has written.
     """
-    step = 0
-    try:
-        for number, line in enumerate(read_lines(path, path.parent), 1):
-            if not line.endswith(b"\n"):
-                return
-            event = _event(path, number, line)
-            step += event["event"] == "train"
-            try:
-                _check(event, step)
-            except (ValueError, KeyError, TypeError, OverflowError) as error:
-                raise _changed(path, number, error) from None
-            yield event
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: missing; restore it from a copy") from None
+    _check_fields(facts)
+    event = _CLASSES.get(facts["event"])
+    return UnknownEvent(facts["step"], facts) if event is None else event.from_json(facts)
 
 
-def lines_until(path: Path, known: Known) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The lines of a metrics file that are known, without their ends, each with its event; what a kill cut off is passed over.
+def check_exact_losses(facts: Mapping[str, Any]) -> None:
+    """Check that each loss equals its exact hexadecimal form.
 
     Raises:
-        CheckpointError: a line cannot be what a run has written; the message names it.
+        ValueError, KeyError, TypeError, OverflowError: it does not, or the form is missing or cannot be read.
     """
-    selection = Selection(known)
-    try:
-        for number, ended in enumerate(read_lines(path, path.parent), 1):
-            line = ended.rstrip(b"\r\n")
-            try:
-                event = _event(path, number, line)
-            except _TornLineError:  # it was being written when the run was killed
-                continue
-            if selection.keeps(event["step"], event["event"], event.get("rule", ""), str(event.get("action", ""))):
-                yield line, event
-    except FileNotFoundError:
-        return
+    for name, exact in _EXACT.items():
+        if name in facts and float.fromhex(facts[exact]).hex() != float(facts[name]).hex():
+            raise ValueError(f"{name} is {facts[name]}, but {exact} says {float.fromhex(facts[exact])}")
 
 
-def events_until(path: Path, known: Known) -> Iterator[dict[str, Any]]:
-    """The events of `lines_until`."""
-    return (event for _, event in lines_until(path, known))
-
-
-class _TornLineError(CheckpointError):
-    """A line is no JSON."""
-
-
-def _event(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """The event in a line, with the fields that all readers rest on."""
-    try:
-        event = parse_json(line)
-    except ValueError as error:
-        raise _TornLineError(str(_changed(path, number, error))) from None
-    try:
-        _check_fields(event)
-    except (ValueError, KeyError, TypeError) as error:
-        raise _changed(path, number, error) from None
-    return cast(dict[str, Any], event)
-
-
-def _changed(path: Path, number: int, error: Exception) -> CheckpointError:
-    reason = error.args[0] if type(error) is ValueError else f"not an event ({error})"
-    return CheckpointError(f"{path}, line {number}: {reason}; the file was changed, restore it from a copy")
-
-
-def _check_fields(event: Any) -> None:
-    """Raises for fields of another type or range than a run writes."""
-    if not isinstance(event, dict) or not isinstance(event["event"], str):
+def _check_fields(facts: Any) -> None:
+    """Raise an error if a required field is missing, or if a field has a type or range that no run writes."""
+    if not isinstance(facts, dict) or not isinstance(facts["event"], str):
         raise TypeError("no table with the name of an event")
     for name in ("step", "tokens"):
-        count = event["step"] if name == "step" else event.get(name, 0)
+        count = facts["step"] if name == "step" else facts.get(name, 0)
         if type(count) is not int or not 0 <= count <= MAX_COUNT:
             raise ValueError(f"{name} is {str(count)[:80]!r}, and a whole number from 0 on is expected")
-    for name in _NUMBERS.get(event["event"], ()):
-        if not is_number(event[name]):
-            raise ValueError(f"{name} is {str(event[name])[:80]!r}, and a number is expected")
-    if not isinstance(event.get("rule", ""), str):
-        raise ValueError(f"rule is {str(event['rule'])[:80]!r}, and a name is expected")
+    for name in _NUMBERS.get(facts["event"], ()):
+        if number(facts[name]) is None:
+            raise ValueError(f"{name} is {str(facts[name])[:80]!r}, and a number is expected")
+    if not isinstance(facts.get("rule", ""), str):
+        raise ValueError(f"rule is {str(facts['rule'])[:80]!r}, and a name is expected")
 
 
-def _check(event: dict[str, Any], last_step: int) -> None:
-    """Raises ValueError for an event that does not fit."""
-    if event["event"] in ("train", "eval") and event["step"] != last_step:
-        raise ValueError(f"step {event['step']}, where step {last_step} is expected")
-    for name, exact in _EXACT.items():
-        if name in event and float.fromhex(event[exact]).hex() != float(event[name]).hex():
-            raise ValueError(f"{name} is {event[name]}, but {exact} says {float.fromhex(event[exact])}")
+def _count(value: object) -> int:
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else 0
+
+
+def _numbers(values: object) -> dict[str, float]:
+    found = values if isinstance(values, Mapping) else {}
+    return {name: known for name, value in found.items() if (known := number(value)) is not None}
+
+
+def _scores(groups: object) -> dict[str, Score]:
+    tables = groups if isinstance(groups, Mapping) else {}
+    return {
+        name: Score(loss, _count(values.get("targets")), _count(values.get("bytes")))
+        for name, values in tables.items()
+        if isinstance(values, Mapping) and (loss := number(values.get("loss"))) is not None
+    }
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _all_rounded(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in values.items()}
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)

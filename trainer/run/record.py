@@ -54,8 +54,9 @@ from trainer.data.adjustments import Change, Changes
 from trainer.machine.determinism import device_name, flags, threads_per_rank
 from trainer.machine.environment import Difference, environment_facts, find_differences, flattened
 from trainer.run.context import RunContext
-from trainer.run.events import METRICS, Known, events_until
+from trainer.run.events import SaveEvent
 from trainer.run.ledger import LEDGER
+from trainer.run.metrics_file import METRICS, Known, events_until
 
 __all__ = [
     "Before",
@@ -160,7 +161,7 @@ def check_nothing_saved(run: Path, record: Mapping[str, Any] | None) -> None:
     """
     if record is None:
         return
-    saved = {event["step"] for event in events_until(run / METRICS, Known(sys.maxsize)) if event["event"] == "save"}
+    saved = {event.step for event in events_until(run / METRICS, Known(sys.maxsize)) if isinstance(event, SaveEvent)}
     if len(saved) > 1 or (saved and record["status"] in ("finished", "stopped")):
         raise CheckpointError(
             f"{run}: steps up to {max(saved)} were saved, and no checkpoint is there any more; put `checkpoints` back, "

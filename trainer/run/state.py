@@ -11,8 +11,8 @@ from pydantic import Field
 from common.errors import CheckpointError
 from common.untrusted import Count, Finite, Form, check_form
 from trainer.checkpoint import Checkpoint, CheckpointStore
-from trainer.run.events import Known
 from trainer.run.ledger import LedgerHead
+from trainer.run.metrics_file import Known
 from trainer.run.progress import Progress
 
 __all__ = ["RunState", "load_whole"]

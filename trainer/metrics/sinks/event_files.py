@@ -20,15 +20,16 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 from common.errors import CheckpointError
 from common.files import UnusableFileError, open_input, write_atomic
-from trainer.run.events import Known, Selection
+from trainer.run.events import AlertEvent, EvalEvent, SampleEvent, ScoresEvent
+from trainer.run.metrics_file import Known, Selection
 
 __all__ = ["cut_event_files"]
 
 _HEAD_BYTES, _TAIL_BYTES = 12, 4
 _OF_EACH_START = ("custom_scalars__config__", "_hparams_/", "data/document_lengths")
 """Tags of what is written again at each start."""
-_KINDS = {"validation": "eval", "sample": "sample", "scores": "scores", "alert/": "alert"}
-"""Beginnings of tags, with the name of the event that they show."""
+_KINDS: dict[str, type] = {"validation": EvalEvent, "sample": SampleEvent, "scores": ScoresEvent, "alert/": AlertEvent}
+"""Beginnings of tags, with the event that they show."""
 _ALERT = re.compile(r"\*\*(\w+)\*\* \(\w+, (\w+)\)")
 """Rule and action in the text of an alert."""
 
@@ -105,10 +106,10 @@ def _known_records(path: Path, selection: Selection) -> Iterator[tuple[int, byte
         if is_count_of_dropped and tag.startswith("health/alerts_"):  # the count of a rule follows its alert
             is_count_of_dropped = False
             continue
-        rule, action = _alert(event) if tag.startswith("alert/") else ("", "")
-        kind = next((kind for beginning, kind in _KINDS.items() if tag.startswith(beginning)), "")
+        kind = next((kind for beginning, kind in _KINDS.items() if tag.startswith(beginning)), None)
+        rule, action = _alert(event) if kind is AlertEvent else ("", "")
         is_known = event.HasField("file_version") or selection.keeps(event.step, kind, rule, action)
-        is_count_of_dropped = kind == "alert" and not is_known
+        is_count_of_dropped = kind is AlertEvent and not is_known
         if is_known and not tag.startswith(_OF_EACH_START):
             yield start, record, event
 

@@ -23,8 +23,9 @@ from common.redaction import redacted, secrets_of, without
 from trainer.health.alerts import Alert
 from trainer.metrics.sinks.service import ServiceSink
 from trainer.metrics.sinks.tensorboard_layout import hyper_parameters
-from trainer.metrics.step_metrics import RunFacts, SampleText, ScoreTable, encodable, numbers_in
+from trainer.metrics.step_metrics import RunFacts, encodable
 from trainer.run.directory import read_id
+from trainer.run.events import Event, SampleEvent, ScoresEvent
 
 __all__ = ["MlflowSink"]
 
@@ -80,18 +81,19 @@ class MlflowSink(ServiceSink):
             ) from None
         self._is_open = True
 
-    def samples(self, step: int, samples: Sequence[SampleText], scores: ScoreTable | None) -> None:
-        """Adds the texts as one file, and a point for each score."""
-        text = "\n\n".join(encodable(sample.prompt + sample.text) for sample in samples)
+    def write(self, event: Event) -> None:
+        """Add points; keep the text of an alert as a tag too."""
+        if isinstance(event, Alert):
+            self._send(lambda: self._client.set_tag(self._id, f"alert.{event.rule}", event.message, synchronous=False))
+        super().write(event)
+
+    def samples(self, step: int, samples: Sequence[SampleEvent], scores: ScoresEvent | None) -> None:
+        """Add the texts as one file, and a point for each score."""
+        text = "\n\n".join(encodable(sample.whole) for sample in samples)
         if text and self._reachable:
             path = f"samples/step-{step:08d}.txt"
             self._sending.append(self._begun(lambda: self._attempt(lambda: self._client.log_text(self._id, text, path))).join)
-        self._add(step, {f"scores/{name}": value for name, value in numbers_in(scores).items()})
-
-    def alert(self, alert: Alert, count: int) -> None:
-        """Adds a point to the count of its rule, and keeps its text as a tag."""
-        self._send(lambda: self._client.set_tag(self._id, f"alert.{alert.rule}", alert.message, synchronous=False))
-        self._add(alert.step, {f"health/alerts_{alert.rule}": float(count)})
+        super().samples(step, (), scores)
 
     def finish(self, status: str) -> None:
         """Waits for what is being sent, and notes how the run ended."""

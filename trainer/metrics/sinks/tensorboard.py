@@ -8,30 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto import event_pb2
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from common.errors import StorageError
-from trainer.evaluation.results import Evaluation
 from trainer.health.alerts import Alert
-from trainer.machine.sampler import HardwareReading
 from trainer.metrics.layers import BIN_LIMITS, Histogram, LayerReading
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.sinks.event_files import cut_event_files
-from trainer.metrics.sinks.points import (
-    FINAL_METRICS,
-    evaluation_points,
-    hardware_points,
-    layer_points,
-    saving_points,
-    train_points,
-)
+from trainer.metrics.sinks.points import FINAL_METRICS, points_of
 from trainer.metrics.sinks.tensorboard_figures import Picture, length_histogram, perplexity_bars
 from trainer.metrics.sinks.tensorboard_layout import LAYOUT, hyper_parameters
-from trainer.metrics.step_metrics import RunFacts, SampleText, ScoreTable, StepMetrics, encodable, numbers_in
+from trainer.metrics.step_metrics import RunFacts, StepMetrics, encodable
 from trainer.run.directory import make_folder
-from trainer.run.events import Known
+from trainer.run.events import EvalEvent, Event, SampleEvent, ScoresEvent
+from trainer.run.metrics_file import Known
 
 __all__ = ["TensorBoardSink"]
 
@@ -71,53 +63,39 @@ class TensorBoardSink(Sink):
     def model(self, graph: bytes) -> None:
         """Adds the graph."""
         files: Any = self._writer.file_writer
-        files.add_event(Event(graph_def=graph))
+        files.add_event(event_pb2.Event(graph_def=graph))
 
-    def train(self, metrics: StepMetrics) -> None:
-        """Adds a point to each training curve, if this step is due."""
-        due = metrics.is_due(self._every_steps)
-        self._unwritten = None if due else metrics
-        if due:
-            self._add(train_points(metrics), metrics.step)
-        elif not metrics.is_finite:  # the curves leave such a point out, so it is counted where it happens
-            self._add({"health/non_finite_steps": float(metrics.non_finite_steps)}, metrics.step)
+    def write(self, event: Event) -> None:
+        """Add a point to each curve of the event, if it is no step or a step that is due; add pictures and texts."""
+        if isinstance(event, StepMetrics):
+            due = event.is_due(self._every_steps)
+            self._unwritten = None if due else event
+            if not due:
+                if not event.is_finite:  # the curves leave such a point out, so it is counted where it happens
+                    self._writer.add_scalar("health/non_finite_steps", float(event.non_finite_steps), event.step)
+                return
+        if isinstance(event, Alert):
+            text = f"**{event.rule}** ({event.severity}, {event.action}): {event.message}"
+            self._writer.add_text("alert", encodable(text), event.step)
+        self._add_points(event)
+        if isinstance(event, EvalEvent):
+            for by, scores in event.groups.items():
+                if scores:
+                    picture = perplexity_bars(scores, f"Perplexity by {by}, step {event.step}")
+                    self._writer.add_image(f"validation/perplexity_by_{by}", picture, event.step, dataformats="HWC")
+            self._writer.flush()
 
-    def evaluation(self, step: int, evaluation: Evaluation) -> None:
-        """Adds a point to each validation curve, and a picture of each kind of group."""
-        self._add(evaluation_points(evaluation), step)
-        for by, scores in evaluation.groups.items():
-            if not scores:
-                continue
-            picture = perplexity_bars(scores, f"Perplexity by {by}, step {step}")
-            self._writer.add_image(f"validation/perplexity_by_{by}", picture, step, dataformats="HWC")
-        self._writer.flush()
-
-    def samples(self, step: int, samples: Sequence[SampleText], scores: ScoreTable | None) -> None:
-        """Adds the texts, as blocks that keep their line breaks, and a point for each score."""
+    def samples(self, step: int, samples: Sequence[SampleEvent], scores: ScoresEvent | None) -> None:
+        """Add the texts, as blocks that keep their line breaks, and a point for each score."""
         for number, sample in enumerate(samples):
-            indented = "\n".join(f"    {line}" for line in encodable(sample.prompt + sample.text).splitlines())
+            indented = "\n".join(f"    {line}" for line in encodable(sample.whole).splitlines())
             self._writer.add_text("sample" if len(samples) == 1 else f"sample/{number}", indented, step)
-        self._add({f"scores/{name}": value for name, value in numbers_in(scores).items()}, step)
+        super().samples(step, (), scores)
 
-    def layers(self, reading: LayerReading) -> None:
-        """Adds points and histograms for each layer."""
-        self._add(layer_points(reading), reading.step)
+    def histograms(self, reading: LayerReading) -> None:
+        """Add the histograms of each layer."""
         self._add_histograms("gradients", reading.gradients, reading.step)
         self._add_histograms("weights", reading.weights, reading.step)
-
-    def hardware(self, step: int, reading: HardwareReading, memory_trend: float | None) -> None:
-        """Adds a point to each curve of the machine."""
-        self._add(hardware_points(reading, memory_trend), step)
-
-    def saving(self, step: int, stall_s: float) -> None:
-        """Adds a point to its curve."""
-        self._add(saving_points(stall_s), step)
-
-    def alert(self, alert: Alert, count: int) -> None:
-        """Adds the text, and a point to the count of its rule."""
-        text = f"**{alert.rule}** ({alert.severity}, {alert.action}): {alert.message}"
-        self._writer.add_text("alert", encodable(text), alert.step)
-        self._writer.add_scalar(f"health/alerts_{alert.rule}", count, alert.step)
 
     def rewind(self, known: Known) -> None:
         """Removes what is not known, and begins another file."""
@@ -140,7 +118,7 @@ class TensorBoardSink(Sink):
         """Adds the points of the last step, by which runs are compared, and writes what is still in memory."""
         try:
             if self._unwritten is not None:
-                self._add(train_points(self._unwritten), self._unwritten.step)
+                self._add_points(self._unwritten)
         finally:
             self._writer.close()
 
@@ -167,9 +145,9 @@ class TensorBoardSink(Sink):
             files.event_writer.add_event(event)
         return writer
 
-    def _add(self, points: Mapping[str, float], step: int) -> None:
-        for tag, value in points.items():
-            self._writer.add_scalar(tag, value, step)
+    def _add_points(self, event: Event) -> None:
+        for tag, value in points_of(event).items():
+            self._writer.add_scalar(tag, value, event.step)
 
     def _add_summaries(self, *summaries: Any) -> None:
         files: Any = self._writer.file_writer

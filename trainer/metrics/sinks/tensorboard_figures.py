@@ -10,8 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from trainer.evaluation.results import Score
 from trainer.metrics.step_metrics import encodable
+from trainer.run.events import Score
 
 __all__ = ["Picture", "length_histogram", "perplexity_bars"]
 

@@ -11,10 +11,12 @@ from typing import Any
 from common.errors import ConfigError
 from common.files import write_atomic
 from trainer.health.alerts import Alert
+from trainer.metrics.sinks.points import points_of
 from trainer.metrics.sinks.service import ServiceSink
 from trainer.metrics.sinks.tensorboard_layout import hyper_parameters
-from trainer.metrics.step_metrics import RunFacts, SampleText, ScoreTable, encodable, numbers_in
+from trainer.metrics.step_metrics import RunFacts, encodable
 from trainer.run.directory import read_id
+from trainer.run.events import Event, SampleEvent, ScoresEvent
 
 __all__ = ["WandbSink", "remembered_id"]
 
@@ -60,16 +62,17 @@ class WandbSink(ServiceSink):
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
-    def samples(self, step: int, samples: Sequence[SampleText], scores: ScoreTable | None) -> None:
-        """Adds a table of the texts, and a point for each score."""
+    def write(self, event: Event) -> None:
+        """Add points; send an alert as an alert too."""
+        if isinstance(event, Alert):
+            self._attempt(lambda: self._run.alert(title=event.rule, text=event.message))
+        super().write(event)
+
+    def samples(self, step: int, samples: Sequence[SampleEvent], scores: ScoresEvent | None) -> None:
+        """Add a table of the texts and a point for each score."""
         rows = [[step, encodable(sample.prompt), encodable(sample.text)] for sample in samples]
         table = {"samples": self._wandb.Table(columns=["step", "prompt", "text"], data=rows)} if rows else {}
-        self._add(step, {f"scores/{name}": value for name, value in numbers_in(scores).items()} | table)
-
-    def alert(self, alert: Alert, count: int) -> None:
-        """Sends it as an alert, and adds a point to the count of its rule."""
-        self._attempt(lambda: self._run.alert(title=alert.rule, text=alert.message))
-        self._add(alert.step, {f"health/alerts_{alert.rule}": float(count)})
+        self._add(step, table if scores is None else points_of(scores) | table)
 
     def finish(self, status: str) -> None:
         """Notes how the run ended."""
