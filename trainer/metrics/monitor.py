@@ -11,7 +11,6 @@ from trainer.config import AlertsConfig
 from trainer.distributed.stragglers import SlowRank
 from trainer.health.alert_rules import AlertRules
 from trainer.health.alerts import Alert
-from trainer.health.convergence import Signal
 from trainer.machine.sampler import HardwareReading
 from trainer.metrics.layers import LayerReading
 from trainer.metrics.sinks.base import Sink
@@ -119,10 +118,10 @@ class Monitor:
         if slow is not None:
             self._alert_all(self._rules.slow_rank(step, slow))
 
-    def signals(self, signals: Iterable[Signal]) -> None:
-        """Passes on what the evaluations say of the run's convergence."""
-        for signal in signals:
-            self._alert_all(self._rules.signal(signal))
+    def convergence(self, alerts: Iterable[Alert]) -> None:
+        """Report the alerts about the run's convergence, with the actions of their settings."""
+        for alert in alerts:
+            self._alert_all(self._rules.configured(alert))
 
     def samples(self, step: int, samples: Sequence[SampleEvent], scores: ScoresEvent | None) -> None:
         """Report the texts that the model wrote in one evaluation, and their scores."""

@@ -117,7 +117,7 @@ class Reporter:
             RollBack: training has to go back to a checkpoint from before this step.
         """
         verdict = self.guard.judge(result.step, result.loss, result.grad_norm)
-        if verdict.reason is None:
+        if verdict.rule is None:
             return
         config = self.context.config
         alert = guard_alert(verdict, result.step, result.loss, result.grad_norm, config.guard)
