@@ -1,4 +1,4 @@
-"""One stream of events, handed to many sinks. Only rank 0 has all of them."""
+"""Hands the events of a run to its sinks. Only rank 0 has all events."""
 
 from trainer.metrics.monitor import Monitor
 from trainer.metrics.setup import opened_monitor

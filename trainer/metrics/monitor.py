@@ -1,4 +1,4 @@
-"""Hands every event of a run to every sink, and finds what is worth an alert."""
+"""Hands the events of a run to its sinks, and raises alerts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["Monitor"]
 
 
 class Monitor:
-    """The stream of a run's events.
+    """Hands events to the sinks, and checks them against the alert rules.
 
     Args:
-        sinks: what they go to; none on ranks that only train.
-        running: what is kept over the steps, restored to where the run goes on.
+        sinks: the sinks; empty on ranks that only train.
+        running: numbers over all steps, restored to the step from which the run resumes.
         alerts: settings of the alert rules.
-        readings: gives the readings of the machine since it was last called.
-        history: gives the events of the run that are known, as they are kept.
+        readings: returns the readings of the machine since its last call.
+        history: returns the events of the run that a state covers.
     """
 
     def __init__(
@@ -47,23 +47,15 @@ class Monitor:
         self._readings = readings
         self._history = history
         self._spent_s = 0.0
-        self._stop: Alert | None = None
-        self._has_told_stop = False
-
-    @property
-    def stop_alert(self) -> Alert | None:
-        """The alert for which the run is to save and end, once there is one. It is known on this rank alone."""
-        return self._stop
-
-    @property
-    def has_told_stop(self) -> bool:
-        """Whether an alert has said that the run stops."""
-        return self._has_told_stop
+        self.stop_alert: Alert | None = None
+        """The first alert of a rule here whose action is to stop: the run saves and ends. Only this rank has it."""
+        self.has_reported_stop = False
+        """Whether an alert with the action to stop was reported."""
 
     @property
     def alert_counts(self) -> dict[str, int]:
-        """How many alerts of each rule the run has had."""
-        return self._running.alerts
+        """Number of alerts of each rule, in the order of the first alerts."""
+        return dict(self._running.alerts)
 
     def model(self, graph: bytes) -> None:
         """Hand the graph of the model to the sinks."""
@@ -135,7 +127,7 @@ class Monitor:
 
     def alert(self, alert: Alert) -> None:
         """Report an alert of the guard, of the rules here, or of another part of the run."""
-        self._has_told_stop |= alert.action == "stop"
+        self.has_reported_stop |= alert.action == "stop"
         self.write(replace(alert, count=self._running.after_alert(alert.rule)))
 
     def rewind(self, known: Known) -> None:
@@ -160,8 +152,8 @@ class Monitor:
 
     def _alert_all(self, alerts: Iterable[Alert]) -> None:
         for alert in alerts:
-            if alert.action == "stop" and self._stop is None:
-                self._stop = alert
+            if alert.action == "stop" and self.stop_alert is None:
+                self.stop_alert = alert
             self.alert(alert)
 
     @contextmanager

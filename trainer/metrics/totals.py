@@ -20,8 +20,10 @@ class RunningNumbers:
 
     def __init__(self, average_steps: int) -> None:
         self._losses: deque[float] = deque(maxlen=average_steps)
-        self._non_finite = 0
-        self._alerts: Counter[str] = Counter()
+        self.non_finite_steps = 0
+        """Steps whose loss or gradient norm was not finite."""
+        self.alerts: Counter[str] = Counter()
+        """Number of alerts of each rule, in the order of the first alerts."""
         self._saved_step: int | None = None
 
     @property
@@ -30,25 +32,15 @@ class RunningNumbers:
         finite = [loss for loss in self._losses if math.isfinite(loss)]
         return math.fsum(finite) / len(finite) if finite else None  # fsum: exact, so a resumed run has the same bits
 
-    @property
-    def non_finite_steps(self) -> int:
-        """Steps whose loss or gradient norm was not finite."""
-        return self._non_finite
-
-    @property
-    def alerts(self) -> dict[str, int]:
-        """Number of alerts of each rule, in the order of the first alerts."""
-        return dict(self._alerts)
-
     def after_step(self, loss: float, grad_norm: float) -> None:
         """Add a step."""
         self._losses.append(loss)
-        self._non_finite += not (math.isfinite(loss) and math.isfinite(grad_norm))
+        self.non_finite_steps += not (math.isfinite(loss) and math.isfinite(grad_norm))
 
     def after_alert(self, rule: str) -> int:
         """Add an alert. Returns how many of its rule there have been, with this one."""
-        self._alerts[rule] += 1
-        return self._alerts[rule]
+        self.alerts[rule] += 1
+        return self.alerts[rule]
 
     def after_save(self, step: int) -> bool:
         """Add a save. Returns whether it is the first one of its step."""
@@ -58,8 +50,8 @@ class RunningNumbers:
     def restore(self, events: Iterable[Event]) -> None:
         """Replace all numbers by those of the events that the run has written."""
         self._losses.clear()
-        self._alerts.clear()
-        self._non_finite = 0
+        self.alerts.clear()
+        self.non_finite_steps = 0
         self._saved_step = None
         for event in events:
             if isinstance(event, TrainEvent):

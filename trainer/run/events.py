@@ -404,16 +404,16 @@ def check_exact_losses(facts: Mapping[str, Any]) -> None:
 def _check_fields(facts: Any) -> None:
     """Raise an error if a required field is missing, or if a field has a type or range that no run writes."""
     if not isinstance(facts, dict) or not isinstance(facts["event"], str):
-        raise TypeError("no table with the name of an event")
+        raise TypeError("no JSON object with the name of an event")
     for name in ("step", "tokens"):
         count = facts["step"] if name == "step" else facts.get(name, 0)
         if type(count) is not int or not 0 <= count <= MAX_COUNT:
-            raise ValueError(f"{name} is {str(count)[:80]!r}, and a whole number from 0 on is expected")
+            raise ValueError(f"{name} is {str(count)[:80]!r}, but a whole number of 0 or more was expected")
     for name in _NUMBERS.get(facts["event"], ()):
         if number(facts[name]) is None:
-            raise ValueError(f"{name} is {str(facts[name])[:80]!r}, and a number is expected")
+            raise ValueError(f"{name} is {str(facts[name])[:80]!r}, but a number was expected")
     if not isinstance(facts.get("rule", ""), str):
-        raise ValueError(f"rule is {str(facts['rule'])[:80]!r}, and a name is expected")
+        raise ValueError(f"rule is {str(facts['rule'])[:80]!r}, but a name was expected")
 
 
 def _count(value: object) -> int:

@@ -90,7 +90,7 @@ def read_events(path: Path) -> Iterator[Event]:
             last_step += isinstance(event, TrainEvent)
             try:
                 if isinstance(event, TrainEvent | EvalEvent) and event.step != last_step:
-                    raise ValueError(f"step {event.step}, where step {last_step} is expected")
+                    raise ValueError(f"step {event.step}, but step {last_step} was expected")
                 check_exact_losses(facts)
             except (ValueError, KeyError, TypeError, OverflowError) as error:
                 raise _changed(path, number, error) from None

@@ -71,7 +71,7 @@ class Ending:
             return
         reason = self.reason(error)
         try:
-            if not (isinstance(error, GuardError) and monitor.has_told_stop):
+            if not (isinstance(error, GuardError) and monitor.has_reported_stop):
                 monitor.alert(Alert("failed", self.step, "critical", reason, "stop"))
             self.alerts = monitor.alert_counts
             monitor.write(EndEvent(self.step, "failed", reason))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from common.errors import ConfigError
 from common.redaction import without
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.sinks.points import points_of
 from trainer.metrics.step_metrics import StepMetrics
 from trainer.run.events import Event
 
-__all__ = ["ServiceSink"]
+__all__ = ["ServiceSink", "imported"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,3 +51,18 @@ class ServiceSink(Sink):
             if self._reachable:
                 _log.warning("%s: points are lost (%s); training goes on", self._place, without(str(error), self._secrets))
             self._reachable = False
+
+
+def imported(package: str, setting: str, distribution: str) -> Any:
+    """Return an optional package.
+
+    Raises:
+        ConfigError: it is not installed; the message names the command that installs `distribution`.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise ConfigError(
+            f"{setting} needs the package {package}, which is not installed; install it with `pip install {distribution}`, "
+            f"or leave {setting} out"
+        ) from None

@@ -1,4 +1,4 @@
-"""Curves, histograms, texts and pictures for TensorBoard, in the run's own directory."""
+"""Curves, histograms, texts and pictures for TensorBoard, in the run's directory."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from trainer.run.metrics_file import Known
 __all__ = ["TensorBoardSink"]
 
 _EDGES = (-(2.0**40), *BIN_LIMITS, 2.0**40)
-"""Of the bins, with ends for the outermost two, which have none."""
+"""Limits of the bins, with an end for each of the outermost two bins."""
 
 
 class TensorBoardSink(Sink):
-    """Curves every few steps, and everything else when it comes; a thread of TensorBoard's writes it.
+    """Writes curves every few steps, and all other events at once; a thread of TensorBoard writes the files.
 
-    What a killed run wrote beyond the state that it goes on from is removed, so that no step appears twice.
+    Records that the state does not cover from which a run resumes are removed, so no step appears twice.
 
     Args:
-        directory: of the run's events.
-        known: what that state knows; None where the run begins.
+        directory: the folder of the event files.
+        known: the events that the state covers; None for a new run.
         every_steps: steps between the points of a curve.
 
     Raises:
@@ -55,23 +55,23 @@ class TensorBoardSink(Sink):
         self._unwritten: StepMetrics | None = None
 
     def begin(self, facts: RunFacts) -> None:
-        """Adds the layout, the settings that runs are compared by, and a picture of the data."""
+        """Add the layout, the settings by which runs are compared, and a picture of the data."""
         self._parameters = hyper_parameters(facts.settings)
         self._lengths = length_histogram(facts.report)
         self._begin()
 
     def model(self, graph: bytes) -> None:
-        """Adds the graph."""
+        """Add the graph."""
         files: Any = self._writer.file_writer
         files.add_event(event_pb2.Event(graph_def=graph))
 
     def write(self, event: Event) -> None:
-        """Add a point to each curve of the event, if it is no step or a step that is due; add pictures and texts."""
+        """Add a point to each curve of the event, unless it is a step that is not due; add pictures and texts."""
         if isinstance(event, StepMetrics):
             due = event.is_due(self._every_steps)
             self._unwritten = None if due else event
             if not due:
-                if not event.is_finite:  # the curves leave such a point out, so it is counted where it happens
+                if not event.is_finite:  # curves leave such a point out, so it is counted at its step
                     self._writer.add_scalar("health/non_finite_steps", float(event.non_finite_steps), event.step)
                 return
         if isinstance(event, Alert):
@@ -98,24 +98,24 @@ class TensorBoardSink(Sink):
         self._add_histograms("weights", reading.weights, reading.step)
 
     def rewind(self, known: Known) -> None:
-        """Removes what is not known, and begins another file."""
+        """Remove the records that the state does not cover, and start another file."""
         self._writer.close()
         self._writer = self._cut(known)
         self._begin()
         self._unwritten = None
 
     def sync(self) -> None:
-        """Hands all points to the system, because a run that goes on from a checkpoint does not write those before it again."""
+        """Hand all points to the system, because a run that resumes from a checkpoint does not write the points before it again."""
         self._writer.flush()
 
     def finish(self, status: str) -> None:
-        """Adds that the run has ended."""
+        """Record that the run has ended."""
         if status == "finished":
             *_, end = _comparison(self._parameters)
             self._add_summaries(end)
 
     def close(self) -> None:
-        """Adds the points of the last step, by which runs are compared, and writes what is still in memory."""
+        """Add the points of the last step, by which runs are compared, and write all records in memory."""
         try:
             if self._unwritten is not None:
                 self._add_points(self._unwritten)
@@ -130,7 +130,7 @@ class TensorBoardSink(Sink):
             self._writer.add_image("data/document_lengths", self._lengths, 0, dataformats="HWC")
 
     def _cut(self, known: Known | None) -> SummaryWriter:
-        """A writer of a new file, behind files that hold what is known and no more."""
+        """Remove the records that the state does not cover. Returns the writer of a new file."""
         try:
             again = cut_event_files(self._directory, known)
         except OSError as error:
@@ -138,7 +138,7 @@ class TensorBoardSink(Sink):
                 f"{self._directory}: {error.strerror}; make room or give access, and run the same command again"
             ) from error
         void_from = 0 if known is None else known.step + (not again)
-        # TensorBoard's names are made of time, host and process, and one could be there already, as a link. This one cannot.
+        # TensorBoard makes names of time, host and process, so a link of that name could exist. A random name cannot.
         writer = SummaryWriter(str(self._directory), purge_step=void_from, filename_suffix=f".{secrets.token_hex(8)}")
         files: Any = writer.file_writer
         for event in again:
@@ -174,6 +174,6 @@ class TensorBoardSink(Sink):
 
 
 def _comparison(parameters: Mapping[str, str | float]) -> tuple[Any, Any, Any]:
-    """What the HParams plugin reads: the experiment, the beginning of this run, and its end."""
+    """Return the summaries that the HParams plugin reads: the experiment, the start of this run, and its end."""
     summaries: tuple[Any, Any, Any] = hparams(dict(parameters), dict.fromkeys(FINAL_METRICS, 0.0))  # type: ignore[no-untyped-call]
     return summaries

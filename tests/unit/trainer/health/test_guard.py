@@ -183,12 +183,7 @@ def test_a_large_norm_that_is_only_logged_keeps_the_guard_seeing_losses() -> Non
 
 @pytest.mark.parametrize(
     ("rule", "action"),
-    [
-        (rule, action)
-        for rule in RULES
-        for action in ("log", "skip", "rollback", "stop")
-        if (rule, action) != NEVER_ONLY_LOGGED
-    ],
+    [(rule, action) for rule in RULES for action in ("log", "skip", "rollback", "stop") if (rule, action) != NEVER_ONLY_LOGGED],
 )
 def test_each_fault_leads_to_the_action_that_is_set_for_it(rule: str, action: str) -> None:
     options: dict[str, Any] = {rule: action}

@@ -55,11 +55,11 @@ def test_a_loss_that_is_not_finite_is_no_damage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "facts", "finding"),
     [
-        (3, {"step": 3}, "line 3: step 3, where step 2 is expected"),
+        (3, {"step": 3}, "line 3: step 3, but step 2 was expected"),
         (2, {"loss": 2.5000000001}, r"line 2: loss is 2\.5000000001, but loss_hex says 2\.5;"),
         (4, {"loss_hex": "0x1p+0"}, "line 4: loss is"),
         (1, {"val_loss": 3.25}, "line 1: val_loss is"),
-        (1, {"step": 1}, "line 1: step 1, where step 0"),
+        (1, {"step": 1}, "line 1: step 1, but step 0"),
         (2, {"loss_hex": None}, "line 2: not an event"),
     ],
 )
@@ -72,7 +72,7 @@ def test_a_line_that_is_missing_is_noticed(tmp_path: Path) -> None:
     path = write(tmp_path / "metrics.jsonl")
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:2] + lines[3:]))
-    with pytest.raises(CheckpointError, match="line 3: step 3, where step 2"):
+    with pytest.raises(CheckpointError, match="line 3: step 3, but step 2"):
         list(read_events(path))
 
 
