@@ -53,35 +53,10 @@ class AlertRules:
             waited_s: the part of the duration in which it waited for data.
             tokens_per_s: its speed.
         """
-        return list(self._pace(step, seconds, waited_s, tokens_per_s))
-
-    def after_reading(self, step: int, reading: HardwareReading) -> list[Alert]:
-        """Return the alerts about a reading of the machine; `step` is the last one that was reported."""
-        found = [*self._host(step, reading), *self._xids(step, reading)]
-        for gpu in reading.gpus:
-            found += self._gpu(step, gpu)
-        return found
-
-    def slow_rank(self, step: int, slow: SlowRank) -> list[Alert]:
-        """Return the alert for a rank for which the others wait; `trainer.distributed.stragglers` reports each once."""
-        return list(self._alert("slow_rank", step, "warning", f"step {step}: {slow.describe()}", slow.factor))
-
-    def configured(self, alert: Alert) -> list[Alert]:
-        """Return the alert with the action of its rule's setting; nothing if the rule is off."""
-        setting = _SETTING.get(alert.rule, alert.rule)
-        action: AlertAction = getattr(self._config, setting)
-        if action == "off":
-            return []
-        if action == "stop":
-            message = f"{alert.message}. Training stops, as alerts.{setting} = stop"
-            alert = replace(alert, severity="critical", message=message)
-        return [replace(alert, action=action)]
-
-    def _pace(self, step: int, seconds: float | None, waited_s: float, tokens_per_s: float) -> Iterator[Alert]:
-        config = self._config
+        config, alerts = self._config, list[Alert]()
         share = None if seconds is None else self._wait.observe(seconds, waited_s)
         if share is not None:
-            yield from self._alert(
+            alerts += self._alert(
                 "loader_wait",
                 step,
                 "warning",
@@ -93,7 +68,7 @@ class AlertRules:
         slower = self._speed.observe(tokens_per_s)
         if slower is not None:
             now, usual = slower
-            yield from self._alert(
+            alerts += self._alert(
                 "throughput",
                 step,
                 "warning",
@@ -102,6 +77,29 @@ class AlertRules:
                 now,
                 usual * (1 - config.throughput_drop),
             )
+        return alerts
+
+    def after_reading(self, step: int, reading: HardwareReading) -> list[Alert]:
+        """Return the alerts about a reading of the machine; `step` is the last one that was reported."""
+        found = [*self._host(step, reading), *self._xids(step, reading)]
+        for gpu in reading.gpus:
+            found += self._gpu(step, gpu)
+        return found
+
+    def slow_rank(self, step: int, slow: SlowRank) -> list[Alert]:
+        """Return the alert for a rank for which the others wait; `trainer.distributed.stragglers` reports each once."""
+        return self._alert("slow_rank", step, "warning", f"step {step}: {slow.describe()}", slow.factor)
+
+    def configured(self, alert: Alert) -> list[Alert]:
+        """Return the alert with the action of its rule's setting; nothing if the rule is off."""
+        setting = _SETTING.get(alert.rule, alert.rule)
+        action: AlertAction = getattr(self._config, setting)
+        if action == "off":
+            return []
+        if action == "stop":
+            message = f"{alert.message}. Training stops, as alerts.{setting} = stop"
+            alert = replace(alert, severity="critical", message=message)
+        return [replace(alert, action=action)]
 
     def _host(self, step: int, reading: HardwareReading) -> Iterator[Alert]:
         config, host = self._config, reading.host
@@ -190,8 +188,8 @@ class AlertRules:
 
     def _alert(
         self, rule: Rule, step: int, severity: Severity, message: str, value: float | None = None, threshold: float | None = None
-    ) -> Iterator[Alert]:
-        yield from self.configured(Alert(rule, step, severity, message, "log", value, threshold))
+    ) -> list[Alert]:
+        return self.configured(Alert(rule, step, severity, message, "log", value, threshold))
 
 
 def _risen(known: dict[int, int], index: int, count: int | None, least: int) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from trainer.config import GuardConfig
 from trainer.health.guard import GuardRule, Verdict
 from trainer.run.events import AlertEvent
 
-__all__ = ["RULES", "Alert", "Rule", "Severity", "guard_alert"]
+__all__ = ["Alert", "Rule", "Severity", "guard_alert"]
 
 Severity = Literal["warning", "critical"]
 Rule = Literal[
@@ -32,7 +32,6 @@ Rule = Literal[
 ]
 """`plateau` and `overfitting` belong to evaluations, `out_of_memory` and `quarantine` to adjustments of a run, and `failed` to an
 error that ends it."""
-RULES: tuple[Rule, ...] = get_args(Rule)
 
 
 @dataclass(frozen=True)

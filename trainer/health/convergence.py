@@ -29,10 +29,9 @@ from typing import Any, Literal
 from trainer.config import EvalConfig
 from trainer.health.alerts import Alert
 from trainer.health.trend import Trend, trend
-from trainer.run.limits import evaluations_without_gain
 from trainer.run.progress import Evaluated
 
-__all__ = ["Convergence", "LossMean", "judge_convergence"]
+__all__ = ["LossMean", "judge_convergence"]
 
 _LEAST_SCORE = 3.0
 
@@ -64,43 +63,24 @@ class LossMean:
         return {"total": self._total, "steps": self._steps}
 
 
-@dataclass(frozen=True)
-class Convergence:
-    """The convergence of a run up to an evaluation."""
+def judge_convergence(evaluations: Sequence[Evaluated], settings: EvalConfig) -> list[Alert]:
+    """Return the alerts of rules that are broken from the last of these evaluations on, and were not in the window before.
 
-    trend: float | None
-    """Nats per step, below 0 while the validation loss falls; None before a window is full."""
-    alerts: tuple[Alert, ...]
-    """Alerts of rules that are broken from the last evaluation on; `AlertRules.configured` sets their action. Their value is the
-    change of the validation loss over the window, as a share of its level."""
-    without_improvement: int
-    """Evaluations since the last improvement."""
-
-
-def judge_convergence(evaluations: Sequence[Evaluated], settings: EvalConfig) -> Convergence:
-    """Return the convergence after the last of these evaluations."""
+    The value of an alert is the change of the validation loss over the window, as a share of its level.
+    `AlertRules.configured` sets the action.
+    """
+    if not evaluations or evaluations[-1].val_loss is None:
+        return []
     numbers = [evaluated for evaluated in evaluations if evaluated.val_loss is not None]
-    window = numbers[-settings.plateau_window :]
-    full = len(window) == settings.plateau_window
-    is_news = bool(evaluations) and evaluations[-1].val_loss is not None
-    return Convergence(
-        trend=_Losses.of(window, "val_loss").trend.slope if full else None,
-        alerts=_beginning(numbers, settings) if is_news else (),
-        without_improvement=evaluations_without_gain(evaluations, settings.min_delta)[0],
-    )
-
-
-def _beginning(numbers: Sequence[Evaluated], settings: EvalConfig) -> tuple[Alert, ...]:
-    """Return the alerts of the last evaluation whose rule was not broken at any evaluation of the window before."""
-    size = settings.plateau_window
+    size, threshold = settings.plateau_window, settings.plateau_threshold
     rules: tuple[Callable[[Sequence[Evaluated], float], Alert | None], ...] = (_plateau, _overfitting)
     alerts = []
     for rule in rules:
-        now = rule(numbers[-size:], settings.plateau_threshold) if len(numbers) >= size else None
+        now = rule(numbers[-size:], threshold) if len(numbers) >= size else None
         earlier = range(max(size, len(numbers) - size), len(numbers))
-        if now is not None and not any(rule(numbers[end - size : end], settings.plateau_threshold) for end in earlier):
+        if now is not None and not any(rule(numbers[end - size : end], threshold) for end in earlier):
             alerts.append(now)
-    return tuple(alerts)
+    return alerts
 
 
 def _plateau(window: Sequence[Evaluated], threshold: float) -> Alert | None:

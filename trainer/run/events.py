@@ -1,16 +1,17 @@
 """The events of `metrics.jsonl`: one class for each event, with its name, its fields and its form in JSON.
 
-`to_json` returns the fields in the order in which they are written. A number that is not finite is written as text, because JSON
-has no word for it (`common.files.plain`). `parse_event` reads an event back. A field that the file lacks is None or empty, unless
-`_check_fields` requires it.
+The metadata of a field hold its name in the file (`json`), if it differs, and the number of decimals there (`digits`). The fields
+are written in their order here. A number that is not finite is written as text, because JSON has no word for it
+(`common.files.plain`). `parse_event` reads an event back. A field that the file lacks is None or empty, unless `_check_fields`
+requires it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, get_args
+from collections.abc import Callable, Mapping
+from dataclasses import Field, asdict, dataclass, field, fields
+from typing import Any, ClassVar, Self, get_args
 
 from common.files import plain
 from common.untrusted import MAX_COUNT, number
@@ -39,8 +40,25 @@ _NUMBERS = {"train": ("loss", "grad_norm"), "eval": ("val_loss",)}
 _EXACT = {"loss": "loss_hex", "val_loss": "val_loss_hex"}
 
 
+@dataclass(frozen=True)
+class _Event:
+    name: ClassVar[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by their names in the file."""
+        parts = fields(_CLASSES[self.name])  # a subclass may add fields that are not in the file
+        return {"event": self.name} | {
+            _key(part): _rounded(getattr(self, part.name), part.metadata.get("digits")) for part in parts
+        }
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> Self:
+        """Return the event with these fields."""
+        return cls(**{part.name: _READERS[str(part.type)](facts.get(_key(part))) for part in fields(cls)})
+
+
 @dataclass(frozen=True, kw_only=True)
-class TrainEvent:
+class TrainEvent(_Event):
     """The numbers of one training step."""
 
     name: ClassVar = "train"
@@ -48,22 +66,22 @@ class TrainEvent:
     """The fields in JSON that a replay must reproduce bit for bit; the others are times."""
     step: int
     loss: float
-    grad_norm: float
-    """Global norm of the gradient, before clipping."""
-    learning_rate: float | None
-    targets: int | None
-    """Targets trained on so far."""
-    tokens_per_s: float | None
-    """Targets of this step over its duration."""
-    mfu: float | None = None
-    """Share of the GPUs' peak rate that the model's arithmetic uses; None if the peak is not known."""
-    loader_wait_s: float | None
-    """Part of the step's duration spent waiting for data."""
-    seconds: float | None = None
-    """Duration of the step; None if it was not measured."""
     loss_average: float | None = None
     """Mean of the finite losses of the last `log.average_steps` steps; None if there are none. The monitor sets it."""
-    monitor_s: float | None = None
+    grad_norm: float
+    """Global norm of the gradient, before clipping."""
+    learning_rate: float | None = field(metadata={"json": "lr"})
+    targets: int | None = field(metadata={"json": "tokens"})
+    """Targets trained on so far."""
+    tokens_per_s: float | None = field(metadata={"digits": 1})
+    """Targets of this step over its duration."""
+    mfu: float | None = field(default=None, metadata={"digits": 4})
+    """Share of the GPUs' peak rate that the model's arithmetic uses; None if the peak is not known."""
+    seconds: float | None = field(default=None, metadata={"digits": 6})
+    """Duration of the step; None if it was not measured."""
+    loader_wait_s: float | None = field(metadata={"digits": 6})
+    """Part of the step's duration spent waiting for data."""
+    monitor_s: float | None = field(default=None, metadata={"digits": 6})
     """Time that all sinks took for the numbers, readings, alerts and layers of the step before. The monitor sets it."""
 
     @property
@@ -72,38 +90,9 @@ class TrainEvent:
         return perplexity(self.loss)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by their names in the file."""
-        return {
-            "event": self.name,
-            "step": self.step,
-            "loss": self.loss,
-            "loss_hex": self.loss.hex(),
-            "loss_average": self.loss_average,
-            "perplexity": self.perplexity,
-            "grad_norm": self.grad_norm,
-            "lr": self.learning_rate,
-            "tokens": self.targets,
-            "tokens_per_s": _rounded(self.tokens_per_s, 1),
-            "mfu": _rounded(self.mfu, 4),
-            "seconds": _rounded(self.seconds, 6),
-            "loader_wait_s": _rounded(self.loader_wait_s, 6),
-            "monitor_s": _rounded(self.monitor_s, 6),
-        }
-
-    @staticmethod
-    def from_json(facts: Mapping[str, Any]) -> TrainEvent:
-        """Return the event with these fields."""
-        return TrainEvent(
-            step=facts["step"],
-            loss=float(facts["loss"]),
-            grad_norm=float(facts["grad_norm"]),
-            learning_rate=number(facts.get("lr")),
-            targets=facts.get("tokens"),
-            **{
-                name: number(facts.get(name))
-                for name in ("loss_average", "tokens_per_s", "mfu", "seconds", "loader_wait_s", "monitor_s")
-            },
-        )
+        """Return the fields by their names in the file, with the exact loss and the perplexity."""
+        order = dict.fromkeys(("event", "step", "loss", "loss_hex", "loss_average", "perplexity"))
+        return order | super().to_json() | {"loss_hex": self.loss.hex(), "perplexity": self.perplexity}
 
 
 @dataclass(frozen=True)
@@ -133,7 +122,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class EvalEvent:
+class EvalEvent(_Event):
     """The result of an evaluation of the validation text."""
 
     name: ClassVar = "eval"
@@ -169,17 +158,17 @@ class EvalEvent:
         groups = {by: {name: score.to_json() for name, score in scores.items()} for by, scores in self.groups.items()}
         return facts | bits | {f"by_{by}": scores for by, scores in groups.items() if scores}
 
-    @staticmethod
-    def from_json(facts: Mapping[str, Any]) -> EvalEvent:
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> Self:
         """Return the event with these fields. A group without a loss is left out."""
         groups = {by: _scores(facts.get(f"by_{by}")) for by in _GROUPS}
-        return EvalEvent(
+        return cls(
             facts["step"], float(facts["val_loss"]), _count(facts.get("targets")), number(facts.get("bits_per_byte")), groups
         )
 
 
 @dataclass(frozen=True)
-class SampleEvent:
+class SampleEvent(_Event):
     """A text that the model wrote."""
 
     name: ClassVar = "sample"
@@ -197,15 +186,15 @@ class SampleEvent:
         """Return the fields by their names in the file, in which `text` begins with the prompt."""
         return {"event": self.name, "step": self.step, "prompt": self.prompt, "text": self.whole}
 
-    @staticmethod
-    def from_json(facts: Mapping[str, Any]) -> SampleEvent:
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> Self:
         """Return the event with these fields."""
         prompt = str(facts.get("prompt") or "")
-        return SampleEvent(facts["step"], prompt, str(facts.get("text") or "").removeprefix(prompt))
+        return cls(facts["step"], prompt, str(facts.get("text") or "").removeprefix(prompt))
 
 
 @dataclass(frozen=True)
-class ScoresEvent:
+class ScoresEvent(_Event):
     """The scores of all samples of one evaluation together."""
 
     name: ClassVar = "scores"
@@ -221,14 +210,14 @@ class ScoresEvent:
         """Return the fields by their names in the file."""
         return {"event": self.name, "step": self.step, **self.values}
 
-    @staticmethod
-    def from_json(facts: Mapping[str, Any]) -> ScoresEvent:
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> Self:
         """Return the event with these fields."""
-        return ScoresEvent(facts["step"], {name: value for name, value in facts.items() if name not in ("event", "step")})
+        return cls(facts["step"], {name: value for name, value in facts.items() if name not in ("event", "step")})
 
 
 @dataclass(frozen=True)
-class LayersEvent:
+class LayersEvent(_Event):
     """Norms of each layer in one step, by the name of the layer."""
 
     name: ClassVar = "layers"
@@ -238,81 +227,45 @@ class LayersEvent:
     update_ratio: Mapping[str, float]
     """The norm of the update over the norm of the weights."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by their names in the file."""
-        return {"event": self.name, **vars(self)}
-
-    @staticmethod
-    def from_json(facts: Mapping[str, Any]) -> LayersEvent:
-        """Return the event with these fields."""
-        return LayersEvent(facts["step"], *(_numbers(facts.get(name)) for name in ("gradient_norm", "weight_norm", "update_ratio")))
-
 
 @dataclass(frozen=True)
-class HardwareEvent:
+class HardwareEvent(_Event):
     """A reading of the machine at about this step. Values that a device does not report are left out."""
 
     name: ClassVar = "hardware"
     step: int
-    gpus: tuple[Mapping[str, Any], ...]
+    gpus: tuple[Mapping[str, Any], ...] = field(metadata={"digits": 3})
     """For each GPU the fields of `trainer.machine.gpus.GpuReading`."""
-    host: Mapping[str, Any]
+    host: Mapping[str, Any] = field(metadata={"digits": 3})
     """The fields of `trainer.machine.host.HostReading`."""
     xids: tuple[int, ...] = ()
     """Xid errors that the driver reported since the reading before."""
-    host_memory_mb_per_1000_steps: float | None = None
+    host_memory_mb_per_1000_steps: float | None = field(default=None, metadata={"digits": 3})
     """Growth of the run's private memory on the host; None while there are too few readings."""
 
     @staticmethod
     def of(step: int, reading: HardwareReading, memory_trend: float | None) -> HardwareEvent:
         """Return the event for a reading."""
-        return HardwareEvent(
-            step, tuple(_known(asdict(gpu)) for gpu in reading.gpus), _known(asdict(reading.host)), reading.xids, memory_trend
-        )
+        gpus, host = tuple(_known(asdict(gpu)) for gpu in reading.gpus), _known(asdict(reading.host))
+        return HardwareEvent(step, gpus, host, reading.xids, memory_trend)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by their names in the file, with three decimals."""
-        gpus = [_all_rounded(gpu) for gpu in self.gpus]
-        facts: dict[str, Any] = {"event": self.name, "step": self.step, "gpus": gpus, "host": _all_rounded(self.host)}
-        if self.xids:
-            facts["xids"] = self.xids
-        trend = self.host_memory_mb_per_1000_steps
-        return facts if trend is None else facts | {"host_memory_mb_per_1000_steps": round(trend, 3)}
-
-    @staticmethod
-    def from_json(facts: Mapping[str, Any]) -> HardwareEvent:
-        """Return the event with these fields. The values of GPUs and host are not checked."""
-        gpus, host, xids = facts.get("gpus"), facts.get("host"), facts.get("xids")
-        return HardwareEvent(
-            facts["step"],
-            tuple(gpu for gpu in gpus if isinstance(gpu, Mapping)) if isinstance(gpus, list) else (),
-            host if isinstance(host, Mapping) else {},
-            tuple(_count(xid) for xid in xids) if isinstance(xids, list) else (),
-            number(facts.get("host_memory_mb_per_1000_steps")),
-        )
+        """Return the fields by their names in the file, without those that are not known."""
+        return {name: value for name, value in super().to_json().items() if value not in ([], None) or name == "gpus"}
 
 
 @dataclass(frozen=True)
-class SaveEvent:
+class SaveEvent(_Event):
     """A checkpoint that was handed over to be written."""
 
     name: ClassVar = "save"
     step: int
-    stall_s: float | None
+    stall_s: float | None = field(metadata={"digits": 6})
     """Time that training waited for it."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by their names in the file."""
-        return {"event": self.name, "step": self.step, "stall_s": _rounded(self.stall_s, 6)}
-
-    @staticmethod
-    def from_json(facts: Mapping[str, Any]) -> SaveEvent:
-        """Return the event with these fields."""
-        return SaveEvent(facts["step"], number(facts.get("stall_s")))
 
 
 @dataclass(frozen=True)
-class AlertEvent:
+class AlertEvent(_Event):
     """A message that a broken rule raises. `trainer.health.alerts` lists the rules."""
 
     name: ClassVar = "alert"
@@ -328,21 +281,9 @@ class AlertEvent:
     threshold: float | None = None
     """The limit that the value was compared with."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by their names in the file."""
-        return {"event": self.name, **{part.name: getattr(self, part.name) for part in fields(AlertEvent)}}
-
-    @staticmethod
-    def from_json(facts: Mapping[str, Any]) -> AlertEvent:
-        """Return the event with these fields."""
-        rule, severity, message, action = (str(facts.get(name) or "") for name in ("rule", "severity", "message", "action"))
-        return AlertEvent(
-            rule, facts["step"], severity, message, action, number(facts.get("value")), number(facts.get("threshold"))
-        )
-
 
 @dataclass(frozen=True)
-class EndEvent:
+class EndEvent(_Event):
     """The end of the run: see `trainer.training.ending`."""
 
     name: ClassVar = "end"
@@ -351,15 +292,6 @@ class EndEvent:
     """`finished`, `stopped` or `failed`."""
     ended_by: str | None
     """The reason."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by their names in the file."""
-        return {"event": self.name, **vars(self)}
-
-    @staticmethod
-    def from_json(facts: Mapping[str, Any]) -> EndEvent:
-        """Return the event with these fields."""
-        return EndEvent(facts["step"], str(facts.get("status")), facts.get("ended_by"))
 
 
 @dataclass(frozen=True)
@@ -420,6 +352,10 @@ def _count(value: object) -> int:
     return value if type(value) is int and 0 <= value <= MAX_COUNT else 0
 
 
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def _numbers(values: object) -> dict[str, float]:
     found = values if isinstance(values, Mapping) else {}
     return {name: known for name, value in found.items() if (known := number(value)) is not None}
@@ -438,9 +374,29 @@ def _known(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _all_rounded(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: round(value, 3) if isinstance(value, float) else value for name, value in values.items()}
+def _key(part: Field[Any]) -> str:
+    return str(part.metadata.get("json", part.name))
 
 
-def _rounded(value: float | None, digits: int) -> float | None:
-    return None if value is None else round(value, digits)
+def _rounded(value: Any, digits: int | None) -> Any:
+    """Return the value with each float in it rounded, if `digits` is given."""
+    if isinstance(value, Mapping):
+        return {name: _rounded(part, digits) for name, part in value.items()}
+    if isinstance(value, tuple):
+        return [_rounded(part, digits) for part in value]
+    return value if digits is None or not isinstance(value, float) else round(value, digits)
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "int": _count,
+    "int | None": lambda value: value,
+    "float": float,
+    "float | None": number,
+    "str": lambda value: str(value or ""),
+    "str | None": lambda value: None if value is None else str(value),
+    "Mapping[str, float]": _numbers,
+    "Mapping[str, Any]": lambda value: value if isinstance(value, Mapping) else {},
+    "tuple[int, ...]": lambda value: tuple(map(_count, _listed(value))),
+    "tuple[Mapping[str, Any], ...]": lambda value: tuple(one for one in _listed(value) if isinstance(one, Mapping)),
+}
+"""Readers of the values in the file, by the type of the field. Only required fields are of type `float`."""

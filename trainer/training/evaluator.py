@@ -71,7 +71,7 @@ class Evaluator:
             events = [SampleEvent(progress.step, one.prompt, one.text) for one in texts]
             monitor.samples(progress.step, events, None if scores is None else ScoresEvent(progress.step, scores.to_json()))
         after = progress.after_evaluation(evaluation.loss, self.reporter.train_losses.take())
-        monitor.convergence(judge_convergence(after.evaluations, self.data.context.config.eval).alerts)
+        monitor.convergence(judge_convergence(after.evaluations, self.data.context.config.eval))
         trainable.extension.evaluated(trainable.view(after), evaluation)
         self.saver.saved_step = None  # the saved state does not know of this evaluation
         return after

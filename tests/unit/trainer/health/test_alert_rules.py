@@ -2,6 +2,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from trainer.config import AlertsConfig, GuardConfig
 from trainer.distributed.stragglers import SlowRank
 from trainer.health.alert_rules import AlertRules
-from trainer.health.alerts import RULES, Alert, guard_alert
+from trainer.health.alerts import Alert, Rule, guard_alert
 from trainer.health.detectors import Debounce, MemoryTrend, SpeedDrop, WaitShare
 from trainer.health.guard import Guard
 from trainer.machine.gpus import GpuReading
@@ -274,7 +275,7 @@ def test_a_stop_of_the_guard_is_critical() -> None:
 
 
 def test_every_rule_beside_the_guard_s_can_be_switched_off_and_has_a_name() -> None:
-    own = set(RULES) - {"non_finite", "exploding", "vanishing", "spike", "drop", "out_of_memory", "quarantine", "failed"}
+    own = set(get_args(Rule)) - {"non_finite", "exploding", "vanishing", "spike", "drop", "out_of_memory", "quarantine", "failed"}
     actions = {name for name, value in AlertsConfig().model_dump().items() if value == "log"}
     assert {"gpu_errors" if rule in ("ecc", "xid", "gpu_lost") else rule for rule in own} == actions
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trainer.config import EvalConfig
 from trainer.health.alerts import Alert
 from trainer.health.convergence import LossMean, judge_convergence
-from trainer.run.limits import early_stop
+from trainer.run.limits import early_stop, evaluations_without_gain
 from trainer.run.progress import Evaluated
 
 EVERY = 100
@@ -39,7 +39,7 @@ def history(validation: Curve, training: Curve, count: int = 60, noise: float = 
 
 def told(evaluations: list[Evaluated], choice: EvalConfig = SETTINGS) -> list[Alert]:
     """The alerts of a run, as they come one evaluation after the other."""
-    return [alert for end in range(1, len(evaluations) + 1) for alert in judge_convergence(evaluations[:end], choice).alerts]
+    return [alert for end in range(1, len(evaluations) + 1) for alert in judge_convergence(evaluations[:end], choice)]
 
 
 def falling(number: int) -> float:
@@ -100,17 +100,6 @@ def test_a_rule_is_told_at_most_once_in_a_window(evaluations: list[Evaluated]) -
         assert all(later - earlier > 7 for earlier, later in pairwise(places))
 
 
-def test_the_trend_is_the_slope_of_the_validation_loss_and_withstands_two_outliers() -> None:
-    evaluations = history(lambda number: 6 - 0.01 * number, falling, 10)
-    assert judge_convergence(evaluations, SETTINGS).trend == pytest.approx(-0.0001)
-    assert judge_convergence(evaluations[:9], SETTINGS).trend is None
-    spoilt = [*evaluations]
-    spoilt[3], spoilt[7] = Evaluated(300, 50.0, None), Evaluated(700, 0.1, None)
-    trend = judge_convergence(spoilt, SETTINGS).trend
-    assert trend is not None
-    assert -0.0003 < trend < 0
-
-
 def stops_at(validation: list[float | None], **changes: float) -> int | None:
     """The number of the evaluation after which training ends."""
     choice = EvalConfig(**changes)  # type: ignore[arg-type]
@@ -155,13 +144,13 @@ def test_without_improvement_counts_the_evaluations_since_the_last_record(
     evaluations: list[Evaluated], patience: int, min_delta: float
 ) -> None:
     choice = EvalConfig(patience=patience, min_delta=min_delta)
-    judged = judge_convergence(evaluations, choice)
-    assert 0 <= judged.without_improvement <= len(evaluations)
-    assert (early_stop(evaluations, choice) is not None) == (judged.without_improvement >= patience)
+    stale, _ = evaluations_without_gain(evaluations, min_delta)
+    assert 0 <= stale <= len(evaluations)
+    assert (early_stop(evaluations, choice) is not None) == (stale >= patience)
     if min_delta == 0 and (known := [evaluated.val_loss for evaluated in evaluations if evaluated.val_loss is not None]):
         best = min(range(len(evaluations)), key=lambda number: evaluations[number].val_loss or math.inf)
         assert evaluations[best].val_loss == min(known)
-        assert judged.without_improvement == len(evaluations) - 1 - best
+        assert stale == len(evaluations) - 1 - best
 
 
 @given(evaluations=histories, cut=st.integers(0, 40))
@@ -198,6 +187,6 @@ def test_a_training_loss_that_hardly_falls_is_no_overfitting() -> None:
 
 def test_an_evaluation_that_is_no_number_tells_nothing_again() -> None:
     flat = [Evaluated(number, 3.0, 3.0) for number in range(10)]
-    assert [alert.rule for alert in judge_convergence(flat, SETTINGS).alerts] == ["plateau"]
-    assert judge_convergence([*flat, Evaluated(10, None, 3.0)], SETTINGS).alerts == ()
-    assert judge_convergence([*flat, Evaluated(10, None, 3.0)], SETTINGS).without_improvement == 10
+    assert [alert.rule for alert in judge_convergence(flat, SETTINGS)] == ["plateau"]
+    assert judge_convergence([*flat, Evaluated(10, None, 3.0)], SETTINGS) == []
+    assert evaluations_without_gain([*flat, Evaluated(10, None, 3.0)], SETTINGS.min_delta)[0] == 10
