@@ -35,7 +35,7 @@ __all__ = [
     "check_form",
     "copy_run_file",
     "digest_run_file",
-    "is_number",
+    "number",
     "read_lines",
     "read_run_file",
 ]
@@ -102,15 +102,14 @@ def check_form(form: type[Form], value: object) -> None:
         raise ValueError("its values are nested too deeply") from None
 
 
-def is_number(value: object) -> bool:
-    """Whether a value out of JSON is a number, or a text such as "nan" that stands for one that JSON has no word for."""
+def number(value: object) -> float | None:
+    """Return a number out of JSON as a float, and None for any other value. The texts "nan" and "inf" are numbers too."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return False
+        return None
     try:
-        float(value)
+        return float(value)
     except (ValueError, OverflowError):
-        return False
-    return True
+        return None
 
 
 def read_run_file(path: Path, max_bytes: int, below: Path) -> bytes:

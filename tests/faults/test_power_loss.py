@@ -35,8 +35,9 @@ from trainer.checkpoint.store import Checkpoint
 from trainer.config import TrainConfig
 from trainer.loop import train
 from trainer.report.write import PICTURE, REPORT, write_report
-from trainer.run.events import METRICS, Known, lines_until
+from trainer.run.events import TrainEvent
 from trainer.run.ledger import LEDGER, Ledger, LedgerHead
+from trainer.run.metrics_file import METRICS, Known, lines_until
 from trainer.run.record import check_nothing_saved, read_record_if_any
 from trainer.verification.verify import check_integrity
 
@@ -326,7 +327,7 @@ def what_is_lost(run: Path, acknowledged: int | None, right: dict[int, str]) -> 
     Ledger(run / LEDGER, LedgerHead(**store.load(newest).state["ledger"])).close()
     if (run / LEDGER).stat().st_size == 0:
         return "the ledger is empty"
-    kept = {event["step"]: event["loss_hex"] for _, event in lines_until(run / METRICS, Known(newest)) if event["event"] == "train"}
+    kept = {event.step: event.loss.hex() for _, event in lines_until(run / METRICS, Known(newest)) if isinstance(event, TrainEvent)}
     return (
         None if kept == {step: loss for step, loss in right.items() if step <= newest} else f"metrics of the steps {sorted(kept)}"
     )

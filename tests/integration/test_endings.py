@@ -24,6 +24,7 @@ from trainer.loop import train
 from trainer.metrics.sinks.json_lines import JsonLinesSink
 from trainer.report import write_report
 from trainer.run import record
+from trainer.run.events import Event
 from trainer.training import reporter
 from trainer.training import step as steps
 from trainer.verification.verify import check_integrity
@@ -74,16 +75,16 @@ def replaced(owner: object, name: str, value: Any) -> Patch:
 
 def without_space(monkeypatch: pytest.MonkeyPatch, _run: Path) -> None:
     """The disk is full from step 4 on, for the metrics alone."""
-    write, full_since = JsonLinesSink._write, list[int]()
+    write, full_since = JsonLinesSink.write, list[int]()
 
-    def full(sink: JsonLinesSink, event: Any) -> None:
-        full_since.extend([4] * (event["step"] >= 4))
+    def full(sink: JsonLinesSink, event: Event) -> None:
+        full_since.extend([4] * (event.step >= 4))
         if full_since:
             with sink._stored():
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(sink, event)
 
-    monkeypatch.setattr(JsonLinesSink, "_write", full)
+    monkeypatch.setattr(JsonLinesSink, "write", full)
 
 
 def shard_lost(_monkeypatch: pytest.MonkeyPatch, run: Path) -> None:

@@ -233,7 +233,7 @@ def test_two_ranks_train_stop_together_and_resume_exactly(data: Path, tmp_path: 
         (
             {"schedule": {"warmup_steps": 12}},
             ConfigError,
-            "schedule.warmup_steps = 12, but the learning rate is to reach its floor at step 12",
+            "schedule.warmup_steps = 12, but the learning rate must reach its floor at step 12",
         ),
         ({"data": Path("/nowhere")}, PreparedDataError, "/nowhere/manifest.json"),
         ({"device": "cuda"}, ConfigError, "device = cuda, but torch sees no GPU"),
@@ -328,13 +328,13 @@ def test_what_is_not_as_it_was_at_the_start_before_is_told_and_kept_in_the_recor
     assert told("a", 3) == ""
     assert earlier() == []
     assert told("b", 4, eval={"sample_tokens": 5}) == (
-        "going on at step 3, not all is as it was before (* can change bits):\n"
+        "resumed at step 3 with differences from the start before (* can change bits):\n"
         "  * code: a then, b now\n"
         "    eval.sample_tokens: 4 then, 5 now"
     )
     assert earlier() == [{"until": 3, "was": {"code": "a"}}], "settings that change no bits stand in config.toml"
     lose(7)
-    assert told("c", 1, eval={"sample_tokens": 5}).startswith("going on at step 5, ")
+    assert told("c", 1, eval={"sample_tokens": 5}).startswith("resumed at step 5 with ")
     assert earlier() == [{"until": 3, "was": {"code": "a"}}, {"until": 5, "was": {"code": "b"}}]
     lose(6, 5)
     assert told("c", 1, eval={"sample_tokens": 5}) == ""

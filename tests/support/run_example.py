@@ -100,7 +100,6 @@ def _groups(loss: float, words: str) -> Event:
     found: Event = {
         key: {name: {"loss": loss + place, "targets": 450} for place, name in enumerate(each)} for key, each in names.items()
     }
-    found["by_kind"] = [{"name": name, **values} for name, values in found["by_kind"].items()]
     return found | {"bits_per_byte": loss / 3}
 
 

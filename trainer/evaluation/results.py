@@ -2,41 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from common.files import plain
-from trainer.model.loss import perplexity
+from trainer.run.events import EvalEvent, Score
 
 __all__ = ["Evaluation", "Score"]
-
-
-@dataclass(frozen=True)
-class Score:
-    """How well a model predicts some of the text that it was not trained on."""
-
-    loss: float
-    """Mean over the targets, in nats."""
-    num_targets: int
-    num_bytes: int = 0
-    """UTF-8 bytes of the targets' text; 0 where they were not counted."""
-
-    @property
-    def perplexity(self) -> float:
-        """`exp(loss)`, infinite where that overflows."""
-        return perplexity(self.loss)
-
-    @property
-    def bits_per_byte(self) -> float | None:
-        """`nats / ln 2 / bytes`, which models with different tokenizers can be compared by; none where bytes were not counted."""
-        return self.loss * self.num_targets / math.log(2) / self.num_bytes if self.num_bytes else None
-
-    def to_json(self) -> dict[str, Any]:
-        """The numbers by name; one that is not finite is text, because JSON has no word for it."""
-        numbers = {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
-        return {**plain(numbers), "targets": self.num_targets, "bytes": self.num_bytes}
 
 
 @dataclass(frozen=True)
@@ -74,3 +45,7 @@ class Evaluation:
     def groups(self) -> dict[str, Mapping[str, Score]]:
         """All groups, by what they are of."""
         return {"source": self.by_source, "kind": self.by_kind, "length": self.by_length}
+
+    def event(self, step: int) -> EvalEvent:
+        """Return the event of this evaluation at a step."""
+        return EvalEvent(step, self.loss, self.num_targets, self.bits_per_byte, self.groups, self.num_rows)

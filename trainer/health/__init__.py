@@ -1,1 +1,1 @@
-"""Judges whether a run is sound."""
+"""Judges whether a run is healthy: guard, alert rules, convergence."""

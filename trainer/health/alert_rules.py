@@ -1,79 +1,62 @@
-"""What a run should not do beside its loss and gradient, found in the stream of its numbers; each trouble is told once.
+"""The rules about speed, memory, disk and hardware of a run, and their alerts.
 
-The detectors are given what was measured and return alerts; none of them touches a device, a file or a clock. A trouble that
-lasts is one episode: it is told when it begins, and can be told again once it was over. Loss and gradient are judged by
-`trainer.health.guard`; what that finds becomes an alert here too, so that everything a run complains of has one form.
+Nothing here touches a device, a file or a clock. A rule that stays broken raises one alert when it breaks, and the next one only
+after it held again. `trainer.health.guard` judges loss and gradient, and `trainer.health.convergence` the evaluations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from trainer.config import AlertAction, AlertsConfig
 from trainer.distributed.stragglers import SlowRank
-from trainer.health.alerts import _HARMFUL, Alert, Rule, Severity
-from trainer.health.convergence import Signal
-from trainer.health.detectors import RECOVERED, Episode, MemoryTrend, SpeedDrop, WaitShare
+from trainer.health.alerts import Alert, Rule, Severity
+from trainer.health.detectors import RECOVERED, Debounce, MemoryTrend, SpeedDrop, WaitShare
 from trainer.machine.gpus import GpuReading
 from trainer.machine.sampler import HardwareReading
 
 __all__ = ["AlertRules"]
 
 _SETTING: dict[str, str] = {"ecc": "gpu_errors", "xid": "gpu_errors", "gpu_lost": "gpu_errors"}
-"""The setting with the action of a rule, where it is not called as the rule is."""
+"""The setting with the action of a rule, if it has another name than the rule."""
+_HARMFUL = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
+"""Throttle reasons that are a fault of cooling or power supply. A GPU at its power cap works as designed."""
 _THROTTLED_READINGS, _COOL_READINGS = 2, 3
 
 
 class AlertRules:
-    """All rules that are not the guard's, with their settings."""
+    """All rules except those of the guard, with their settings."""
 
     def __init__(self, config: AlertsConfig) -> None:
         self._config = config
         self._wait = WaitShare(config.window_steps, config.loader_wait_share)
         self._speed = SpeedDrop(config.window_steps, config.throughput_drop)
         self._memory = MemoryTrend(config.host_memory_mb)
-        self._disk = Episode()
-        self._throttled: dict[int, Episode] = {}
-        self._lost: dict[int, Episode] = {}
+        self._disk = Debounce()
+        self._throttled: dict[int, Debounce] = {}
+        self._lost: dict[int, Debounce] = {}
         self._corrected: dict[int, int] = {}
         self._uncorrected: dict[int, int] = {}
 
     @property
     def memory_trend(self) -> float | None:
-        """Growth of the run's memory on the host in MB per 1,000 steps, once it is known."""
+        """Growth of the run's private memory on the host in MB per 1,000 steps; None while there are too few readings."""
         return self._memory.mb_per_1000_steps
 
     def after_step(self, step: int, *, seconds: float | None, waited_s: float, tokens_per_s: float) -> list[Alert]:
-        """What the pace of a step gives reason for; steps come in order.
+        """Return the alerts about the speed of a step; steps come in order.
 
         Args:
             step: its number.
-            seconds: its duration; None where it is not known.
-            waited_s: the part of it in which it waited for data.
+            seconds: its duration; None if it is not known.
+            waited_s: the part of the duration in which it waited for data.
             tokens_per_s: its speed.
         """
-        return list(self._pace(step, seconds, waited_s, tokens_per_s))
-
-    def after_reading(self, step: int, reading: HardwareReading) -> list[Alert]:
-        """What the machine gives reason for; `step` is the last one that was reported."""
-        found = [*self._host(step, reading), *self._xids(step, reading)]
-        for gpu in reading.gpus:
-            found += self._gpu(step, gpu)
-        return found
-
-    def slow_rank(self, step: int, slow: SlowRank) -> list[Alert]:
-        """The alert for a rank for which the others wait; `trainer.distributed.stragglers` finds each once."""
-        return list(self._alert("slow_rank", step, "warning", f"step {step}: {slow.describe()}", slow.factor))
-
-    def signal(self, signal: Signal) -> list[Alert]:
-        """The alert for what the evaluations say of the run's convergence."""
-        return list(self._alert(signal.rule, signal.step, "warning", signal.message, signal.value, signal.threshold))
-
-    def _pace(self, step: int, seconds: float | None, waited_s: float, tokens_per_s: float) -> Iterator[Alert]:
-        config = self._config
+        config, alerts = self._config, list[Alert]()
         share = None if seconds is None else self._wait.observe(seconds, waited_s)
         if share is not None:
-            yield from self._alert(
+            alerts += self._alert(
                 "loader_wait",
                 step,
                 "warning",
@@ -85,7 +68,7 @@ class AlertRules:
         slower = self._speed.observe(tokens_per_s)
         if slower is not None:
             now, usual = slower
-            yield from self._alert(
+            alerts += self._alert(
                 "throughput",
                 step,
                 "warning",
@@ -94,6 +77,29 @@ class AlertRules:
                 now,
                 usual * (1 - config.throughput_drop),
             )
+        return alerts
+
+    def after_reading(self, step: int, reading: HardwareReading) -> list[Alert]:
+        """Return the alerts about a reading of the machine; `step` is the last one that was reported."""
+        found = [*self._host(step, reading), *self._xids(step, reading)]
+        for gpu in reading.gpus:
+            found += self._gpu(step, gpu)
+        return found
+
+    def slow_rank(self, step: int, slow: SlowRank) -> list[Alert]:
+        """Return the alert for a rank for which the others wait; `trainer.distributed.stragglers` reports each once."""
+        return self._alert("slow_rank", step, "warning", f"step {step}: {slow.describe()}", slow.factor)
+
+    def configured(self, alert: Alert) -> list[Alert]:
+        """Return the alert with the action of its rule's setting; nothing if the rule is off."""
+        setting = _SETTING.get(alert.rule, alert.rule)
+        action: AlertAction = getattr(self._config, setting)
+        if action == "off":
+            return []
+        if action == "stop":
+            message = f"{alert.message}. Training stops, as alerts.{setting} = stop"
+            alert = replace(alert, severity="critical", message=message)
+        return [replace(alert, action=action)]
 
     def _host(self, step: int, reading: HardwareReading) -> Iterator[Alert]:
         config, host = self._config, reading.host
@@ -109,7 +115,7 @@ class AlertRules:
                 growth,
                 config.host_memory_mb,
             )
-        limit = config.disk_free_gb / (RECOVERED if self._disk.lasts else 1)
+        limit = config.disk_free_gb / (RECOVERED if self._disk.is_bad else 1)
         if self._disk.begins(bad=host.disk_free_gb < limit):
             yield from self._alert(
                 "disk",
@@ -135,7 +141,7 @@ class AlertRules:
 
     def _gpu(self, step: int, gpu: GpuReading) -> Iterator[Alert]:
         where = f"step {step}: GPU {gpu.index} ({gpu.name})"
-        if self._lost.setdefault(gpu.index, Episode()).begins(bad=not gpu.answers):
+        if self._lost.setdefault(gpu.index, Debounce()).begins(bad=not gpu.answers):
             yield from self._alert(
                 "gpu_lost",
                 step,
@@ -143,7 +149,7 @@ class AlertRules:
                 f"{where} does not answer the driver. Restart the machine, or take the GPU out of service",
             )
         harmful = sorted(_HARMFUL & set(gpu.throttle or ()))
-        if self._throttled.setdefault(gpu.index, Episode(_THROTTLED_READINGS, _COOL_READINGS)).begins(bad=bool(harmful)):
+        if self._throttled.setdefault(gpu.index, Debounce(_THROTTLED_READINGS, _COOL_READINGS)).begins(bad=bool(harmful)):
             heat = "" if gpu.temperature_c is None else f" at {gpu.temperature_c:.0f} °C"
             clock = "" if gpu.sm_clock_mhz is None else f", clock {gpu.sm_clock_mhz:.0f} MHz"
             yield from self._alert(
@@ -182,22 +188,16 @@ class AlertRules:
 
     def _alert(
         self, rule: Rule, step: int, severity: Severity, message: str, value: float | None = None, threshold: float | None = None
-    ) -> Iterator[Alert]:
-        """The alert, unless its rule is off."""
-        action: AlertAction = getattr(self._config, _SETTING.get(rule, rule))
-        if action == "off":
-            return
-        if action == "stop":
-            severity, message = "critical", f"{message}. Training stops, as alerts.{_SETTING.get(rule, rule)} = stop"
-        yield Alert(rule, step, severity, message, action, value, threshold)
+    ) -> list[Alert]:
+        return self.configured(Alert(rule, step, severity, message, "log", value, threshold))
 
 
 def _risen(known: dict[int, int], index: int, count: int | None, least: int) -> int:
-    """How far a counter has risen since it was last news, if by `least`; the first count of a GPU is none."""
+    """Return how far a counter has risen since the last alert, if by `least` or more, else 0. The first count of a GPU gives 0."""
     if count is None:
         return 0
     before = known.setdefault(index, count)
-    if count < before:  # the driver was loaded anew
+    if count < before:  # the driver was loaded again
         known[index] = count
         return 0
     if count - before < least:

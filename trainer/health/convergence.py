@@ -1,20 +1,20 @@
-"""Whether a run still gets better: trend, plateau, overfitting and early stopping, as pure functions of its evaluations.
+"""Convergence of a run: trend, plateau, overfitting and early stopping, as pure functions of its evaluations.
 
-All but early stopping look at the last `eval.plateau_window` evaluations:
+All but early stopping use the last `eval.plateau_window` evaluations:
 
 - The **trend** is the Theil-Sen slope of the validation loss over the steps (see `trainer.health.trend`). Two outliers among ten
   evaluations do not move it far.
-- A **plateau**: the change that the trend makes from the first to the last of them is less than `eval.plateau_threshold` of their
+- A **plateau**: the trend changes the loss from the first to the last evaluation by less than `eval.plateau_threshold` of the
   median loss, up or down.
 - **Overfitting**: the validation loss rises while the training loss falls. The trends of both change by more than that threshold,
-  and both have a Mann-Kendall score of 3 standard deviations or more, which noise alone gives one in 2,000 windows of ten.
+  and both have a Mann-Kendall score of 3 standard deviations or more, which noise alone gives in one of 2,000 windows of ten.
 
-A signal is given at the first evaluation where this holds, and again only after a window of evaluations where it did not.
+An alert is raised at the first evaluation at which its rule is broken, and again only after a window of evaluations without it.
 
-Training ends early after `eval.patience` evaluations in a row that did not improve. An evaluation improves where its loss is more
-than `eval.min_delta` below that of the last one that did, so that small steps count once they add up.
+Training ends early after `eval.patience` evaluations in a row without an improvement. An evaluation is an improvement if its loss
+is more than `eval.min_delta` below that of the last improvement, so small improvements count once they add up.
 
-An evaluation whose loss is no number improves nothing, and is not part of a window.
+An evaluation whose loss is not a number is no improvement, and is not part of a window.
 """
 
 from __future__ import annotations
@@ -27,93 +27,63 @@ from functools import cached_property
 from typing import Any, Literal
 
 from trainer.config import EvalConfig
+from trainer.health.alerts import Alert
 from trainer.health.trend import Trend, trend
-from trainer.run.limits import evaluations_without_gain
 from trainer.run.progress import Evaluated
 
-__all__ = ["Convergence", "LossMean", "Signal", "judge_convergence"]
+__all__ = ["LossMean", "judge_convergence"]
 
 _LEAST_SCORE = 3.0
 
 
 class LossMean:
-    """The mean of the training losses since the last evaluation. It belongs to a checkpoint, with the evaluations."""
+    """The mean of the training losses since the last evaluation. A checkpoint holds it."""
 
     def __init__(self, total: float = 0.0, steps: int = 0) -> None:
         self._total, self._steps = total, steps
 
     def add(self, loss: float) -> None:
-        """Takes the loss of a step; one that is no number is left out."""
+        """Add the loss of a step; a loss that is not finite is left out."""
         if math.isfinite(loss):
             self._total, self._steps = self._total + loss, self._steps + 1
 
     def take(self) -> float | None:
-        """The mean, none where there is no loss; then begins anew."""
+        """Return the mean, None if there is no loss, and start a new mean."""
         mean = self._total / self._steps if self._steps else None
         self._total, self._steps = 0.0, 0
         return mean
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> LossMean:
-        """The mean that `to_json` gave."""
+        """Return the mean with the values of `to_json`."""
         return LossMean(values["total"], values["steps"])
 
     def to_json(self) -> dict[str, float]:
-        """The arguments that make it again; floats survive JSON exactly."""
+        """Return the arguments of the constructor; floats survive JSON exactly."""
         return {"total": self._total, "steps": self._steps}
 
 
-@dataclass(frozen=True)
-class Signal:
-    """Something that begins to hold at an evaluation."""
+def judge_convergence(evaluations: Sequence[Evaluated], settings: EvalConfig) -> list[Alert]:
+    """Return the alerts of rules that are broken from the last of these evaluations on, and were not in the window before.
 
-    rule: Literal["plateau", "overfitting"]
-    step: int
-    message: str
-    value: float
-    """The change of the validation loss over the window, as a share of its level."""
-    threshold: float
-
-
-@dataclass(frozen=True)
-class Convergence:
-    """What the evaluations up to one say."""
-
-    trend: float | None
-    """Nats per step, below 0 while the validation loss falls; none before a window is full."""
-    signals: tuple[Signal, ...]
-    """Those that begin at the last evaluation."""
-    without_improvement: int
-    """Evaluations since the last that improved on all before it."""
-
-
-def judge_convergence(evaluations: Sequence[Evaluated], settings: EvalConfig) -> Convergence:
-    """What is to be said after the last of these evaluations."""
+    The value of an alert is the change of the validation loss over the window, as a share of its level.
+    `AlertRules.configured` sets the action.
+    """
+    if not evaluations or evaluations[-1].val_loss is None:
+        return []
     numbers = [evaluated for evaluated in evaluations if evaluated.val_loss is not None]
-    window = numbers[-settings.plateau_window :]
-    full = len(window) == settings.plateau_window
-    is_news = bool(evaluations) and evaluations[-1].val_loss is not None
-    return Convergence(
-        trend=_Losses.of(window, "val_loss").trend.slope if full else None,
-        signals=_beginning(numbers, settings) if is_news else (),
-        without_improvement=evaluations_without_gain(evaluations, settings.min_delta)[0],
-    )
-
-
-def _beginning(numbers: Sequence[Evaluated], settings: EvalConfig) -> tuple[Signal, ...]:
-    """The signals that hold at the last evaluation and at none of the window of evaluations before."""
-    size = settings.plateau_window
-    rules: tuple[Callable[[Sequence[Evaluated], float], Signal | None], ...] = (_plateau, _overfitting)
-    signals = []
+    size, threshold = settings.plateau_window, settings.plateau_threshold
+    rules: tuple[Callable[[Sequence[Evaluated], float], Alert | None], ...] = (_plateau, _overfitting)
+    alerts = []
     for rule in rules:
-        now = rule(numbers[-size:], settings.plateau_threshold) if len(numbers) >= size else None
+        now = rule(numbers[-size:], threshold) if len(numbers) >= size else None
         earlier = range(max(size, len(numbers) - size), len(numbers))
-        if now is not None and not any(rule(numbers[end - size : end], settings.plateau_threshold) for end in earlier):
-            signals.append(now)
-    return tuple(signals)
+        if now is not None and not any(rule(numbers[end - size : end], threshold) for end in earlier):
+            alerts.append(now)
+    return alerts
 
 
-def _plateau(window: Sequence[Evaluated], threshold: float) -> Signal | None:
+def _plateau(window: Sequence[Evaluated], threshold: float) -> Alert | None:
     change = _Losses.of(window, "val_loss").relative_change
     if abs(change) >= threshold:
         return None
@@ -121,10 +91,10 @@ def _plateau(window: Sequence[Evaluated], threshold: float) -> Signal | None:
         f"the validation loss changed by {change:+.2%} over the last {len(window)} evaluations (steps {window[0].step} to "
         f"{window[-1].step}), less than eval.plateau_threshold = {threshold:g}: it is on a plateau"
     )
-    return Signal("plateau", window[-1].step, message, change, threshold)
+    return Alert("plateau", window[-1].step, "warning", message, "log", change, threshold)
 
 
-def _overfitting(window: Sequence[Evaluated], threshold: float) -> Signal | None:
+def _overfitting(window: Sequence[Evaluated], threshold: float) -> Alert | None:
     validation, training = _Losses.of(window, "val_loss"), _Losses.of(window, "train_loss")
     if len(training.steps) < len(window):
         return None
@@ -135,12 +105,12 @@ def _overfitting(window: Sequence[Evaluated], threshold: float) -> Signal | None
         f"over the last {len(window)} evaluations (steps {window[0].step} to {window[-1].step}) the validation loss rose by "
         f"{rise:.2%} while the training loss fell by {fall:.2%}: the model learns the training text by heart"
     )
-    return Signal("overfitting", window[-1].step, message, rise, threshold)
+    return Alert("overfitting", window[-1].step, "warning", message, "log", rise, threshold)
 
 
 @dataclass(frozen=True)
 class _Losses:
-    """Losses of a window, and their steps."""
+    """Losses of a window and their steps."""
 
     steps: list[int]
     losses: list[float]
@@ -156,6 +126,6 @@ class _Losses:
 
     @property
     def relative_change(self) -> float:
-        """What the trend makes from the first step to the last, as a share of the median loss."""
+        """The change of the trend from the first step to the last, as a share of the median loss."""
         change, level = self.trend.growth(self.steps[-1] - self.steps[0]), abs(statistics.median(self.losses))
         return change / level if level else math.copysign(math.inf, change) if change else 0.0

@@ -1,4 +1,4 @@
-"""Detectors of trouble in the numbers of a run."""
+"""Detectors of slow steps and growing memory in the numbers of a run."""
 
 from __future__ import annotations
 
@@ -7,66 +7,66 @@ from statistics import median
 
 from trainer.health.trend import trend
 
-__all__ = ["RECOVERED", "Episode", "MemoryTrend", "SpeedDrop", "WaitShare"]
+__all__ = ["RECOVERED", "Debounce", "MemoryTrend", "SpeedDrop", "WaitShare"]
 
 _RECENT_RATES = 10
 _REFERENCE_RATES = 200
 RECOVERED = 0.8
-"""Share of a limit, or of the way to it, at which a trouble counts as over; between that and the limit nothing changes."""
+"""Share of a limit below which a state counts as good again; between that and the limit the state does not change."""
 _WARM_UP_READINGS, _MEMORY_READINGS, _LEAST_MEMORY_READINGS = 6, 60, 30
 _LEAST_SCORE = 6.0
 _LEAST_GROWTH_MIB = 64.0
 
 
-class Episode:
-    """Turns a state that is good or bad at each moment into one signal for each time that it goes bad.
+class Debounce:
+    """Reports a state that is good or bad at each moment once, when it has turned bad.
 
     Args:
-        onset: bad moments in a row that begin an episode.
-        recovery: good moments in a row that end it.
+        onset: bad moments in a row after which the state counts as bad.
+        recovery: good moments in a row after which it counts as good again.
     """
 
     def __init__(self, onset: int = 1, recovery: int = 1) -> None:
         self._onset, self._recovery = onset, recovery
         self._bad = self._good = 0
-        self.lasts = False
-        """Whether an episode has begun and not ended."""
+        self.is_bad = False
+        """Whether the state counts as bad."""
 
     def begins(self, *, bad: bool) -> bool:
-        """Takes the next moment; true at the one at which an episode begins."""
+        """Take the next moment. Returns True at the moment from which the state counts as bad."""
         self._bad, self._good = (self._bad + 1, 0) if bad else (0, self._good + 1)
-        if self.lasts:
-            self.lasts = self._good < self._recovery
+        if self.is_bad:
+            self.is_bad = self._good < self._recovery
             return False
-        self.lasts = self._bad >= self._onset
-        return self.lasts
+        self.is_bad = self._bad >= self._onset
+        return self.is_bad
 
 
 class WaitShare:
-    """The share of the time that steps waited for data, over a window; an episode begins above `limit` and ends below 0.8 of it."""
+    """The share of the time that the last `window` steps waited for data: bad above `limit`, good again below 0.8 of it."""
 
     def __init__(self, window: int, limit: float) -> None:
         self._steps: deque[tuple[float, float]] = deque(maxlen=window)
         self._limit = limit
-        self._episode = Episode()
+        self._state = Debounce()
 
     def observe(self, seconds: float, waited_s: float) -> float | None:
-        """Takes a step's duration and how long it waited; the share where an episode begins with it, else None."""
+        """Take the duration of a step and its wait. Returns the share if it turns bad with this step, else None."""
         self._steps.append((seconds, waited_s))
         if len(self._steps) < (self._steps.maxlen or 0):
             return None
         share = sum(waited for _, waited in self._steps) / max(1e-9, sum(duration for duration, _ in self._steps))
-        limit = self._limit * (RECOVERED if self._episode.lasts else 1)
-        return share if self._episode.begins(bad=share > limit) else None
+        limit = self._limit * (RECOVERED if self._state.is_bad else 1)
+        return share if self._state.begins(bad=share > limit) else None
 
 
 class SpeedDrop:
-    """Falls of the speed: the median of the last 10 steps against that of up to 200 before the window.
+    """Falls of the speed: compares the median of the last 10 steps with that of up to 200 steps before them.
 
-    The reference stands still while an episode lasts, so a run that stays slow is told once.
+    The reference does not change while the speed is bad, so a run that stays slow is reported once.
 
     Args:
-        window: steps that must have been measured before the last 10 are held against them.
+        window: steps in the reference before it is used.
         drop: share by which the speed must fall.
     """
 
@@ -74,42 +74,42 @@ class SpeedDrop:
         self._window, self._drop = window, drop
         self._recent: deque[float] = deque(maxlen=_RECENT_RATES)
         self._reference: deque[float] = deque(maxlen=max(window, _REFERENCE_RATES))
-        self._episode = Episode()
+        self._state = Debounce()
 
     def observe(self, rate: float) -> tuple[float, float] | None:
-        """Takes the rate of a step; the present and the usual rate where an episode begins with it, else None."""
-        if len(self._recent) == _RECENT_RATES and not self._episode.lasts:
+        """Take the rate of a step. Returns the present and the usual rate if the speed turns bad with this step, else None."""
+        if len(self._recent) == _RECENT_RATES and not self._state.is_bad:
             self._reference.append(self._recent[0])
         self._recent.append(rate)
         if len(self._reference) < self._window:
             return None
         now, usual = median(self._recent), median(self._reference)
-        fallen = now < usual * (1 - self._drop * (RECOVERED if self._episode.lasts else 1))
-        return (now, usual) if self._episode.begins(bad=fallen) else None
+        fallen = now < usual * (1 - self._drop * (RECOVERED if self._state.is_bad else 1))
+        return (now, usual) if self._state.begins(bad=fallen) else None
 
 
 class MemoryTrend:
     """Growth of the run's private memory on the host, from the trend of its last 60 readings.
 
-    It counts as a leak where it is faster than the limit, where most pairs of readings rise (a score of 6 standard deviations:
-    noise without a trend reaches that once in 10^9), and where it has come to 64 MiB. The first six readings are left out: a run
-    takes memory when it begins.
+    It counts as a leak if it is faster than the limit in MB per 1,000 steps, if most pairs of readings rise (a score of 6 standard
+    deviations, which noise without a trend reaches once in 10^9), and if it amounts to 64 MiB. The first six readings are left out,
+    because a run takes memory when it begins.
     """
 
     def __init__(self, limit_mb: float) -> None:
         self._limit = limit_mb
         self._seen = 0
         self._readings: deque[tuple[float, float]] = deque(maxlen=_MEMORY_READINGS)
-        self._episode = Episode(recovery=_WARM_UP_READINGS)
+        self._state = Debounce(recovery=_WARM_UP_READINGS)
         self.mb_per_1000_steps: float | None = None
-        """The trend itself; None while there are too few readings."""
+        """The growth; None while there are too few readings."""
 
     def observe(self, step: int, private_mib: float) -> float | None:
-        """Takes a reading; the growth in MB per 1,000 steps where an episode begins with it, else None."""
+        """Take a reading. Returns the growth in MB per 1,000 steps if a leak begins with it, else None."""
         self._seen += 1
         if self._seen <= _WARM_UP_READINGS:
             return None
-        if self._readings and step < self._readings[-1][0]:  # after a rollback, pairs across it would seem to fall
+        if self._readings and step < self._readings[-1][0]:  # after a rollback, pairs across it would have a negative slope
             self._readings.clear()
             self.mb_per_1000_steps = None
         self._readings.append((step, private_mib))
@@ -123,4 +123,4 @@ class MemoryTrend:
             and found.score > _LEAST_SCORE
             and found.growth(steps[-1] - steps[0]) > _LEAST_GROWTH_MIB
         )
-        return self.mb_per_1000_steps if self._episode.begins(bad=leaks) else None
+        return self.mb_per_1000_steps if self._state.begins(bad=leaks) else None

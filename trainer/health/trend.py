@@ -1,4 +1,4 @@
-"""Whether a series of measurements rises, and how fast, without being misled by outliers or noise."""
+"""The trend of a series of measurements, robust against outliers and noise."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ __all__ = ["Trend", "trend"]
 
 @dataclass(frozen=True)
 class Trend:
-    """What a series does as a whole."""
+    """The trend of a series."""
 
     slope: float
     """Units of y for one of x: the median of the slopes between all pairs of points (Theil, 1950; Sen, 1968)."""
     score: float
-    """How far the pairs that rise outnumber those that fall, in standard deviations of a series without a trend (Mann, 1945;
+    """Number of rising pairs less number of falling pairs, in standard deviations of a series without a trend (Mann, 1945;
     Kendall, 1975)."""
 
     def growth(self, distance: float) -> float:
-        """What the slope comes to over a distance in x."""
+        """Return the change of y over a distance in x."""
         return self.slope * distance
 
 
 def trend(x: Sequence[float], y: Sequence[float]) -> Trend:
-    """The trend of y over x; pairs of equal x count nothing. Fewer than two different x have none.
+    """Return the trend of y over x. Pairs of equal x are left out; with fewer than two different x the trend is zero.
 
-    The score is `S / sqrt(n (n - 1) (2 n + 5) / 18)`, with S the rising pairs less the falling ones of n points. The slope stands
-    where up to 29 % of the points are arbitrary.
+    The score is `S / sqrt(n (n - 1) (2 n + 5) / 18)`, where S is the number of rising pairs less that of falling pairs among n
+    points. The slope tolerates up to 29 % of arbitrary points.
     """
     x_N, y_N = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     first, second = np.triu_indices(len(x_N), 1)

@@ -11,8 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from trainer.machine.gpus import GpuReading, Gpus, KernelLog
 from trainer.machine.host import Host, HostReading
@@ -33,11 +32,6 @@ class HardwareReading:
     host: HostReading
     xids: tuple[int, ...] = ()
     """Xid errors that the driver has reported since the reading before."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values; what is not known is left out."""
-        parts = {"gpus": [_known(asdict(gpu)) for gpu in self.gpus], "host": _known(asdict(self.host))}
-        return parts | ({"xids": list(self.xids)} if self.xids else {})
 
 
 class HardwareSampler:
@@ -90,7 +84,3 @@ class HardwareSampler:
                 fails = True
             if self._stop.wait(self._every_s):
                 return
-
-
-def _known(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: round(value, 3) if isinstance(value, float) else value for name, value in values.items() if value is not None}

@@ -1,4 +1,4 @@
-"""One stream of events, handed to many sinks. Only rank 0 has all of them."""
+"""Hands the events of a run to its sinks. Only rank 0 has all events."""
 
 from trainer.metrics.monitor import Monitor
 from trainer.metrics.setup import opened_monitor
@@ -6,13 +6,12 @@ from trainer.metrics.sinks.base import Sink
 from trainer.metrics.sinks.json_lines import JsonLinesSink
 from trainer.metrics.sinks.tensorboard import TensorBoardSink
 from trainer.metrics.sinks.terminal import TerminalSink
-from trainer.metrics.step_metrics import RunFacts, Sample, StepFacts, StepMetrics
+from trainer.metrics.step_metrics import RunFacts, StepFacts, StepMetrics
 
 __all__ = [
     "JsonLinesSink",
     "Monitor",
     "RunFacts",
-    "Sample",
     "Sink",
     "StepFacts",
     "StepMetrics",

@@ -1,9 +1,9 @@
 """Norms of gradients, weights and updates by layer, and histograms, measured on the device on the steps that are due.
 
-Nothing here makes the host wait: the numbers are reduced to one small tensor on the device, copied while training goes on, and read
-with the other results of their step. A step that is not due costs a comparison; one with norms needs memory for a copy of the
-weights, after the backward pass has let go of its own. Where every rank has the same gradients, under
-DDP and `elastic`, rank 0 alone measures; under FSDP each rank measures its parts and they are added once.
+The host never waits: the numbers are reduced to one small tensor on the device, copied while training continues, and read with the
+other results of their step. A step that is not due costs one comparison. A step with norms needs memory for a copy of the weights,
+after the backward pass has freed its memory. If every rank has the same gradients (under DDP and `elastic`), rank 0 alone measures.
+Under FSDP each rank measures its parts, and they are added once.
 
     N layers   P parameters   K limits of the histogram's bins
 """
@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from trainer.distributed.group import Group
 from trainer.machine.memory import is_out_of_memory
 from trainer.model.parameters import parameters_by_name
+from trainer.run.events import LayersEvent
 
 __all__ = ["BIN_LIMITS", "Histogram", "LayerNorms", "LayerObserver", "LayerReading", "StepObserver", "layer_of"]
 
@@ -32,28 +33,28 @@ _log = logging.getLogger(__name__)
 _EXPONENTS = range(-40, 16)
 _MAGNITUDES = [2.0**exponent for exponent in _EXPONENTS]
 BIN_LIMITS: tuple[float, ...] = (*(-magnitude for magnitude in reversed(_MAGNITUDES)), *_MAGNITUDES)
-"""Upper limits of the bins of all histograms but the last bin, which has none: powers of two, the same for every layer and step,
-so that histograms can be added and need no look at the values first. Zero lies in the middle bin."""
+"""Upper limits of the bins of all histograms; the last bin has none. They are powers of two, the same for every layer and step, so
+histograms can be added, and the range of the values is not needed first. Zero lies in the middle bin."""
 _NUM_BINS = len(BIN_LIMITS) + 1
 _PIECE = 1 << 22
-"""Values that are sorted at one time, so that the sorted copy needs little memory."""
+"""Number of values that are sorted at a time, which limits the memory of the sorted copy."""
 _NUM_NORMS = 3
 
 
 @dataclass(frozen=True)
 class LayerNorms:
-    """Of one layer in one step; Euclidean norms over all its parameters."""
+    """Euclidean norms over all parameters of one layer in one step."""
 
     gradient: float
-    """Of the gradient of the global batch, before clipping."""
+    """Norm of the gradient of the global batch, before clipping."""
     weight: float
-    """Of the weights before the update."""
+    """Norm of the weights before the update."""
     update: float
-    """Of what the update changed; 0 where it was withheld."""
+    """Norm of the change of the weights; 0 if the update was withheld."""
 
     @property
     def update_ratio(self) -> float:
-        """The update relative to the weights; about 1e-3 is usual. Infinite where weights that were zero have changed."""
+        """The update relative to the weights; about 1e-3 is usual. Infinite if weights that were zero have changed."""
         if self.weight == 0:
             return 0.0 if self.update == 0 else float("inf")
         return self.update / self.weight
@@ -61,10 +62,10 @@ class LayerNorms:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How values are spread: `counts[k]` lie above `BIN_LIMITS[k - 1]` and at or below `BIN_LIMITS[k]`."""
+    """A histogram: `counts[k]` values lie above `BIN_LIMITS[k - 1]` and at or below `BIN_LIMITS[k]`."""
 
     counts: NDArray[np.int64]
-    """One more than limits; values that are not a number are in the last."""
+    """One more than there are limits; NaN values are in the last bin."""
     total: float
     """Sum of the values."""
     squares: float
@@ -73,26 +74,37 @@ class Histogram:
 
 @dataclass(frozen=True)
 class LayerReading:
-    """What was measured in one step; what was not due is empty."""
+    """The measurements of one step; those that were not due are empty."""
 
     step: int
     norms: Mapping[str, LayerNorms]
     gradients: Mapping[str, Histogram]
     weights: Mapping[str, Histogram]
 
+    @property
+    def event(self) -> LayersEvent:
+        """The event with the norms."""
+        norms = self.norms.items()
+        return LayersEvent(
+            self.step,
+            gradient_norm={name: one.gradient for name, one in norms},
+            weight_norm={name: one.weight for name, one in norms},
+            update_ratio={name: one.update_ratio for name, one in norms},
+        )
+
 
 class StepObserver(Protocol):
-    """Looks at the parameters from inside a step."""
+    """Observes the parameters within a step."""
 
     def before_update(self, step: int) -> None:
-        """Called once the gradients are complete and unscaled, before they are clipped."""
+        """Take the gradients, which are complete and unscaled, before they are clipped."""
 
     def after_update(self, step: int) -> None:
-        """Called after the optimizers."""
+        """Take the weights after the optimizers."""
 
 
 def layer_of(parameter: str) -> str:
-    """The layer that a parameter belongs to, by names: up to the first number, or else without the last part.
+    """Return the layer of a parameter: its name up to the first number, or else without the last part.
 
     `model.layers.3.mlp.up_proj.weight` is in `model.layers.3`, `model.norm.weight` in `model.norm`.
     """
@@ -104,13 +116,13 @@ def layer_of(parameter: str) -> str:
 
 
 class LayerObserver:
-    """A `StepObserver` that measures every so many steps; all ranks make one, with the same settings.
+    """A `StepObserver` that measures every so many steps. All ranks create one, with the same settings.
 
     Args:
-        model: what is trained; frozen parameters are left out.
+        model: the model that is trained; frozen parameters are left out.
         group: the ranks.
-        norms_every: steps between norms; 0: never.
-        histograms_every: steps between histograms; 0: never.
+        norms_every: steps between norms; 0 means never.
+        histograms_every: steps between histograms; 0 means never.
     """
 
     def __init__(self, model: nn.Module, group: Group, norms_every: int, histograms_every: int) -> None:
@@ -127,7 +139,7 @@ class LayerObserver:
 
     @torch.no_grad()
     def before_update(self, step: int) -> None:
-        """Measures gradients and weights, and keeps a copy of the weights until after the update, if norms are due."""
+        """Measure gradients and weights, and keep a copy of the weights until after the update, if norms are due."""
         norms, histograms = self._due(self._norms_every, step), self._due(self._histograms_every, step)
         self._begun = _Begun(norms, histograms) if norms or histograms else None
         if self._begun is not None:
@@ -135,13 +147,13 @@ class LayerObserver:
 
     @torch.no_grad()
     def after_update(self, step: int) -> None:
-        """Measures the update, and sends everything on its way to the host."""
+        """Measure the update, and start the copy of all numbers to the host."""
         begun, self._begun = self._begun, None
         if begun is None:
             return
         self._attempt(begun, self._measure_after)
         numbers = begun.numbers
-        if numbers is None and self._sharded:  # the other ranks wait for this one in the sum
+        if numbers is None and self._sharded:  # the other ranks wait for this rank in the sum
             numbers = torch.full((self._size(begun),), torch.nan, dtype=torch.float64, device=self._group.device)
         if numbers is None:
             return
@@ -151,10 +163,10 @@ class LayerObserver:
             self._arriving[step] = _Arriving(numbers, norms=begun.norms)
 
     def _attempt(self, begun: _Begun, measure: Callable[[_Begun], None]) -> None:
-        """Measures, unless memory does not suffice: training itself has what it needs at this point, and goes on.
+        """Measure, unless memory does not suffice. Training has its memory at this point, so it continues.
 
-        AdamW needs nothing more either; Muon's temporaries come while the copy of the weights is held, so there the update can
-        run out of memory for want of it.
+        AdamW needs no further memory. Muon allocates temporaries while the copy of the weights exists, so its update can run out of
+        memory because of the copy.
         """
         if begun.failed:
             return
@@ -164,7 +176,7 @@ class LayerObserver:
             if not is_out_of_memory(error):
                 raise
             begun.give_up()
-            _log.warning("memory does not suffice to measure the layers in this step; training goes on")
+            _log.warning("too little memory to measure the layers in this step; training continues")
 
     def _measure_before(self, begun: _Begun) -> None:
         weights = [_local(weight.detach()) for weight in self._parameters]
@@ -187,7 +199,7 @@ class LayerObserver:
         return len(self._layers) * (_NUM_NORMS * begun.norms + 2 * (_NUM_BINS + 2) * begun.histograms)
 
     def reading(self, step: int) -> LayerReading | None:
-        """What was measured in a step, on rank 0, once; None where it was not due. Waits for the device to have finished it."""
+        """Return the measurements of a step once, on rank 0; None if they were not due. Waits until the device has them."""
         arriving = self._arriving.pop(step, None)
         if arriving is None:
             return None
@@ -195,7 +207,7 @@ class LayerObserver:
         return None if np.isnan(numbers).all() else self._read(step, numbers, norms=arriving.norms)
 
     def forget(self) -> None:
-        """Drops what was begun and what has not been read, because the step failed or the run goes back to an earlier one."""
+        """Drop all measurements that were not read, because the step failed or the run goes back to an earlier step."""
         self._begun = None
         self._arriving.clear()
 
@@ -203,12 +215,12 @@ class LayerObserver:
         return self._measures and every > 0 and (step % every == 0 or step == 1)
 
     def _per_layer(self, squares_KP: Tensor) -> Tensor:
-        """Sums over the parameters of each layer, (K, N)."""
+        """Return sums over the parameters of each layer, (K, N)."""
         sizes = [len(layer) for layer in self._layers.values()]
         return torch.stack([part.sum(1) for part in torch.split(squares_KP, sizes, dim=1)], dim=1)
 
     def _binned(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Counts, sum and sum of squares of each layer's values, (N, bins + 2) in fp64, which counts exactly up to 2^53."""
+        """Return counts, sum and sum of squares of each layer's values, (N, bins + 2) in fp64, which counts exactly up to 2^53."""
         rows, place = [], 0
         for layer in self._layers.values():
             rows.append(_layer_histogram(tensors[place : place + len(layer)], self._limits_K))
@@ -232,7 +244,7 @@ class LayerObserver:
 
 @dataclass
 class _Begun:
-    """What is measured in a step that is due."""
+    """The measurements of a step that is due."""
 
     norms: bool
     histograms: bool
@@ -244,15 +256,15 @@ class _Begun:
     parts: list[Tensor] = field(default_factory=list)
     """Histograms of gradients and of weights, (N, bins + 2) each."""
     numbers: Tensor | None = None
-    """All of it, flat."""
+    """All measurements, flat."""
 
     def give_up(self) -> None:
-        """Frees what was measured."""
+        """Free the measurements."""
         self.failed, self.before, self.gradients, self.parts = True, [], None, []
 
 
 class _Arriving:
-    """Numbers on their way from the device."""
+    """Numbers that are being copied from the device."""
 
     def __init__(self, numbers: Tensor, *, norms: bool) -> None:
         self.norms = norms
@@ -279,17 +291,17 @@ def _by_layer(parameters: Mapping[str, nn.Parameter]) -> dict[str, list[nn.Param
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor that is sharded, and any other tensor as it is."""
+    """Return this rank's part of a sharded tensor, and any other tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _local_gradient(parameter: nn.Parameter) -> Tensor:
-    """The gradient; a zero where the loss did not use the parameter."""
+    """Return the gradient; a zero if the loss did not use the parameter."""
     return torch.zeros(1, device=parameter.device) if parameter.grad is None else _local(parameter.grad)
 
 
 def _squares(tensors: list[Tensor]) -> Tensor:
-    """Squared norms, (P,) in fp64."""
+    """Return squared norms, (P,) in fp64."""
     return torch.stack(torch._foreach_norm(tensors)).double().square()
 
 
@@ -298,7 +310,7 @@ def _layer_histogram(tensors: Sequence[Tensor], limits_K: Tensor) -> Tensor:
     total = torch.zeros(2, dtype=torch.float64, device=limits_K.device)
     for tensor in tensors:
         for piece in torch.split(tensor.flatten().float(), _PIECE):
-            # Sorted rather than added up by index: CUDA adds equal indices one after the other where it must be deterministic.
+            # Sorted, not added by index: in deterministic mode CUDA adds equal indices one after the other.
             rising = piece.nan_to_num(float("inf"), float("inf"), float("-inf")).sort().values
             ends_K = torch.searchsorted(rising, limits_K, right=True)
             counts += torch.diff(ends_K, prepend=ends_K.new_zeros(1), append=ends_K.new_full((1,), len(piece)))

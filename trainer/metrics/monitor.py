@@ -1,38 +1,36 @@
-"""Hands every event of a run to every sink, and finds what is worth an alert."""
+"""Hands the events of a run to its sinks, and raises alerts."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from trainer.config import AlertsConfig
 from trainer.distributed.stragglers import SlowRank
-from trainer.evaluation.results import Evaluation
 from trainer.health.alert_rules import AlertRules
 from trainer.health.alerts import Alert
-from trainer.health.convergence import Signal
 from trainer.machine.sampler import HardwareReading
 from trainer.metrics.layers import LayerReading
 from trainer.metrics.sinks.base import Sink
-from trainer.metrics.step_metrics import SampleText, ScoreTable, StepMetrics
+from trainer.metrics.step_metrics import StepMetrics
 from trainer.metrics.totals import RunningNumbers
-from trainer.run.events import Known
+from trainer.run.events import Event, HardwareEvent, SampleEvent, SaveEvent, ScoresEvent
+from trainer.run.metrics_file import Known
 
 __all__ = ["Monitor"]
 
 
 class Monitor:
-    """The stream of a run's events.
+    """Hands events to the sinks, and checks them against the alert rules.
 
     Args:
-        sinks: what they go to; none on ranks that only train.
-        running: what is kept over the steps, restored to where the run goes on.
+        sinks: the sinks; empty on ranks that only train.
+        running: numbers over all steps, restored to the step from which the run resumes.
         alerts: settings of the alert rules.
-        readings: gives the readings of the machine since it was last called.
-        history: gives the events of the run that are known, as they are kept.
+        readings: returns the readings of the machine since its last call.
+        history: returns the events of the run that a state covers.
     """
 
     def __init__(
@@ -41,7 +39,7 @@ class Monitor:
         running: RunningNumbers | None = None,
         alerts: AlertsConfig | None = None,
         readings: Callable[[], Sequence[HardwareReading]] = lambda: (),
-        history: Callable[[Known], Iterable[Mapping[str, Any]]] = lambda _known: (),
+        history: Callable[[Known], Iterable[Event]] = lambda _known: (),
     ) -> None:
         self._sinks = tuple(sinks)
         self._running = running or RunningNumbers(100)
@@ -49,31 +47,28 @@ class Monitor:
         self._readings = readings
         self._history = history
         self._spent_s = 0.0
-        self._stop: Alert | None = None
-        self._has_told_stop = False
-
-    @property
-    def stop_alert(self) -> Alert | None:
-        """The alert for which the run is to save and end, once there is one. It is known on this rank alone."""
-        return self._stop
-
-    @property
-    def has_told_stop(self) -> bool:
-        """Whether an alert has said that the run stops."""
-        return self._has_told_stop
+        self.stop_alert: Alert | None = None
+        """The first alert of a rule here whose action is to stop: the run saves and ends. Only this rank has it."""
+        self.has_reported_stop = False
+        """Whether an alert with the action to stop was reported."""
 
     @property
     def alert_counts(self) -> dict[str, int]:
-        """How many alerts of each rule the run has had."""
-        return self._running.alerts
+        """Number of alerts of each rule, in the order of the first alerts."""
+        return dict(self._running.alerts)
 
     def model(self, graph: bytes) -> None:
-        """Passes on the graph of the model."""
+        """Hand the graph of the model to the sinks."""
         for sink in self._sinks:
             sink.model(graph)
 
+    def write(self, event: Event) -> None:
+        """Hand an event to the sinks."""
+        for sink in self._sinks:
+            sink.write(event)
+
     def train(self, metrics: StepMetrics) -> StepMetrics:
-        """Passes on the numbers of one step, and what the machine did meanwhile; returns them with what the monitor adds."""
+        """Report a step, and the readings of the machine since the step before. Returns the metrics with what the monitor adds."""
         with self._measured():
             self._running.after_step(metrics.loss, metrics.grad_norm)
             spent_s, self._spent_s = self._spent_s, 0.0
@@ -83,8 +78,7 @@ class Monitor:
                 non_finite_steps=self._running.non_finite_steps,
                 monitor_s=spent_s,
             )
-            for sink in self._sinks:
-                sink.train(full)
+            self.write(full)
             if self._sinks:
                 self._alert_all(
                     self._rules.after_step(
@@ -96,62 +90,54 @@ class Monitor:
             return full
 
     def layers(self, reading: LayerReading | None) -> None:
-        """Passes on norms and histograms of the layers, if there are any."""
+        """Report norms and histograms of the layers, if there are any."""
         if reading is None:
             return
         with self._measured():
+            if reading.norms:
+                self.write(reading.event)
             for sink in self._sinks:
-                sink.layers(reading)
+                sink.histograms(reading)
 
     def hardware(self, step: int, reading: HardwareReading) -> None:
-        """Passes on what the machine did at about this step."""
+        """Report what the machine did at about this step."""
         alerts = self._rules.after_reading(step, reading)
-        for sink in self._sinks:
-            sink.hardware(step, reading, self._rules.memory_trend)
+        self.write(HardwareEvent.of(step, reading, self._rules.memory_trend))
         self._alert_all(alerts)
 
     def slow_rank(self, step: int, slow: SlowRank | None) -> None:
-        """Passes on that a rank is slow, if one is."""
+        """Report a slow rank, if there is one."""
         if slow is not None:
             self._alert_all(self._rules.slow_rank(step, slow))
 
-    def signals(self, signals: Iterable[Signal]) -> None:
-        """Passes on what the evaluations say of the run's convergence."""
-        for signal in signals:
-            self._alert_all(self._rules.signal(signal))
+    def convergence(self, alerts: Iterable[Alert]) -> None:
+        """Report the alerts about the run's convergence, with the actions of their settings."""
+        for alert in alerts:
+            self._alert_all(self._rules.configured(alert))
 
-    def evaluation(self, step: int, evaluation: Evaluation) -> None:
-        """Passes on the result of a validation."""
-        for sink in self._sinks:
-            sink.evaluation(step, evaluation)
-
-    def samples(self, step: int, samples: Sequence[SampleText], scores: ScoreTable | None = None) -> None:
-        """Passes on texts that the model wrote, with their scores."""
+    def samples(self, step: int, samples: Sequence[SampleEvent], scores: ScoresEvent | None) -> None:
+        """Report the texts that the model wrote in one evaluation, and their scores."""
         for sink in self._sinks:
             sink.samples(step, samples, scores)
 
     def saving(self, step: int, stall_s: float) -> None:
-        """Passes on how long training waited for the checkpoint of a step; a second one of that step is not told."""
-        if not self._running.after_save(step):
-            return
-        for sink in self._sinks:
-            sink.saving(step, stall_s)
+        """Report how long training waited for the checkpoint of a step. A second checkpoint of that step is not reported."""
+        if self._running.after_save(step):
+            self.write(SaveEvent(step, stall_s))
 
     def alert(self, alert: Alert) -> None:
-        """Passes on an alert, from the guard or from the rules here."""
-        count = self._running.after_alert(alert.rule)
-        self._has_told_stop |= alert.action == "stop"
-        for sink in self._sinks:
-            sink.alert(alert, count)
+        """Report an alert of the guard, of the rules here, or of another part of the run."""
+        self.has_reported_stop |= alert.action == "stop"
+        self.write(replace(alert, count=self._running.after_alert(alert.rule)))
 
     def rewind(self, known: Known) -> None:
-        """Has every sink, and what is kept over the steps, forget all that is not known where the run goes back to."""
+        """Remove all events that the state does not cover to which the run goes back, and restore the running numbers."""
         for sink in self._sinks:
             sink.rewind(known)
         self._running.restore(self._history(known))
 
     def sync(self) -> None:
-        """Has every sink force what it keeps to the device, so that no checkpoint is ahead of the numbers before it.
+        """Force the events in all sinks to the device, so that no checkpoint is ahead of the numbers before it.
 
         Raises:
             StorageError: it failed.
@@ -159,20 +145,15 @@ class Monitor:
         for sink in self._sinks:
             sink.sync()
 
-    def end(self, step: int, status: str, ended_by: str | None) -> None:
-        """Tells every sink how and why the run ended; nothing is added to the metrics after it."""
-        for sink in self._sinks:
-            sink.end(step, status, ended_by)
-
     def finish(self, status: str) -> None:
-        """Tells every sink how the run ended, where it did not fail."""
+        """Report how the run ended, if it did not fail."""
         for sink in self._sinks:
             sink.finish(status)
 
     def _alert_all(self, alerts: Iterable[Alert]) -> None:
         for alert in alerts:
-            if alert.action == "stop" and self._stop is None:
-                self._stop = alert
+            if alert.action == "stop" and self.stop_alert is None:
+                self.stop_alert = alert
             self.alert(alert)
 
     @contextmanager

@@ -1,9 +1,9 @@
-"""The monitor of a run, made from its settings."""
+"""Opens the monitor of a run from its settings."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from trainer.config import TrainConfig
 from trainer.distributed.group import Group
 from trainer.machine.gpus import KernelLog, opened_gpus
 from trainer.machine.host import Host
-from trainer.machine.sampler import HardwareReading, HardwareSampler
+from trainer.machine.sampler import HardwareSampler
 from trainer.metrics.monitor import Monitor
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.sinks.json_lines import JsonLinesSink, NodeHardwareSink
@@ -27,7 +27,7 @@ from trainer.metrics.sinks.terminal import TerminalSink
 from trainer.metrics.sinks.wandb_sink import WandbSink
 from trainer.metrics.step_metrics import RunFacts
 from trainer.metrics.totals import RunningNumbers
-from trainer.run.events import METRICS, Known, events_until
+from trainer.run.metrics_file import METRICS, Known, events_until
 from trainer.watchdog.processes import LAUNCHER_VARIABLE
 
 __all__ = ["opened_monitor"]
@@ -37,16 +37,19 @@ _MAX_REPORT_BYTES = 64 << 20
 
 @contextmanager
 def opened_monitor(config: TrainConfig, group: Group, *, last_step: int | None, known: Known | None) -> Iterator[Monitor]:
-    """The monitor of this rank: of the run on rank 0, of a machine on the first rank of each other one, else one without sinks.
+    """Open the monitor of this rank.
+
+    On rank 0 it has all sinks of the run. On the first rank of each further machine it has a sink for the hardware of that machine.
+    On other ranks it has no sinks.
 
     Args:
         config: the run's settings.
         group: the ranks.
         last_step: the step at which the limits will end the run, if that is known.
-        known: what the state knows that the run goes on from; None where it begins.
+        known: the events that the state covers from which the run resumes; None for a new run.
 
     Raises:
-        ConfigError: Weights & Biases or MLflow is wanted and cannot be had.
+        ConfigError: Weights & Biases or MLflow is set, and is not installed or does not start.
     """
     with ExitStack() as stack:
         running, sinks = RunningNumbers(config.log.average_steps), list[Sink]()
@@ -85,26 +88,18 @@ def _sinks(config: TrainConfig, last_step: int | None, known: Known | None) -> I
 @contextmanager
 def _readings(config: TrainConfig, group: Group) -> Iterator[Any]:
     if not config.log.hardware_every_s:
-        yield _nothing
+        yield lambda: ()
         return
     launcher = int(os.environ.get(LAUNCHER_VARIABLE) or os.getpid())
-    gpus = opened_gpus(_uuids() if group.device.type == "cuda" else ())
+    visible = range(torch.cuda.device_count() if group.device.type == "cuda" else 0)
+    gpus = opened_gpus([str(torch.cuda.get_device_properties(number).uuid) for number in visible])
     sampler = HardwareSampler(gpus, Host(config.run, launcher), config.log.hardware_every_s, KernelLog())
     with sampler.running():
         yield sampler.take
 
 
-def _nothing() -> Sequence[HardwareReading]:
-    return ()
-
-
-def _uuids() -> list[str]:
-    """Of the GPUs that this process sees, in the order of their index."""
-    return [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
-
-
 def _report(data: Path) -> Mapping[str, Any]:
-    """The report of the prepared data, for a picture; data without one can be trained on all the same."""
+    """Return the report of the prepared data, for a picture; empty if it cannot be read."""
     try:
         report = parse_json(read_input(data / "report.json", _MAX_REPORT_BYTES, below=data))
     except (OSError, ValueError):

@@ -1,11 +1,12 @@
-"""What is kept over the steps of a run. It is a function of `metrics.jsonl`, so that a run that goes on knows it exactly."""
+"""Numbers over all steps of a run. They are a function of `metrics.jsonl`, so a run that resumes has exactly the same ones."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+
+from trainer.run.events import AlertEvent, Event, SaveEvent, TrainEvent
 
 __all__ = ["RunningNumbers"]
 
@@ -19,51 +20,43 @@ class RunningNumbers:
 
     def __init__(self, average_steps: int) -> None:
         self._losses: deque[float] = deque(maxlen=average_steps)
-        self._non_finite = 0
-        self._alerts: Counter[str] = Counter()
+        self.non_finite_steps = 0
+        """Steps whose loss or gradient norm was not finite."""
+        self.alerts: Counter[str] = Counter()
+        """Number of alerts of each rule, in the order of the first alerts."""
         self._saved_step: int | None = None
 
     @property
     def loss_average(self) -> float | None:
-        """Mean of the finite losses among the last ones; None where there is none."""
+        """Mean of the finite losses among the last `average_steps`; None if there are none."""
         finite = [loss for loss in self._losses if math.isfinite(loss)]
         return math.fsum(finite) / len(finite) if finite else None  # fsum: exact, so a resumed run has the same bits
 
-    @property
-    def non_finite_steps(self) -> int:
-        """Steps whose loss or gradient norm was not finite."""
-        return self._non_finite
-
-    @property
-    def alerts(self) -> dict[str, int]:
-        """How many alerts there were of each rule, in the order of their first."""
-        return dict(self._alerts)
-
     def after_step(self, loss: float, grad_norm: float) -> None:
-        """Takes in a step."""
+        """Add a step."""
         self._losses.append(loss)
-        self._non_finite += not (math.isfinite(loss) and math.isfinite(grad_norm))
+        self.non_finite_steps += not (math.isfinite(loss) and math.isfinite(grad_norm))
 
     def after_alert(self, rule: str) -> int:
-        """Takes in an alert; how many of its rule there have been."""
-        self._alerts[rule] += 1
-        return self._alerts[rule]
+        """Add an alert. Returns how many of its rule there have been, with this one."""
+        self.alerts[rule] += 1
+        return self.alerts[rule]
 
     def after_save(self, step: int) -> bool:
-        """Takes in a save; whether it is the first one of its step."""
+        """Add a save. Returns whether it is the first one of its step."""
         is_first, self._saved_step = step != self._saved_step, step
         return is_first
 
-    def restore(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Begins anew with the events that the run has written."""
+    def restore(self, events: Iterable[Event]) -> None:
+        """Replace all numbers by those of the events that the run has written."""
         self._losses.clear()
-        self._alerts.clear()
-        self._non_finite = 0
+        self.alerts.clear()
+        self.non_finite_steps = 0
         self._saved_step = None
         for event in events:
-            if event["event"] == "train":
-                self.after_step(float(event["loss"]), float(event["grad_norm"]))
-            elif event["event"] == "alert" and "rule" in event:
-                self.after_alert(event["rule"])
-            elif event["event"] == "save":
-                self.after_save(event["step"])
+            if isinstance(event, TrainEvent):
+                self.after_step(event.loss, event.grad_norm)
+            elif isinstance(event, AlertEvent) and event.rule:
+                self.after_alert(event.rule)
+            elif isinstance(event, SaveEvent):
+                self.after_save(event.step)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from common.html.chart import WIDE, Chart, Line
 from common.html.curves import Curve, average_window, moving_average
-from trainer.report.recorded_run import Event, RecordedRun, groups_of, number, part, tables
+from common.untrusted import number
+from trainer.report.recorded_run import RecordedRun
+from trainer.run.events import HardwareEvent, LayersEvent
 
 __all__ = [
     "GROUPS",
@@ -21,7 +23,7 @@ __all__ = [
     "speed_charts",
 ]
 
-GROUPS = {"by_source": "source", "by_kind": "kind of text", "by_length": "length of the document"}
+GROUPS = {"source": "source", "kind": "kind of text", "length": "length of the document"}
 """How an evaluation is broken down, in words."""
 _MAX_GROUPS = 7
 
@@ -44,7 +46,7 @@ def main_charts(run: RecordedRun) -> list[Chart]:
     """Loss, perplexity, learning rate and gradient norm."""
     loss, average = run.curve("loss"), average_loss(run)
     window = average_window(len(loss))
-    validation, perplexity = run.curve_of("eval", "val_loss"), run.curve_of("eval", "perplexity")
+    validation, perplexity = run.validation("val_loss"), run.validation("perplexity")
     smooth = f"training, mean of {window} steps" if window > 1 else "training"
     step_by_step = Line("training, each step", loss, look=6, faint=True)
     with np.errstate(over="ignore"):
@@ -62,7 +64,7 @@ def main_charts(run: RecordedRun) -> list[Chart]:
             (Line(smooth, perplexity_of_training), Line("validation", perplexity, look=1, points=True)),
             log_from=WIDE,
         ),
-        Chart("Learning rate", "rate", (Line("learning rate", run.curve("lr")),), from_zero=True),
+        Chart("Learning rate", "rate", (Line("learning rate", run.curve("learning_rate")),), from_zero=True),
         Chart("Gradient norm", "before clipping", _with_average("gradient norm", run.curve("grad_norm")), log_from=WIDE),
     ]
 
@@ -94,11 +96,11 @@ def average_loss(run: RecordedRun) -> Curve:
 def group_charts(run: RecordedRun) -> list[Chart]:
     """The validation loss by source, kind and length, and bits per byte, over the steps, where that was measured."""
     charts = []
-    bits = run.curve_of("eval", "bits_per_byte")
+    bits = run.validation("bits_per_byte")
     if len(bits):
         charts.append(Chart("Bits per byte", "bits", (Line("validation", bits, look=1, points=True),), log_from=WIDE))
-    for key, words in GROUPS.items():
-        curves = _by_name((event, groups_of(event, key)) for event in run.of("eval"))
+    for by, words in GROUPS.items():
+        curves = _by_group(run, by)
         if 1 < len(curves) <= _MAX_GROUPS:
             lines = tuple(Line(name, curve, look=look, points=True) for look, (name, curve) in enumerate(curves.items()))
             charts.append(Chart(f"Validation loss by {words}", "nats per token", lines, log_from=WIDE))
@@ -114,10 +116,7 @@ def layer_charts(run: RecordedRun) -> list[Chart]:
     }
     charts = []
     for key, (title, unit) in titles.items():
-        layers = [
-            (event["step"], [one for one in map(number, part(event, key).values()) if one is not None])
-            for event in run.of("layers")
-        ]
+        layers = [(event.step, list(getattr(event, key).values())) for event in run.of(LayersEvent)]
         lines = tuple(
             Line(
                 name,
@@ -133,12 +132,13 @@ def layer_charts(run: RecordedRun) -> list[Chart]:
 def hardware_curves(run: RecordedRun) -> dict[str, dict[str, Curve]]:
     """Every number that was sampled, by its name and by what it was sampled of: the host, or one of its GPUs."""
     points: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for event in run.of("hardware"):
-        places: list[tuple[str, Event]] = [(f"GPU {gpu.get('index', 0)}", gpu) for gpu in tables(event, "gpus")]
-        for place, values in [*places, ("host", part(event, "host")), ("host", event)]:
+    for event in run.of(HardwareEvent):
+        places = [(f"GPU {gpu.get('index', 0)}", gpu) for gpu in event.gpus]
+        growth = {"host_memory_mb_per_1000_steps": event.host_memory_mb_per_1000_steps}
+        for place, values in [*places, ("host", {**event.host, **growth})]:
             for name, value in values.items():
-                if name not in ("step", "index") and not isinstance(value, str) and (known := number(value)) is not None:
-                    points.setdefault(name, {}).setdefault(place, []).append((float(event["step"]), known))
+                if name != "index" and not isinstance(value, str) and (known := number(value)) is not None:
+                    points.setdefault(name, {}).setdefault(place, []).append((float(event.step), known))
     return {name: {place: Curve.of(some) for place, some in each.items()} for name, each in points.items()}
 
 
@@ -164,10 +164,9 @@ def _with_average(name: str, curve: Curve) -> tuple[Line, ...]:
     return (Line("each step", curve, look=6, faint=True), Line(f"mean of {window} steps", moving_average(curve, window)))
 
 
-def _by_name(evaluations: Iterable[tuple[Event, list[Event]]]) -> dict[str, Curve]:
+def _by_group(run: RecordedRun, by: str) -> dict[str, Curve]:
     points: dict[str, list[tuple[float, float]]] = {}
-    for event, groups in evaluations:
-        for group in groups:
-            if (loss := number(group.get("loss"))) is not None:
-                points.setdefault(str(group.get("name")), []).append((float(event["step"]), loss))
+    for event in run.evaluations:
+        for name, score in event.groups[by].items():
+            points.setdefault(name, []).append((float(event.step), score.loss))
     return {name: Curve.of(some) for name, some in points.items()}

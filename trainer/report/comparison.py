@@ -14,7 +14,7 @@ from common.html.page import UNKNOWN, render_page
 from trainer.report.charts import average_loss
 from trainer.report.differences import PLACES, differing, flat
 from trainer.report.page import TEMPLATES
-from trainer.report.recorded_run import RecordedRun, number, part
+from trainer.report.recorded_run import RecordedRun, part
 
 __all__ = ["names_of", "render_comparison"]
 
@@ -63,9 +63,9 @@ class _Compared:
         return str(part(self.run.record, "data").get("tokenizer_digest", UNKNOWN))
 
     @property
-    def val_targets(self) -> float | None:
+    def val_targets(self) -> int | None:
         """How many tokens the newest evaluation predicted."""
-        return number(self.run.of("eval")[-1].get("targets")) if self.run.of("eval") else None
+        return self.run.evaluations[-1].targets if self.run.evaluations else None
 
 
 def render_comparison(runs: Sequence[RecordedRun]) -> str:
@@ -87,7 +87,7 @@ def render_comparison(runs: Sequence[RecordedRun]) -> str:
         title=f"{len(runs)} runs",
         introduction=", ".join(one.name for one in compared),
         compared=compared,
-        has_bits=any("bits_per_byte" in event for run in runs for event in run.of("eval")),
+        has_bits=any(event.bits_per_byte is not None for run in runs for event in run.evaluations),
         lowest=_lowest(compared) if len(by_data) == 1 else [],
         num_data=len(by_data),
         num_tokenizers=len({one.tokenizer for one in compared}),
@@ -101,9 +101,9 @@ def render_comparison(runs: Sequence[RecordedRun]) -> str:
 
 def _lowest(compared: Sequence[_Compared]) -> list[str]:
     """The names of the runs with the lowest validation loss."""
-    losses = {one.name: number(one.run.best["val_loss"]) for one in compared if one.run.best}
-    lowest = min((loss for loss in losses.values() if loss is not None), default=None)
-    return [name for name, loss in losses.items() if loss is not None and loss == lowest]
+    losses = {one.name: one.run.best.val_loss for one in compared if one.run.best}
+    lowest = min(losses.values(), default=None)
+    return [name for name, loss in losses.items() if loss == lowest]
 
 
 def _comparable(by_data: Mapping[str, Sequence[str]]) -> str:
@@ -119,7 +119,7 @@ def _curves(named: Mapping[str, RecordedRun]) -> list[Chart]:
         return moving_average(curve, average_window(len(curve)))
 
     def validation(run: RecordedRun) -> Curve:
-        return run.curve_of("eval", "val_loss")
+        return run.validation("val_loss")
 
     return [
         Chart("Validation loss", "nats per token", _lines(named, validation, points=True), log_from=WIDE),
@@ -131,10 +131,8 @@ def _curves(named: Mapping[str, RecordedRun]) -> list[Chart]:
             along="tokens trained on",
             log_from=WIDE,
         ),
-        Chart(
-            "Bits per byte", "bits", _lines(named, lambda run: run.curve_of("eval", "bits_per_byte"), points=True), log_from=WIDE
-        ),
-        Chart("Learning rate", "rate", _lines(named, lambda run: run.curve("lr")), from_zero=True),
+        Chart("Bits per byte", "bits", _lines(named, lambda run: run.validation("bits_per_byte"), points=True), log_from=WIDE),
+        Chart("Learning rate", "rate", _lines(named, lambda run: run.curve("learning_rate")), from_zero=True),
         Chart(
             "Gradient norm, moving average", "before clipping", _lines(named, lambda run: smooth(run, "grad_norm")), log_from=WIDE
         ),
@@ -153,7 +151,7 @@ def _lines(named: Mapping[str, RecordedRun], curve: Callable[[RecordedRun], Curv
 
 def _over_tokens(run: RecordedRun, curve: Curve) -> Curve:
     """The same values over the tokens that had been trained on."""
-    tokens = run.curve("tokens")
+    tokens = run.curve("targets")
     reached = dict(zip(tokens.x_N.tolist(), tokens.y_N.tolist(), strict=True)) | {0.0: 0.0}
     return Curve.of((reached[x], y) for x, y in zip(curve.x_N.tolist(), curve.y_N.tolist(), strict=True) if x in reached)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 
@@ -19,12 +19,13 @@ from common.settings.toml import parse_toml
 from common.untrusted import read_run_file
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import parse_manifest
-from trainer.run.events import METRICS, read_events
+from trainer.run.events import AlertEvent, EvalEvent, Event, TrainEvent
+from trainer.run.metrics_file import METRICS, read_events
 from trainer.run.record import read_record
 
-__all__ = ["Event", "RecordedRun", "SavedCheckpoint", "groups_of", "number", "part", "read_run", "tables"]
+__all__ = ["RecordedRun", "SavedCheckpoint", "part", "read_run"]
 
-Event = Mapping[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,9 @@ class RecordedRun:
     config: Mapping[str, Any]
     """The settings that it was last started with, by section."""
     curves: Mapping[str, Curve] = field(default_factory=dict)
-    """The numbers of the training steps, by their names in `metrics.jsonl`."""
-    events: Mapping[str, Sequence[Event]] = field(default_factory=dict)
-    """Everything else in that file, by kind."""
+    """The numbers of the training steps, by the names of the fields of `TrainEvent`."""
+    events: Mapping[type, Sequence[Event]] = field(default_factory=dict)
+    """All other events, by class."""
     checkpoints: Sequence[SavedCheckpoint] = ()
 
     @property
@@ -66,7 +67,7 @@ class RecordedRun:
     @property
     def step(self) -> int:
         """The last step that is known."""
-        steps = [int(event.get("step", 0)) for event in self.of("eval")]
+        steps = [event.step for event in self.evaluations]
         loss = self.curve("loss")
         return max([*steps, int(loss.x_N[-1]) if len(loss) else 0])
 
@@ -91,52 +92,39 @@ class RecordedRun:
         return median(self.curve("tokens_per_s").y_N)
 
     @property
-    def best(self) -> Event | None:
+    def evaluations(self) -> Sequence[EvalEvent]:
+        """All evaluations, in order."""
+        return self.of(EvalEvent)
+
+    @property
+    def alerts(self) -> Sequence[AlertEvent]:
+        """All alerts, in order."""
+        return self.of(AlertEvent)
+
+    @property
+    def best(self) -> EvalEvent | None:
         """The evaluation with the lowest loss, the first of those that are equal."""
-        finite = [event for event in self.of("eval") if math.isfinite(number(event.get("val_loss")) or math.nan)]
-        return min(finite, key=lambda event: float(event["val_loss"]), default=None)
+        finite = [event for event in self.evaluations if math.isfinite(event.val_loss)]
+        return min(finite, key=lambda event: event.val_loss, default=None)
 
     def curve(self, name: str) -> Curve:
         """Of this number of the training steps; empty where it was not recorded."""
         return self.curves.get(name) or Curve.of(())
 
-    def of(self, kind: str) -> Sequence[Event]:
-        """The events of one kind, in their order."""
-        return self.events.get(kind, ())
+    def of(self, kind: type[T]) -> Sequence[T]:
+        """The events of one class, in order."""
+        return cast(Sequence[T], self.events.get(kind, ()))
 
-    def curve_of(self, kind: str, name: str) -> Curve:
-        """Of this number in the events of one kind."""
-        points = ((number(event.get("step")), number(event.get(name))) for event in self.of(kind))
-        return Curve.of((step, value) for step, value in points if step is not None and value is not None)
-
-
-def number(value: object) -> float | None:
-    """A number out of JSON, where `"nan"` and `"inf"` stand for what JSON has no word for; None for everything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return None
+    def validation(self, name: Literal["val_loss", "perplexity", "bits_per_byte"]) -> Curve:
+        """The curve of this number of the evaluations; empty if it was not measured."""
+        points = ((event.step, getattr(event, name)) for event in self.evaluations)
+        return Curve.of((step, value) for step, value in points if value is not None)
 
 
 def part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """The table under a name; empty where there is none."""
     found = values.get(name)
     return found if isinstance(found, Mapping) else {}
-
-
-def tables(event: Event, name: str) -> list[Event]:
-    """The list of tables under a name; empty where there is none."""
-    found = event.get(name)
-    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
-
-
-def groups_of(event: Event, name: str) -> list[Event]:
-    """The groups of an evaluation, each with its `name`, whether they are listed or stand under their names."""
-    return tables(event, name) or [
-        {"name": group, **values} for group, values in part(event, name).items() if isinstance(values, Mapping)
-    ]
 
 
 def read_run(path: Path) -> RecordedRun:
@@ -164,21 +152,21 @@ def _settings(path: Path) -> Mapping[str, Any]:
     return redacted_settings(settings)
 
 
-def _sorted(events: Iterable[Event]) -> tuple[dict[str, Curve], dict[str, list[Event]]]:
-    """The numbers of the training steps as curves, all other events by kind."""
-    places: dict[str, list[int]] = {}
-    values: dict[str, list[float]] = {}
-    others: dict[str, list[Event]] = {}
+def _sorted(events: Iterable[Event]) -> tuple[dict[str, Curve], dict[type, list[Event]]]:
+    """The numbers of the training steps as curves, all other events by class."""
+    points: dict[str, tuple[list[float], list[float]]] = {one.name: ([], []) for one in fields(TrainEvent)}
+    others: dict[type, list[Event]] = {}
     for event in events:
-        if event["event"] != "train":
-            others.setdefault(event["event"], []).append(event)
+        if not isinstance(event, TrainEvent):
+            others.setdefault(type(event), []).append(event)
             continue
-        for name, given in event.items():
-            if name not in ("event", "step", "loss_hex") and (value := number(given)) is not None:
-                places.setdefault(name, []).append(event["step"])
-                values.setdefault(name, []).append(value)
-    curves = {name: Curve(np.array(places[name], np.float64), np.array(values[name], np.float64)) for name in places}
-    return curves, others
+        for name, (steps, values) in points.items():
+            if (value := getattr(event, name)) is not None:
+                steps.append(event.step)
+                values.append(value)
+    return {
+        name: Curve(np.array(steps, np.float64), np.array(values, np.float64)) for name, (steps, values) in points.items()
+    }, others
 
 
 def _checkpoints(path: Path) -> list[SavedCheckpoint]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,16 +14,15 @@ from common.html.chart import Chart, measured
 from common.html.curves import average_window
 from common.html.page import UNKNOWN
 from common.text import duration
-from trainer.model.loss import perplexity
+from common.untrusted import number
 from trainer.report.charts import GROUPS, average_loss, hardware_charts, hardware_curves
-from trainer.report.recorded_run import Event, RecordedRun, groups_of, number, part, tables
+from trainer.report.recorded_run import RecordedRun, part
 from trainer.report.wording import count, rate, share
+from trainer.run.events import EvalEvent, HardwareEvent, SampleEvent, SaveEvent, Score, ScoresEvent
 
 __all__ = [
     "STATUS",
-    "Group",
     "Hardware",
-    "Sample",
     "Samples",
     "Speed",
     "Table",
@@ -74,7 +73,7 @@ def _ending(run: RecordedRun) -> str:
 def headline(run: RecordedRun) -> list[tuple[str, str, str]]:
     """The numbers that are looked at first: a name, the value, and a remark."""
     best, mfu = run.best, run.curve("mfu").finite
-    tokens, average = run.curve("tokens").last, average_loss(run).last
+    tokens, average = run.curve("targets").last, average_loss(run).last
     window = average_window(len(run.curve("loss")))
     last = run.curve("loss").last
     steps = number(part(run.config, "limits").get("steps"))
@@ -83,8 +82,8 @@ def headline(run: RecordedRun) -> list[tuple[str, str, str]]:
         ("training loss", _decimal(average), f"mean of {window} steps; last {_decimal(last)}" if window > 1 else "last step"),
         (
             "best validation loss",
-            _decimal(number(best["val_loss"]) if best else None),
-            f"step {best['step']:,}, perplexity {_decimal(number(best.get('perplexity')))}" if best else "no evaluation yet",
+            _decimal(best.val_loss if best else None),
+            f"step {best.step:,}, perplexity {_decimal(best.perplexity)}" if best else "no evaluation yet",
         ),
         ("tokens", _short(tokens), "trained on, repeats counted"),
         ("training time", duration(run.seconds) if tokens else UNKNOWN, "without evaluations and saves"),
@@ -93,88 +92,51 @@ def headline(run: RecordedRun) -> list[tuple[str, str, str]]:
             rate(run.tokens_per_s) if run.tokens_per_s is not None else UNKNOWN,
             f"median; MFU {share(float(np.median(mfu)))}" if len(mfu) else "median; MFU not known",
         ),
-        ("alerts", count(len(run.of("alert"))), "below, each with its step" if run.of("alert") else "nothing was found"),
+        ("alerts", count(len(run.alerts)), "below, each with its step" if run.alerts else "nothing was found"),
     ]
 
 
 def alert_kinds(run: RecordedRun) -> str:
     """How often each rule found something."""
-    kinds = Counter(str(event["rule"]) for event in run.of("alert") if event.get("rule"))
+    kinds = Counter(event.rule for event in run.alerts if event.rule)
     return "; ".join(f"{rule}: {times:,}" for rule, times in kinds.most_common())
 
 
-def evaluations(run: RecordedRun) -> list[Event]:
+def evaluations(run: RecordedRun) -> list[EvalEvent]:
     """The evaluations that a table lists: all, or some of them with the first, the last and the best."""
-    return _spread(run.of("eval"), _MAX_EVALUATIONS, run.best)
+    return _spread(run.evaluations, _MAX_EVALUATIONS, run.best)
 
 
-@dataclass(frozen=True)
-class Group:
-    """The part of an evaluation that belongs to one source, kind or length."""
-
-    name: str
-    loss: float | None
-    targets: float | None
-    bits_per_byte: float | None
-    share: float
-    """Of the targets of all groups."""
-
-    @property
-    def perplexity(self) -> float | None:
-        """Of this group alone."""
-        return None if self.loss is None else perplexity(self.loss)
-
-
-def groups_by(run: RecordedRun) -> list[tuple[str, list[Group]]]:
-    """The groups of the newest evaluation, for each way in which it was broken down."""
-    newest = run.of("eval")[-1] if run.of("eval") else {}
+def groups_by(run: RecordedRun) -> list[tuple[str, list[tuple[str, Score, float]]]]:
+    """The groups of the newest evaluation, for each way in which it was broken down: name, score, and share of all targets."""
+    newest = run.evaluations[-1].groups if run.evaluations else {}
     found = []
-    for key, words in GROUPS.items():
-        groups = groups_of(newest, key)
-        total = sum(number(group.get("targets")) or 0 for group in groups) or 1
-        if groups:
-            found.append((words, [_group(group, total) for group in groups]))
+    for by, words in GROUPS.items():
+        scores = newest.get(by, {})
+        total = sum(score.num_targets for score in scores.values()) or 1
+        if scores:
+            found.append((words, [(name, score, score.num_targets / total) for name, score in scores.items()]))
     return found
-
-
-def _group(values: Event, total: float) -> Group:
-    targets = number(values.get("targets"))
-    bits = number(values.get("bits_per_byte"))
-    return Group(str(values.get("name")), number(values.get("loss")), targets, bits, (targets or 0) / total)
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A text that the model wrote."""
-
-    step: int
-    ending: str
-    prompt: str
-    text: str
-    """What follows the prompt."""
 
 
 @dataclass(frozen=True)
 class Samples:
     """Those of the newest step, and some of earlier ones."""
 
-    newest: Sequence[Sample]
-    older: Sequence[Sample]
+    newest: Sequence[SampleEvent]
+    older: Sequence[SampleEvent]
 
 
 def samples(run: RecordedRun) -> Samples:
     """What the model wrote, without the end of very long texts."""
-    found = list(reversed(run.of("sample")))
-    newest = [event for event in found if event["step"] == found[0]["step"]][:_MAX_SAMPLES]
-    earlier = [event for event in found if event["step"] != found[0]["step"]]
-    return Samples([_sample(event) for event in reversed(newest)], [_sample(event) for event in _spread(earlier, _MAX_SAMPLES)])
+    found = [replace(event, text=_shortened(event.text)) for event in reversed(run.of(SampleEvent))]
+    newest = [event for event in found if event.step == found[0].step][:_MAX_SAMPLES]
+    earlier = [event for event in found if event.step != found[0].step]
+    return Samples(newest[::-1], _spread(earlier, _MAX_SAMPLES))
 
 
-def _sample(event: Event) -> Sample:
-    prompt, written = str(event.get("prompt") or ""), str(event.get("text") or "")
-    text = written[len(prompt) :] if written.startswith(prompt) else written
-    shown = text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}…"
-    return Sample(event["step"], str(event.get("finish_reason") or ""), prompt, shown)
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}…"
 
 
 @dataclass(frozen=True)
@@ -186,17 +148,12 @@ class Table:
 
 
 def scores(run: RecordedRun) -> Table:
-    """The scores of the samples by step, from events of their own or from the samples' own events."""
-    found = [(event, _numbers(event)) for event in run.of("scores")]
-    found += [(event, _numbers(event["scores"])) for event in run.of("sample") if isinstance(event.get("scores"), Mapping)]
-    chosen = _spread([(event, values) for event, values in found if values], _MAX_SCORES)
+    """The scores of the samples by step."""
+    found = [(event.step, event.numbers) for event in run.of(ScoresEvent)]
+    chosen = _spread([(step, values) for step, values in found if values], _MAX_SCORES)
     names = dict.fromkeys(name for _, values in found for name in values)
     rows = [(name.replace("_", " "), [values.get(name) for _, values in chosen]) for name in names]
-    return Table([f"step {event['step']:,}" for event, _ in chosen], rows)
-
-
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    return {name: known for name, value in values.items() if name not in ("step", "event") and (known := number(value)) is not None}
+    return Table([f"step {step:,}" for step, _ in chosen], rows)
 
 
 @dataclass(frozen=True)
@@ -211,7 +168,7 @@ class Speed:
 def speed(run: RecordedRun) -> Speed:
     """The speed of the steps; without rows if it was not measured."""
     tokens_per_s, wait = run.curve("tokens_per_s").finite, run.curve("loader_wait_s").finite
-    stalls = [stall for event in run.of("save") if (stall := number(event.get("stall_s"))) is not None]
+    stalls = [stall for event in run.of(SaveEvent) if (stall := event.stall_s) is not None]
     measures: list[tuple[str, NDArray[np.float64], Callable[[float], str]]] = [
         ("tokens a second", tokens_per_s, rate),
         ("model FLOPs utilisation", run.curve("mfu").finite, share),
@@ -251,7 +208,7 @@ def hardware(run: RecordedRun) -> Hardware:
         for place, curve in each.items()
         if len(np.unique(curve.y_N)) == 1
     ]
-    names = dict.fromkeys(str(gpu["name"]) for event in run.of("hardware") for gpu in tables(event, "gpus") if gpu.get("name"))
+    names = dict.fromkeys(str(gpu["name"]) for event in run.of(HardwareEvent) for gpu in event.gpus if gpu.get("name"))
     return Hardware(list(names), hardware_charts(found), same)
 
 

@@ -36,7 +36,7 @@ def render_report(run: RecordedRun) -> str:
         scores=results.scores(run),
         speed=results.speed(run),
         hardware=results.hardware(run),
-        validation_losses={event["step"]: event.get("val_loss") for event in run.of("eval")},
+        validation_losses={event.step: event.val_loss for event in run.evaluations},
         recipe=recipe,
         changes=differences(run.config, recipe),
         all_settings=sorted((name, worded(value)) for name, value in flat(run.config).items()),

@@ -1,1 +1,1 @@
-"""What a run knows of itself besides tensors."""
+"""State and files of a run besides tensors: events, ledger, record, limits, lock."""

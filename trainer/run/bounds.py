@@ -1,7 +1,7 @@
-"""What this machine can bear: limits for numbers that come from a file of a run, which may be a stranger's.
+"""Limits of this machine for numbers that come from a file of a run. The file may be untrusted.
 
-A run that was trained on a larger machine is looked at on a smaller one, so the limits are several times what makes sense here.
-They keep a record that claims a million ranks from making the machine unusable.
+A run that was trained on a larger machine may be read on a smaller one, so the limits are several times the useful values. They
+prevent that a record with a million ranks makes the machine unusable.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ __all__ = ["check_model_size", "check_ranks", "most_ranks", "most_rows", "most_t
 _RANKS_PER_CORE = 4
 _THREADS_PER_CORE = 16
 _RANK_BYTES = 256 << 20
-"""What a process takes at least that has loaded torch."""
+"""Least memory of a process that has loaded torch."""
 _WEIGHT_BYTES = 4
 _MOST_ROWS = 65536
 _SHARE_OF_ROWS = 0.5
-"""Of the free memory, for the rows of one forward pass."""
+"""Share of the free memory for the rows of one forward pass."""
 
 _ELSEWHERE = "replay the run on a machine like the one that it was trained on"
 
 
 def most_threads() -> int:
-    """CPU threads that all ranks together may have on this machine."""
+    """Return how many CPU threads all ranks together may have on this machine."""
     return _THREADS_PER_CORE * _num_cores()
 
 
 def most_ranks(device: str) -> int:
-    """Ranks that this machine can run.
+    """Return how many ranks this machine can run.
 
     Args:
         device: `auto`, `cpu` or `cuda`; each rank on `cuda` needs a GPU.
@@ -49,17 +49,18 @@ def most_ranks(device: str) -> int:
 
 
 def most_rows(model: ModelConfig, row_length: int) -> int:
-    """Rows of one forward pass of a decoder, without gradients, for which this machine has the memory; at least 1."""
-    widest = 2 * model.mlp_size + 3 * model.heads * model.head_size + 4 * model.width  # what is alive at one time in one layer
+    """Return how many rows of a forward pass without gradients fit into the memory of this machine; at least 1."""
+    # The tensors of one layer that exist at the same time.
+    widest = 2 * model.mlp_size + 3 * model.heads * model.head_size + 4 * model.width
     return max(1, int(min(_SHARE_OF_ROWS * _free_bytes() / (_WEIGHT_BYTES * row_length * widest), _MOST_ROWS)))
 
 
 def check_ranks(recorded: object, threads: int, device: str) -> int:
-    """The number of ranks that a record names, if this machine can run as many, each with so many threads.
+    """Return the recorded number of ranks, if this machine can run them with `threads` threads each.
 
     Raises:
-        CheckpointError: it is no number of ranks.
-        ConfigError: they are too many.
+        CheckpointError: it is not a number of ranks.
+        ConfigError: there are too many ranks or threads.
     """
     if type(recorded) is not int or recorded < 1:
         raise CheckpointError(
@@ -74,16 +75,16 @@ def check_ranks(recorded: object, threads: int, device: str) -> int:
 
 
 def check_model_size(model: ModelConfig, vocab_size: int, saved: int | None = None) -> None:
-    """Refuses a decoder that cannot be built here, before memory is taken for it.
+    """Reject a decoder that cannot be built here, before memory is allocated for it.
 
     Args:
         model: its shape.
-        vocab_size: pieces of the tokenizer.
-        saved: weights that a checkpoint of it has, if there is one.
+        vocab_size: number of pieces of the tokenizer.
+        saved: number of weights in a checkpoint of the decoder, if there is one.
 
     Raises:
-        CheckpointError: a checkpoint of it has another number of weights.
-        ConfigError: the weights alone are larger than the memory that is free.
+        CheckpointError: the checkpoint has another number of weights.
+        ConfigError: the weights alone are larger than the free memory.
     """
     needed = num_weights(model, vocab_size)
     if saved is not None and needed != saved:
@@ -103,5 +104,5 @@ def _num_cores() -> int:
 
 
 def _free_bytes() -> float:
-    """Of the memory of the host; infinite where only the system knows."""
+    """Return the free memory of the host in bytes; infinite if the platform is not Linux."""
     return available_host_bytes() if sys.platform == "linux" else math.inf

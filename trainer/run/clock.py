@@ -1,4 +1,4 @@
-"""The time of training."""
+"""The training time of a run."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """Since the run began."""
+        """Training time since the run began."""
         return time.monotonic() - self._zero
 
     def lap(self) -> float:
-        """Seconds since the last call."""
+        """Return the seconds of training since the last call."""
         now = self.seconds
         lap, self._last_lap = now - self._last_lap, now
         return lap
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """The time that this context takes is not counted."""
+        """Do not count the time that this context takes."""
         begin = time.monotonic()
         yield
         self._zero += time.monotonic() - begin

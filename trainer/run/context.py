@@ -1,4 +1,4 @@
-"""What nearly every part of a run has to know."""
+"""The values that nearly every part of a run needs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["RunContext"]
 
 @dataclass(frozen=True)
 class RunContext:
-    """Settings, data, ranks and attention of a run. Nothing in it changes while the run lasts."""
+    """Settings, data, ranks and attention of a run. They do not change during the run."""
 
     config: TrainConfig
-    """As the run began. `trainer.training.adjuster` knows what has changed since."""
+    """The settings at the start of the run. `trainer.training.adjuster` holds later adjustments."""
     manifest: Manifest
     group: Group
     backend: Backend
-    """Of the attention."""
+    """The backend of the attention."""

@@ -1,6 +1,6 @@
-"""Which files a run folder has, and which of those in it do not belong there.
+"""The files of a run folder, and foreign files in it.
 
-Nothing in a run folder is written or deleted through a symbolic link: the program's own folders in it have to be folders.
+Nothing in a run folder is written or deleted through a symbolic link: the folders of the program in it must be real folders.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RESTORE = "put the file back as the run wrote it, or use another run"
 
 
 def load_config(run: Path) -> TrainConfig:
-    """The settings that a run was last started with.
+    """Return the settings with which a run was last started.
 
     Raises:
         CheckpointError: the directory holds no run, or its settings are damaged.
@@ -53,11 +53,11 @@ def load_config(run: Path) -> TrainConfig:
 
 
 def data_folder(run: Path, data: Path | None) -> Path:
-    """Where the prepared data of a run is: `data`, or where its settings say.
+    """Return the folder of a run's prepared data: `data`, or the folder in its settings.
 
     Raises:
         CheckpointError: the directory holds no run, or its settings are damaged.
-        PreparedDataError: there is none where its settings say.
+        PreparedDataError: the folder in its settings holds no prepared data.
     """
     if data is not None:
         return data
@@ -78,9 +78,9 @@ def _is_there(path: Path) -> bool:
 
 
 def settings_here(config: TrainConfig) -> TrainConfig:
-    """The settings with which this machine can look at a run: no more threads than cores; without a GPU, the attention of a CPU.
+    """Return the settings with which this machine can use a run: at most one thread per core; without a GPU, a CPU's attention.
 
-    The precision stays, because CPUs compute in all of them: a float8 run is looked at in bf16 on any machine.
+    The precision stays, because CPUs compute in all precisions; a float8 run is used in bf16 on any machine.
 
     Raises:
         ConfigError: this machine has GPUs, and torch sees none.
@@ -103,24 +103,24 @@ _FILES = (
     r"|checkpoints/(\.bad-|\.)?step-\d{8,}(-\d+|\.tmp|\.deleted)?/manifest\.json"
     r"|checkpoints/objects/[0-9a-f]{64}\.safetensors|checkpoints/objects/\.\d+\.tmp"
 )
-"""What the program writes, beside the files that the record names."""
+"""Files that the program writes, in addition to the files that the record names."""
 _FOLDERS = (
     r"tokenizer|ledger|heartbeat|stacks|tensorboard|checkpoints|checkpoints/objects"
     r"|checkpoints/(\.bad-|\.)?step-\d{8,}(-\d+|\.tmp|\.deleted)?"
 )
 _CHECKED_LATER = re.compile(r"checkpoints/(?!objects$).*")
-"""What the checkpoint store judges itself, because damage there is a reason to fall back to an earlier checkpoint."""
+"""Places that the checkpoint store checks: damage there makes the run use an earlier checkpoint."""
 _ID_BYTES = 128
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.-]{0,127}")
 _OF_WANDB = "wandb"
-"""The folder of Weights & Biases, which says itself what is in it: links, too."""
+"""The folder of Weights & Biases. That program decides about its content, which may include links."""
 
 
 def check_places(run: Path) -> None:
-    """Refuses a run folder in which something else lies where the program has a folder or a file of its own.
+    """Check that each file and folder of the program in a run folder is a regular file or a folder.
 
     Raises:
-        CheckpointError: it names the first link, pipe or the like.
+        CheckpointError: one is a link, a pipe or another kind; the message names the first.
     """
     own = re.compile(f"{_FILES}|extension\\.py|tokenizer/[^/]+")
     for name, status in _entries(run, ""):
@@ -132,7 +132,7 @@ def check_places(run: Path) -> None:
 
 
 def make_folder(path: Path) -> Path:
-    """`path`, a folder that the program has in a run, created if it is missing; its name is on the device then.
+    """Return `path`, a folder of the program in a run. If it is missing, it is created, and its name is forced to the device.
 
     Raises:
         CheckpointError: a link or a file has its name.
@@ -147,7 +147,7 @@ def make_folder(path: Path) -> Path:
 
 
 def open_own(path: Path, flags: int, *, run: Path) -> int:
-    """A descriptor for writing to a file that the program has in a run; see `common.files.open_output`.
+    """Return a descriptor for writing to a file of the program in a run; see `common.files.open_output`.
 
     Raises:
         CheckpointError: it is no regular file, a link leads to it, or it has a second name.
@@ -160,10 +160,10 @@ def open_own(path: Path, flags: int, *, run: Path) -> int:
 
 
 def read_id(path: Path, *, run: Path) -> str | None:
-    """The id under which a tracking service knows the run, from a file of the run; None if there is no such file.
+    """Return the id of the run at a tracking service, from a file of the run; None if there is no such file.
 
     Raises:
-        CheckpointError: the file holds something else, or it is no regular file of the run.
+        CheckpointError: the file holds no id, or it is no regular file of the run.
     """
     try:
         text = read_input(path, _ID_BYTES, below=run).decode(errors="replace")
@@ -177,9 +177,9 @@ def read_id(path: Path, *, run: Path) -> str | None:
 
 
 def foreign_files(run: Path, recorded: Collection[str]) -> list[str]:
-    """What lies in a run folder and is not of the run: files, folders, links, pipes and the like, by name, sorted.
+    """Return the names of files, folders, links and pipes in a run folder that do not belong to the run, sorted.
 
-    A folder that does not belong there is named, and not what is in it.
+    A foreign folder is named without its content.
 
     Args:
         run: directory of the run.
@@ -198,9 +198,9 @@ def _belongs(name: str, status: os.stat_result, recorded: Collection[str]) -> bo
 
 
 def _entries(run: Path, folder: str) -> Iterator[tuple[str, os.stat_result]]:
-    """What lies in a folder and in those of its folders that belong there; links are not followed.
+    """Yield the entries of a folder and of its folders that belong to the run; links are not followed.
 
-    The run may be going on: what is removed meanwhile is passed over.
+    The run may be in progress: an entry that is removed meanwhile is skipped.
     """
     with ExitStack() as stack:
         try:

@@ -1,152 +1,402 @@
-"""Reads `metrics.jsonl` back: all of it, with a look at whether it can be what a run has written, or up to where a run goes on."""
+"""The events of `metrics.jsonl`: one class for each event, with its name, its fields and its form in JSON.
+
+The metadata of a field hold its name in the file (`json`), if it differs, and the number of decimals there (`digits`). The fields
+are written in their order here. A number that is not finite is written as text, because JSON has no word for it
+(`common.files.plain`). `parse_event` reads an event back. A field that the file lacks is None or empty, unless `_check_fields`
+requires it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import Field, asdict, dataclass, field, fields
+from typing import Any, ClassVar, Self, get_args
 
-from common.errors import CheckpointError
-from common.files import parse_json
-from common.untrusted import MAX_COUNT, is_number, read_lines
+from common.files import plain
+from common.untrusted import MAX_COUNT, number
+from trainer.machine.sampler import HardwareReading
+from trainer.model.loss import perplexity
 
-__all__ = ["METRICS", "Known", "Selection", "events_until", "lines_until", "read_events"]
+__all__ = [
+    "AlertEvent",
+    "EndEvent",
+    "EvalEvent",
+    "Event",
+    "HardwareEvent",
+    "LayersEvent",
+    "SampleEvent",
+    "SaveEvent",
+    "Score",
+    "ScoresEvent",
+    "TrainEvent",
+    "UnknownEvent",
+    "check_exact_losses",
+    "parse_event",
+]
 
-METRICS = "metrics.jsonl"
-"""Where a run's numbers are in its directory."""
-_OF_EVALUATIONS = ("eval", "sample", "scores")
-_RULES_OF_EVALUATIONS = ("plateau", "overfitting")
+_GROUPS = ("source", "kind", "length")
 _NUMBERS = {"train": ("loss", "grad_norm"), "eval": ("val_loss",)}
 _EXACT = {"loss": "loss_hex", "val_loss": "val_loss_hex"}
 
 
 @dataclass(frozen=True)
-class Known:
-    """What the state that a run goes on from knows. All that was told beyond it will be told again, so it has to go."""
+class _Event:
+    name: ClassVar[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by their names in the file."""
+        parts = fields(_CLASSES[self.name])  # a subclass may add fields that are not in the file
+        return {"event": self.name} | {
+            _key(part): _rounded(getattr(self, part.name), part.metadata.get("digits")) for part in parts
+        }
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> Self:
+        """Return the event with these fields."""
+        return cls(**{part.name: _READERS[str(part.type)](facts.get(_key(part))) for part in fields(cls)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainEvent(_Event):
+    """The numbers of one training step."""
+
+    name: ClassVar = "train"
+    reproducible: ClassVar = ("loss_hex", "grad_norm", "lr", "tokens")
+    """The fields in JSON that a replay must reproduce bit for bit; the others are times."""
+    step: int
+    loss: float
+    loss_average: float | None = None
+    """Mean of the finite losses of the last `log.average_steps` steps; None if there are none. The monitor sets it."""
+    grad_norm: float
+    """Global norm of the gradient, before clipping."""
+    learning_rate: float | None = field(metadata={"json": "lr"})
+    targets: int | None = field(metadata={"json": "tokens"})
+    """Targets trained on so far."""
+    tokens_per_s: float | None = field(metadata={"digits": 1})
+    """Targets of this step over its duration."""
+    mfu: float | None = field(default=None, metadata={"digits": 4})
+    """Share of the GPUs' peak rate that the model's arithmetic uses; None if the peak is not known."""
+    seconds: float | None = field(default=None, metadata={"digits": 6})
+    """Duration of the step; None if it was not measured."""
+    loader_wait_s: float | None = field(metadata={"digits": 6})
+    """Part of the step's duration spent waiting for data."""
+    monitor_s: float | None = field(default=None, metadata={"digits": 6})
+    """Time that all sinks took for the numbers, readings, alerts and layers of the step before. The monitor sets it."""
+
+    @property
+    def perplexity(self) -> float:
+        """`exp(loss)`, infinite if that overflows."""
+        return perplexity(self.loss)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by their names in the file, with the exact loss and the perplexity."""
+        order = dict.fromkeys(("event", "step", "loss", "loss_hex", "loss_average", "perplexity"))
+        return order | super().to_json() | {"loss_hex": self.loss.hex(), "perplexity": self.perplexity}
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well a model predicts some of the text that it was not trained on."""
+
+    loss: float
+    """Mean over the targets, in nats."""
+    num_targets: int
+    num_bytes: int = 0
+    """UTF-8 bytes of the targets' text; 0 if they were not counted."""
+
+    @property
+    def perplexity(self) -> float:
+        """`exp(loss)`, infinite if that overflows."""
+        return perplexity(self.loss)
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """`nats / ln 2 / bytes`, which compares models with different tokenizers; None if the bytes were not counted."""
+        return self.loss * self.num_targets / math.log(2) / self.num_bytes if self.num_bytes else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the numbers by name; one that is not finite is text, because JSON has no word for it."""
+        numbers = {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
+        return {**plain(numbers), "targets": self.num_targets, "bytes": self.num_bytes}
+
+
+@dataclass(frozen=True)
+class EvalEvent(_Event):
+    """The result of an evaluation of the validation text."""
+
+    name: ClassVar = "eval"
+    reproducible: ClassVar = ("val_loss_hex", "targets")
+    """The fields in JSON that a replay must reproduce bit for bit."""
+    step: int
+    val_loss: float
+    """Mean over all targets, in nats."""
+    targets: int
+    bits_per_byte: float | None = None
+    """See `Score`."""
+    groups: Mapping[str, Mapping[str, Score]] = field(default_factory=dict)
+    """The scores of each group, by what divides the text: `source`, `kind` and `length`."""
+    num_rows: int | None = None
+    """Rows of the validation text; not in the file."""
+
+    @property
+    def perplexity(self) -> float:
+        """`exp(val_loss)`, infinite if that overflows."""
+        return perplexity(self.val_loss)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by their names in the file."""
+        facts = {
+            "event": self.name,
+            "step": self.step,
+            "val_loss": self.val_loss,
+            "val_loss_hex": self.val_loss.hex(),
+            "perplexity": self.perplexity,
+            "targets": self.targets,
+        }
+        bits = {} if self.bits_per_byte is None else {"bits_per_byte": self.bits_per_byte}
+        groups = {by: {name: score.to_json() for name, score in scores.items()} for by, scores in self.groups.items()}
+        return facts | bits | {f"by_{by}": scores for by, scores in groups.items() if scores}
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> Self:
+        """Return the event with these fields. A group without a loss is left out."""
+        groups = {by: _scores(facts.get(f"by_{by}")) for by in _GROUPS}
+        return cls(
+            facts["step"], float(facts["val_loss"]), _count(facts.get("targets")), number(facts.get("bits_per_byte")), groups
+        )
+
+
+@dataclass(frozen=True)
+class SampleEvent(_Event):
+    """A text that the model wrote."""
+
+    name: ClassVar = "sample"
+    step: int
+    prompt: str
+    text: str
+    """The text after the prompt."""
+
+    @property
+    def whole(self) -> str:
+        """The prompt and the text after it."""
+        return self.prompt + self.text
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by their names in the file, in which `text` begins with the prompt."""
+        return {"event": self.name, "step": self.step, "prompt": self.prompt, "text": self.whole}
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> Self:
+        """Return the event with these fields."""
+        prompt = str(facts.get("prompt") or "")
+        return cls(facts["step"], prompt, str(facts.get("text") or "").removeprefix(prompt))
+
+
+@dataclass(frozen=True)
+class ScoresEvent(_Event):
+    """The scores of all samples of one evaluation together."""
+
+    name: ClassVar = "scores"
+    step: int
+    values: Mapping[str, Any]
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The scores that are numbers."""
+        return _numbers(self.values)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by their names in the file."""
+        return {"event": self.name, "step": self.step, **self.values}
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> Self:
+        """Return the event with these fields."""
+        return cls(facts["step"], {name: value for name, value in facts.items() if name not in ("event", "step")})
+
+
+@dataclass(frozen=True)
+class LayersEvent(_Event):
+    """Norms of each layer in one step, by the name of the layer."""
+
+    name: ClassVar = "layers"
+    step: int
+    gradient_norm: Mapping[str, float]
+    weight_norm: Mapping[str, float]
+    update_ratio: Mapping[str, float]
+    """The norm of the update over the norm of the weights."""
+
+
+@dataclass(frozen=True)
+class HardwareEvent(_Event):
+    """A reading of the machine at about this step. Values that a device does not report are left out."""
+
+    name: ClassVar = "hardware"
+    step: int
+    gpus: tuple[Mapping[str, Any], ...] = field(metadata={"digits": 3})
+    """For each GPU the fields of `trainer.machine.gpus.GpuReading`."""
+    host: Mapping[str, Any] = field(metadata={"digits": 3})
+    """The fields of `trainer.machine.host.HostReading`."""
+    xids: tuple[int, ...] = ()
+    """Xid errors that the driver reported since the reading before."""
+    host_memory_mb_per_1000_steps: float | None = field(default=None, metadata={"digits": 3})
+    """Growth of the run's private memory on the host; None while there are too few readings."""
+
+    @staticmethod
+    def of(step: int, reading: HardwareReading, memory_trend: float | None) -> HardwareEvent:
+        """Return the event for a reading."""
+        gpus, host = tuple(_known(asdict(gpu)) for gpu in reading.gpus), _known(asdict(reading.host))
+        return HardwareEvent(step, gpus, host, reading.xids, memory_trend)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by their names in the file, without those that are not known."""
+        return {name: value for name, value in super().to_json().items() if value not in ([], None) or name == "gpus"}
+
+
+@dataclass(frozen=True)
+class SaveEvent(_Event):
+    """A checkpoint that was handed over to be written."""
+
+    name: ClassVar = "save"
+    step: int
+    stall_s: float | None = field(metadata={"digits": 6})
+    """Time that training waited for it."""
+
+
+@dataclass(frozen=True)
+class AlertEvent(_Event):
+    """A message that a broken rule raises. `trainer.health.alerts` lists the rules."""
+
+    name: ClassVar = "alert"
+    rule: str
+    step: int
+    severity: str
+    message: str
+    """What was found, and what to do."""
+    action: str
+    """What follows: `log`, `skip`, `rollback` or `stop`."""
+    value: float | None = None
+    """The measured value."""
+    threshold: float | None = None
+    """The limit that the value was compared with."""
+
+
+@dataclass(frozen=True)
+class EndEvent(_Event):
+    """The end of the run: see `trainer.training.ending`."""
+
+    name: ClassVar = "end"
+    step: int
+    status: str
+    """`finished`, `stopped` or `failed`."""
+    ended_by: str | None
+    """The reason."""
+
+
+@dataclass(frozen=True)
+class UnknownEvent:
+    """An event of a name that this version does not know. It is kept in the file."""
 
     step: int
-    evaluated: bool = True
-    """Whether that step has been evaluated."""
-    rollbacks: int | None = None
-    """How often the run had been rolled back; None: as often as was told."""
+    facts: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as they were read."""
+        return dict(self.facts)
 
 
-class Selection:
-    """Tells for one event after the other, in their order, whether the state that a run goes on from knows of it."""
-
-    def __init__(self, known: Known) -> None:
-        self._known = known
-        self._rollbacks = 0
-        self.dropped_here = False
-        """Whether an event of the known step itself was unknown."""
-
-    def keeps(self, step: int, kind: str, rule: str = "", action: str = "") -> bool:
-        """Whether to keep an event: its step, its name, and of an alert the rule and the action. The run's end is never kept."""
-        if step > self._known.step:
-            return False
-        kept = kind != "end" and rule != "failed" and not self._repeated(step, kind, rule, action)
-        self.dropped_here |= step == self._known.step and kind != "end" and not kept
-        return kept
-
-    def _repeated(self, step: int, kind: str, rule: str, action: str) -> bool:
-        if kind == "alert" and action == "rollback":
-            self._rollbacks += 1
-            return self._known.rollbacks is not None and self._rollbacks > self._known.rollbacks
-        of_evaluation = kind in _OF_EVALUATIONS or (kind == "alert" and rule in _RULES_OF_EVALUATIONS)
-        return of_evaluation and step == self._known.step and not self._known.evaluated
+_Known = TrainEvent | EvalEvent | SampleEvent | ScoresEvent | LayersEvent | HardwareEvent | SaveEvent | AlertEvent | EndEvent
+Event = _Known | UnknownEvent
+_CLASSES: dict[str, type[_Known]] = {event.name: event for event in get_args(_Known)}
 
 
-def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a run in their order: the training steps are 1, 2, 3, …, and each loss is the one that is kept exactly.
-
-    A last line that was cut off while it was being written is left out.
+def parse_event(facts: Any) -> Event:
+    """Return the event in a value out of JSON.
 
     Raises:
-        CheckpointError: the file is missing, or a line of it cannot be what a run has written; the message names it.
+        ValueError, KeyError, TypeError: it cannot be an event that a run has written.
     """
-    step = 0
-    try:
-        for number, line in enumerate(read_lines(path, path.parent), 1):
-            if not line.endswith(b"\n"):
-                return
-            event = _event(path, number, line)
-            step += event["event"] == "train"
-            try:
-                _check(event, step)
-            except (ValueError, KeyError, TypeError, OverflowError) as error:
-                raise _changed(path, number, error) from None
-            yield event
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: missing; restore it from a copy") from None
+    _check_fields(facts)
+    event = _CLASSES.get(facts["event"])
+    return UnknownEvent(facts["step"], facts) if event is None else event.from_json(facts)
 
 
-def lines_until(path: Path, known: Known) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The lines of a metrics file that are known, without their ends, each with its event; what a kill cut off is passed over.
+def check_exact_losses(facts: Mapping[str, Any]) -> None:
+    """Check that each loss equals its exact hexadecimal form.
 
     Raises:
-        CheckpointError: a line cannot be what a run has written; the message names it.
+        ValueError, KeyError, TypeError, OverflowError: it does not, or the form is missing or cannot be read.
     """
-    selection = Selection(known)
-    try:
-        for number, ended in enumerate(read_lines(path, path.parent), 1):
-            line = ended.rstrip(b"\r\n")
-            try:
-                event = _event(path, number, line)
-            except _TornLineError:  # it was being written when the run was killed
-                continue
-            if selection.keeps(event["step"], event["event"], event.get("rule", ""), str(event.get("action", ""))):
-                yield line, event
-    except FileNotFoundError:
-        return
-
-
-def events_until(path: Path, known: Known) -> Iterator[dict[str, Any]]:
-    """The events of `lines_until`."""
-    return (event for _, event in lines_until(path, known))
-
-
-class _TornLineError(CheckpointError):
-    """A line is no JSON."""
-
-
-def _event(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """The event in a line, with the fields that all readers rest on."""
-    try:
-        event = parse_json(line)
-    except ValueError as error:
-        raise _TornLineError(str(_changed(path, number, error))) from None
-    try:
-        _check_fields(event)
-    except (ValueError, KeyError, TypeError) as error:
-        raise _changed(path, number, error) from None
-    return cast(dict[str, Any], event)
-
-
-def _changed(path: Path, number: int, error: Exception) -> CheckpointError:
-    reason = error.args[0] if type(error) is ValueError else f"not an event ({error})"
-    return CheckpointError(f"{path}, line {number}: {reason}; the file was changed, restore it from a copy")
-
-
-def _check_fields(event: Any) -> None:
-    """Raises for fields of another type or range than a run writes."""
-    if not isinstance(event, dict) or not isinstance(event["event"], str):
-        raise TypeError("no table with the name of an event")
-    for name in ("step", "tokens"):
-        count = event["step"] if name == "step" else event.get(name, 0)
-        if type(count) is not int or not 0 <= count <= MAX_COUNT:
-            raise ValueError(f"{name} is {str(count)[:80]!r}, and a whole number from 0 on is expected")
-    for name in _NUMBERS.get(event["event"], ()):
-        if not is_number(event[name]):
-            raise ValueError(f"{name} is {str(event[name])[:80]!r}, and a number is expected")
-    if not isinstance(event.get("rule", ""), str):
-        raise ValueError(f"rule is {str(event['rule'])[:80]!r}, and a name is expected")
-
-
-def _check(event: dict[str, Any], last_step: int) -> None:
-    """Raises ValueError for an event that does not fit."""
-    if event["event"] in ("train", "eval") and event["step"] != last_step:
-        raise ValueError(f"step {event['step']}, where step {last_step} is expected")
     for name, exact in _EXACT.items():
-        if name in event and float.fromhex(event[exact]).hex() != float(event[name]).hex():
-            raise ValueError(f"{name} is {event[name]}, but {exact} says {float.fromhex(event[exact])}")
+        if name in facts and float.fromhex(facts[exact]).hex() != float(facts[name]).hex():
+            raise ValueError(f"{name} is {facts[name]}, but {exact} says {float.fromhex(facts[exact])}")
+
+
+def _check_fields(facts: Any) -> None:
+    """Raise an error if a required field is missing, or if a field has a type or range that no run writes."""
+    if not isinstance(facts, dict) or not isinstance(facts["event"], str):
+        raise TypeError("no JSON object with the name of an event")
+    for name in ("step", "tokens"):
+        count = facts["step"] if name == "step" else facts.get(name, 0)
+        if type(count) is not int or not 0 <= count <= MAX_COUNT:
+            raise ValueError(f"{name} is {str(count)[:80]!r}, but a whole number of 0 or more was expected")
+    for name in _NUMBERS.get(facts["event"], ()):
+        if number(facts[name]) is None:
+            raise ValueError(f"{name} is {str(facts[name])[:80]!r}, but a number was expected")
+    if not isinstance(facts.get("rule", ""), str):
+        raise ValueError(f"rule is {str(facts['rule'])[:80]!r}, but a name was expected")
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else 0
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _numbers(values: object) -> dict[str, float]:
+    found = values if isinstance(values, Mapping) else {}
+    return {name: known for name, value in found.items() if (known := number(value)) is not None}
+
+
+def _scores(groups: object) -> dict[str, Score]:
+    tables = groups if isinstance(groups, Mapping) else {}
+    return {
+        name: Score(loss, _count(values.get("targets")), _count(values.get("bytes")))
+        for name, values in tables.items()
+        if isinstance(values, Mapping) and (loss := number(values.get("loss"))) is not None
+    }
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _key(part: Field[Any]) -> str:
+    return str(part.metadata.get("json", part.name))
+
+
+def _rounded(value: Any, digits: int | None) -> Any:
+    """Return the value with each float in it rounded, if `digits` is given."""
+    if isinstance(value, Mapping):
+        return {name: _rounded(part, digits) for name, part in value.items()}
+    if isinstance(value, tuple):
+        return [_rounded(part, digits) for part in value]
+    return value if digits is None or not isinstance(value, float) else round(value, digits)
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "int": _count,
+    "int | None": lambda value: value,
+    "float": float,
+    "float | None": number,
+    "str": lambda value: str(value or ""),
+    "str | None": lambda value: None if value is None else str(value),
+    "Mapping[str, float]": _numbers,
+    "Mapping[str, Any]": lambda value: value if isinstance(value, Mapping) else {},
+    "tuple[int, ...]": lambda value: tuple(map(_count, _listed(value))),
+    "tuple[Mapping[str, Any], ...]": lambda value: tuple(one for one in _listed(value) if isinstance(one, Mapping)),
+}
+"""Readers of the values in the file, by the type of the field. Only required fields are of type `float`."""

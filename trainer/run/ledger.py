@@ -1,15 +1,14 @@
-"""The ledger of a run, `ledger/steps.jsonl`: what every step was trained on, one line a step, each bound to all before it.
+"""The ledger of a run, `ledger/steps.jsonl`: the rows of every step, one line for each step, as a chain of digests.
 
     {"event":"order","step":0,"seed":1337,"data":"sha256:…","rows":61,"mixture":{},"chain":"…"}
     {"step":1,"start":0,"count":8,"epoch":0,"targets":214,"digest":"…","applied":true,"chain":"…"}
 
-The order of rows is a pure function of the last `order` event and a position, so a step's line holds the claim and a digest of
-the row numbers, never the rows. `chain` is the sha256 of the chain before it and of the rest of its line: a line that is changed,
-missing, doubled or moved breaks it. What a chain cannot show is a ledger that ends too early; for that the checkpoints carry its
-head.
+The order of rows is a pure function of the last `order` event and a position, so the line of a step holds the position and a digest
+of the row numbers, not the rows. `chain` is the sha256 of the chain before it and of the rest of its line: a line that is changed,
+missing, doubled or moved breaks the chain. The chain does not show a ledger that ends too early; so each checkpoint holds the head.
 
-Lines are handed to the system with every step and forced to the device before each checkpoint, and a resume cuts off what lies
-beyond the checkpoint. So the ledger is always the history of the state that exists, however often a run was killed.
+Lines are handed to the system with every step and forced to the device before each checkpoint. A resume removes the lines after the
+checkpoint. So the ledger is always the history of the present state, even if the run was killed many times.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ __all__ = [
 ]
 
 LEDGER = Path("ledger") / "steps.jsonl"
-"""Where the ledger is in a run's directory."""
+"""Path of the ledger in a run's directory."""
 _BEGINNING = hashlib.sha256(b"ledger/1").hexdigest()
 _MAX_BATCH_ROWS = 1 << 20
-"""Rows of a global batch, as `batch.global_rows` bounds them."""
+"""The largest `batch.global_rows`."""
 _CHAIN_CHARS = len(_BEGINNING)
 _SEPARATOR = b',"chain":"'
 _END = b'"}\n'
@@ -53,16 +52,16 @@ _END = b'"}\n'
 
 @dataclass(frozen=True)
 class LedgerHead:
-    """A place in the ledger: what a checkpoint says of it."""
+    """A place in the ledger. A checkpoint holds one."""
 
     step: int = 0
-    """The last step up to there."""
+    """The last step up to this place."""
     lines: int = 0
     chain: str = _BEGINNING
-    """Of the last line."""
+    """The chain of the last line."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for a checkpoint's state."""
+        """Return plain values, for a checkpoint's state."""
         return asdict(self)
 
 
@@ -71,22 +70,22 @@ class LedgerStep:
     """The line of a step that was committed."""
 
     head: LedgerHead
-    """Up to and with this line."""
+    """The place after this line."""
     start: int
     """Position of its first row in the order."""
     count: int
     epoch: int
-    """Of its first row."""
+    """Epoch of its first row."""
     targets: int
     digest: str
     """`digest_of_rows` of the row numbers, in order."""
     applied: bool
-    """False where the guard withheld the update."""
+    """False if the guard withheld the update."""
 
 
 @dataclass(frozen=True)
 class LedgerEvent:
-    """The line of something that happened between two steps."""
+    """The line of an event between two steps."""
 
     head: LedgerHead
     kind: str
@@ -98,11 +97,11 @@ class Ledger:
 
     Args:
         path: the file; its directory is made.
-        resumed: what the checkpoint says that the run goes on from; None begins a new ledger.
+        resumed: the head in the checkpoint from which the run resumes; None starts a new ledger.
 
     Raises:
-        CheckpointError: the ledger up to the checkpoint is not what was written. Where the whole file is missing, the new one
-            begins with an event `gap`, which an audit reports. Or the file is no regular file, or a link leads to it.
+        CheckpointError: the ledger up to the checkpoint was changed, it is no regular file, or a link leads to it. If the whole
+            file is missing, no error is raised: the new one begins with an event `gap`, which an audit reports.
     """
 
     def __init__(self, path: Path, resumed: LedgerHead | None) -> None:
@@ -123,18 +122,18 @@ class Ledger:
 
     @property
     def head(self) -> LedgerHead:
-        """The last line so far; a checkpoint keeps it under `ledger` in its state."""
+        """The place after the last line; a checkpoint keeps it under `ledger` in its state."""
         return self._head
 
     def order(self, *, step: int, seed: int, data: str, rows: int, mixture: Mapping[str, float]) -> None:
-        """Notes which order the next steps follow, unless it is the one that they followed before.
+        """Write the order of the next steps, unless it is the order of the steps before.
 
         Args:
-            step: the last step before it.
-            seed: of the run.
+            step: the last step before this order.
+            seed: the seed of the run.
             data: root digest of the prepared data.
-            rows: training rows in it.
-            mixture: weights of the sources by name; none: all rows alike.
+            rows: number of training rows in the data.
+            mixture: weights of the sources by name; empty if all rows have the same weight.
         """
         order = {"seed": seed, "data": data, "rows": rows, "mixture": dict(mixture)}
         if order != self._order:
@@ -142,33 +141,32 @@ class Ledger:
             self._order = order
 
     def commit(self, *, step: int, start: int, rows: NDArray[np.int64], targets: int, applied: bool = True) -> None:
-        """Notes a step whose numbers have been read.
+        """Write the line of a step whose results have been read.
 
         Args:
             step: its number, from 1.
             start: position of its first row in the order.
             rows: the rows of the whole global batch, in order.
-            targets: how many targets they have.
-            applied: False where the update was withheld.
+            targets: number of targets in these rows.
+            applied: False if the update was withheld.
         """
         epoch = start // self._order["rows"]
         facts = {"step": step, "start": start, "count": len(rows), "epoch": epoch, "targets": targets}
         self._write(step, facts | {"digest": digest_of_rows(rows), "applied": applied})
 
     def event(self, kind: str, *, step: int, **facts: Any) -> None:
-        """Notes what happened after `step` and before the next.
+        """Write an event between `step` and the next step.
 
-        `skip` with `start` and `count` names positions from there on that are never used: a batch that would touch one of them
-        begins after the last. `micro` with `rows` and `quarantine` with `shards` say what holds from the next step on: see
-        `trainer.data.adjustments`.
+        `skip` names `count` positions from `start` on that are never used: a batch that would contain one of them begins after the
+        last. `micro` with `rows` and `quarantine` with `shards` apply from the next step on: see `trainer.data.adjustments`.
         """
         self._write(step, {"event": kind, "step": step, **facts})
 
     def rewind(self, head: LedgerHead) -> None:
-        """Cuts off all lines after `head`, because the state that they led to is given up.
+        """Remove all lines after `head`, because the run goes back to the state at `head`.
 
         Raises:
-            CheckpointError: what is before `head` is not what was written.
+            CheckpointError: a line before `head` was changed.
         """
         self._file.flush()
         self._order = {}
@@ -189,16 +187,16 @@ class Ledger:
         self._head = head
 
     def sync(self) -> None:
-        """Forces all lines to the device; called before a checkpoint names the head.
+        """Force all lines to the device; called before a checkpoint holds the head.
 
         Raises:
-            OSError: it failed, and what is on the device is not known.
+            OSError: it failed, and it is unknown which lines are on the device.
         """
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._file.close()
 
     def _write(self, step: int, facts: Mapping[str, Any]) -> None:
@@ -210,24 +208,22 @@ class Ledger:
 
 
 def digest_of_rows(rows: NDArray[np.int64]) -> str:
-    """BLAKE2b, 128 bits in hexadecimal, over row numbers as little-endian 64-bit integers."""
+    """Return BLAKE2b, 128 bits in hexadecimal, over row numbers as little-endian 64-bit integers."""
     return hashlib.blake2b(rows.astype("<i8", copy=False).tobytes(), digest_size=16).hexdigest()
 
 
 def read_ledger(path: Path) -> Iterator[LedgerStep | LedgerEvent]:
-    """The lines of a ledger, each after a check of its chain.
-
-    A last line that was cut off while it was being written is left out.
+    """Yield the lines of a ledger, each after a check of its chain. A last line that a kill cut off is skipped.
 
     Raises:
-        CheckpointError: there is no ledger, or a line is not what was written; the message names it.
+        CheckpointError: there is no ledger, or a line was changed; the message names it.
     """
     for entry, _ in _entries(path):
         yield entry
 
 
 def _entries(path: Path) -> Iterator[tuple[LedgerStep | LedgerEvent, int]]:
-    """The lines, and where each ends in the file."""
+    """Yield the lines, and the byte after each line."""
     head, end = LedgerHead(), 0
     try:
         for line in read_lines(path, path.parent.parent):
@@ -251,10 +247,10 @@ def _entries(path: Path) -> Iterator[tuple[LedgerStep | LedgerEvent, int]]:
 
 
 def _parse(line: bytes, before: LedgerHead) -> LedgerStep | LedgerEvent | None:
-    """What a line says; None where it is not what was written after `before`.
+    """Return the content of a line; None if its chain does not follow from `before`.
 
     Raises:
-        ValueError: its chain is right, but it says what no run can say.
+        ValueError: its chain is right, but no run writes such a line.
     """
     body = line[: -len(_SEPARATOR) - _CHAIN_CHARS - len(_END)]
     chain = _next_chain(before.chain, body)
@@ -309,7 +305,7 @@ _FORMS: Mapping[str, type[Form]] = {"order": _OrderForm, "skip": _SkipForm, "qua
 
 
 def _is_beginning_of_line(line: bytes) -> bool:
-    """True for what a killed process can leave of a line: all of it but some of its end."""
+    """Return whether this can be the beginning of a line whose end a kill cut off."""
     _, separator, chain = line.rpartition(_SEPARATOR)
     return line[:1] == b"{" and (not separator or len(chain) < _CHAIN_CHARS + len(_END))
 

@@ -1,4 +1,4 @@
-"""When a run ends, and how long its schedule is."""
+"""The end of a run, and the length of its learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Plan", "early_stop", "evaluations_without_gain", "plan_run"]
 
 
 def early_stop(evaluations: Sequence[Evaluated], settings: EvalConfig) -> str | None:
-    """Why training ends after the last of these evaluations; none where it goes on."""
+    """Return why training ends after the last of these evaluations; None if it continues."""
     if settings.patience is None:
         return None
     stale, best = evaluations_without_gain(evaluations, settings.min_delta)
@@ -31,7 +31,7 @@ def early_stop(evaluations: Sequence[Evaluated], settings: EvalConfig) -> str | 
 
 
 def evaluations_without_gain(evaluations: Sequence[Evaluated], min_delta: float) -> tuple[int, Evaluated | None]:
-    """How many evaluations have passed since the last that improved, and that one."""
+    """Return the number of evaluations since the last improvement, and the evaluation that improved."""
     stale, reference = 0, math.inf
     best: Evaluated | None = None
     for evaluated in evaluations:
@@ -44,29 +44,29 @@ def evaluations_without_gain(evaluations: Sequence[Evaluated], min_delta: float)
 
 @dataclass(frozen=True)
 class Plan:
-    """When the run ends, from its limits and the size of the data."""
+    """The end of the run, from its limits and the size of the data."""
 
     steps: int | None
     rows: int | None
     targets: int | None
     seconds: float | None
     decay_steps: int
-    """Step at which the learning rate has reached its floor."""
+    """Step at which the learning rate reaches its floor."""
     last_step: int | None
     """The step at which the limits on steps and epochs end the run."""
     eval: EvalConfig
     """Its patience may end the run before the limits."""
 
     def finished(self, progress: Progress) -> bool:
-        """True once the first limit is reached, or evaluations have not improved for too long."""
+        """Return whether a limit is reached, or the evaluations have not improved for too long."""
         return self.ended_by(progress) is not None
 
     def may_reach_targets(self, progress: Progress, more: int) -> bool:
-        """Whether so many further targets, at most, could reach the limit on them."""
+        """Return whether `more` further targets would reach the limit on targets."""
         return self.targets is not None and progress.targets + more >= self.targets
 
     def ended_by(self, progress: Progress) -> str | None:
-        """The first limit that is reached, or why evaluations end the run; none while it goes on."""
+        """Return the first limit that is reached, or why the evaluations end the run; None while it continues."""
         reached = (
             ("limits.steps", self.steps, progress.step),
             ("limits.epochs", self.rows, progress.rows),
@@ -78,13 +78,13 @@ class Plan:
 
 
 def plan_run(config: TrainConfig, manifest: Manifest, num_rows: int) -> Plan:
-    """The end of the run in every unit, and the length of the learning-rate schedule.
+    """Return the end of the run in every unit, and the length of the learning-rate schedule.
 
-    A limit in tokens becomes steps through the mean number of targets in a row, for the schedule only; the run itself ends
-    by its count.
+    A limit in tokens is converted to steps with the mean number of targets in a row. Only the schedule uses this estimate; the run
+    itself counts its tokens.
     """
     limits, batch_rows = config.limits, config.batch.global_rows
-    # As it was written: 1.1 epochs of 350 rows are 385 rows, and the float product is a little more.
+    # A decimal fraction: 1.1 epochs of 350 rows are 385 rows, and the product of floats is slightly more.
     epoch_rows = None if limits.epochs is None else math.ceil(Fraction(str(limits.epochs)) * num_rows)
     row_targets = sum(shard.targets for shard in manifest.shards if shard.split == "train") / num_rows
     counted = [limits.steps, None if epoch_rows is None else math.ceil(epoch_rows / batch_rows)]
@@ -93,7 +93,7 @@ def plan_run(config: TrainConfig, manifest: Manifest, num_rows: int) -> Plan:
     decay_steps = config.schedule.decay_steps or min(certain + estimated)
     if config.schedule.kind != "constant" and config.schedule.warmup_steps >= decay_steps:
         raise ConfigError(
-            f"schedule.warmup_steps = {config.schedule.warmup_steps}, but the learning rate is to reach its "
+            f"schedule.warmup_steps = {config.schedule.warmup_steps}, but the learning rate must reach its "
             f"floor at step {decay_steps}; warm up for fewer steps, train longer, or set schedule.decay_steps"
         )
     return Plan(

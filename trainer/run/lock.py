@@ -1,4 +1,4 @@
-"""One writer at a time in a run folder."""
+"""The lock of a run folder: one writer at a time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from common.errors import ConfigError
-from common.files import (
-    sync_upwards,
-)
+from common.files import sync_upwards
 from trainer.run.directory import open_own
 
 __all__ = ["locked_run"]
@@ -23,7 +21,7 @@ _NAME_ATTEMPTS, _NAME_WAIT_S = 100, 0.01
 
 
 def _holder(file: TextIO) -> str:
-    """Who has the lock, which writes its name as soon as it has it."""
+    """Return the name of the process that holds the lock. It writes the name as soon as it has the lock."""
     for _ in range(_NAME_ATTEMPTS):
         file.seek(0)
         if name := file.read().strip():
@@ -34,11 +32,11 @@ def _holder(file: TextIO) -> str:
 
 @contextmanager
 def locked_run(run: Path) -> Iterator[None]:
-    """Keeps a second trainer out of a run directory; the kernel frees the lock when the process ends, however it ends.
+    """Lock a run directory against a second trainer. The kernel frees the lock when the process ends, for any reason.
 
     Raises:
-        ConfigError: another process has it; the message names it.
-        CheckpointError: the file of the lock is a link or no regular file.
+        ConfigError: another process holds the lock; the message names it.
+        CheckpointError: the lock file is a link or no regular file.
     """
     run.mkdir(parents=True, exist_ok=True)
     sync_upwards(run)

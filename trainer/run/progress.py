@@ -1,4 +1,4 @@
-"""How far a run has come. Together with weights and optimizer it is all that a resume needs."""
+"""The counters of a run. Together with weights and optimizer they are all that a resume needs."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ __all__ = ["Evaluated", "Progress"]
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What is kept of one evaluation."""
+    """The losses at one evaluation."""
 
     step: int
     val_loss: float | None
-    """In nats; none where it was no number."""
+    """In nats; None if it was not finite."""
     train_loss: float | None
-    """Mean of the training losses since the evaluation before; none where there is none."""
+    """Mean of the training losses since the evaluation before; None if there are none."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Counters of a run; the position in the data is `rows`, and nothing else."""
+    """Counters of a run; `rows` alone is the position in the data."""
 
     step: int = 0
     """Optimizer steps done."""
     rows: int = 0
-    """Position in the order: rows committed by those steps, over all ranks, and rows left out. What was only read ahead does not
-    count."""
+    """Position in the order: rows that those steps have used on all ranks, and rows left out. Rows that were only read ahead do
+    not count."""
     targets: int = 0
     """Targets in those rows."""
     seconds: float = 0.0
@@ -39,32 +39,32 @@ class Progress:
     saved_seconds: float = 0.0
     """`seconds` at the last checkpoint."""
     best_step: int | None = None
-    """Step of the lowest validation loss so far; none before one is a number."""
+    """Step of the lowest validation loss so far; None before the first finite one."""
     best_val_loss: float | None = None
-    """That loss, in nats per target."""
+    """The validation loss at `best_step`, in nats per target."""
     evaluations: tuple[Evaluated, ...] = ()
-    """All evaluations so far, by which convergence is judged."""
+    """All evaluations so far, for the judgement of convergence."""
     left_out: tuple[tuple[int, int], ...] = ()
-    """Positions that are never trained on, as first and end, because of a rollback."""
+    """Positions that are never trained on because of a rollback: the first, and the one after the last."""
 
     def after_step(self, *, end: int, targets: int) -> Progress:
-        """The counters once a step has used the rows up to the position `end`, with `targets` targets."""
+        """Return the counters after a step that used the rows up to the position `end`, with `targets` targets."""
         return replace(self, step=self.step + 1, rows=end, targets=self.targets + targets)
 
     def before_step(self, *, start: int, targets: int) -> Progress:
-        """The counters from which the last step can be made again: its rows begin at `start` and have `targets` targets."""
+        """Return the counters before the last step, whose rows begin at `start` and have `targets` targets."""
         return replace(self, step=self.step - 1, rows=start, targets=self.targets - targets)
 
     def leaving_out(self, first: int, end: int) -> Progress:
-        """The counters of a run that passes over these positions."""
+        """Return the counters of a run that leaves out the positions from `first` to before `end`."""
         return replace(self, left_out=(*self.left_out, (first, end)))
 
     def at(self, seconds: float) -> Progress:
-        """The counters with the training time that all ranks agreed on."""
+        """Return the counters with the training time that all ranks agreed on."""
         return replace(self, seconds=seconds)
 
     def after_evaluation(self, val_loss: float, train_loss: float | None = None) -> Progress:
-        """The counters once this step has been evaluated; `train_loss` is the mean since the evaluation before."""
+        """Return the counters after an evaluation of this step; `train_loss` is the mean since the evaluation before."""
         better = self.step > 0 and math.isfinite(val_loss) and (self.best_val_loss is None or val_loss < self.best_val_loss)
         known = Evaluated(self.step, val_loss if math.isfinite(val_loss) else None, train_loss)
         evaluated = replace(self, evaluated_step=self.step, evaluations=(*self.evaluations, known))
@@ -72,11 +72,11 @@ class Progress:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Progress:
-        """What `to_json` gave."""
+        """Return the counters with the values of `to_json`."""
         left_out = tuple((first, end) for first, end in values["left_out"])
         evaluations = tuple(Evaluated(**known) for known in values["evaluations"])
         return Progress(**{**values, "left_out": left_out, "evaluations": evaluations})
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; floats survive JSON exactly."""
+        """Return plain values; floats survive JSON exactly."""
         return asdict(self)

@@ -1,10 +1,10 @@
-"""The run directory: one writer at a time, and `record.json`, which says what the run was made from.
+"""`record.json` of a run: identity, environment, result, and the digests of the other files.
 
-The part of the record called `identity` holds all that the bits of the run depend on. A run is continued only where it is the same.
-`changes` lists the adjustments: from which step on micro-batches were smaller than the identity says, or shards were left out.
-`earlier` lists starts of the run with another identity or environment, oldest first: until which step, and the differing values.
-The record is sealed with a digest of its own, and its `files` holds those of the others. No host, user or path goes into it, and of
-the environment's variables only those that are named in this program, so that no secret can.
+`identity` holds all that the bits of the run depend on. A run is resumed only if its identity is the same.
+`changes` lists the adjustments: from which step on micro-batches were smaller than in the identity, or shards were left out.
+`earlier` lists starts of the run with another identity or environment, oldest first: the last step, and the differing values.
+The record is sealed with a digest, and `files` holds the digests of the other files. It contains no host, user or path, and only
+those environment variables that this program names, so it contains no secret.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ from trainer.data.adjustments import Change, Changes
 from trainer.machine.determinism import device_name, flags, threads_per_rank
 from trainer.machine.environment import Difference, environment_facts, find_differences, flattened
 from trainer.run.context import RunContext
-from trainer.run.events import METRICS, Known, events_until
+from trainer.run.events import SaveEvent
 from trainer.run.ledger import LEDGER
+from trainer.run.metrics_file import METRICS, Known, events_until
 
 __all__ = [
     "Before",
@@ -73,7 +74,7 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-_UNTOLD = ("data", "recipe", "resume", "run")
+_UNREPORTED = ("data", "recipe", "resume", "run")
 _MAX_RANKS, _MAX_MICRO = 1 << 20, 65536
 _SETTINGS_THAT_CHANGE_BITS = (
     "model",
@@ -95,17 +96,17 @@ _SETTINGS_THAT_CHANGE_BITS = (
 
 @dataclass(frozen=True)
 class Before:
-    """What an earlier start of a run has left."""
+    """The record and the newest checkpoint of an earlier start of a run."""
 
     record: Mapping[str, Any]
     step: int
-    """Of the checkpoint to go on from."""
+    """Step of the checkpoint from which the run resumes."""
 
 
 def identity_of(context: RunContext, *, decay_steps: int, extension_digest: str | None) -> dict[str, Any]:
-    """All that the bits of a run depend on, flat: `{"optim.lr": 0.001, "data": "sha256:…", "world_size": 2, …}`.
+    """Return all that the bits of a run depend on, flat: `{"optim.lr": 0.001, "data": "sha256:…", "world_size": 2, …}`.
 
-    Under `elastic` they do not depend on the number of ranks.
+    Under `elastic` the number of ranks is not part of it.
     """
     config, group = context.config, context.group
     settings = config.model_dump(mode="json", include=set(_SETTINGS_THAT_CHANGE_BITS))
@@ -122,49 +123,47 @@ def identity_of(context: RunContext, *, decay_steps: int, extension_digest: str 
 
 
 def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str, Any], allow_changes: tuple[str, ...]) -> None:
-    """Compares the recorded identity of a run with that of the command that wants to continue it.
+    """Check that the identity of this start equals the recorded identity, except for the allowed changes.
 
     Raises:
-        ConfigError: they differ; the message says in what, and how to go on.
+        ConfigError: they differ; the message names the differences and the remedy.
     """
     changed = _differing(recorded, identity)
     if "data" in changed:
         raise ConfigError(
-            f"{run}: this run was trained on the data {recorded.get('data')}, not on "
-            f"{identity.get('data')}; use another --run, or --data with "
-            "what it was trained on"
+            f"{run}: this run was trained on the data {recorded.get('data')}, not on {identity.get('data')}; "
+            "use another --run, or --data with the data that it was trained on"
         )
     refused = [name for name in changed if name not in allow_changes]
     if refused == ["world_size"]:
         raise ConfigError(
-            f"{run}: it was begun on {_ranks(recorded)} and is to go on on {_ranks(identity)}, which add gradients in another "
-            f"order. Use {recorded.get('world_size')} again; or, to go on with other bits, --resume.allow_changes world_size. "
-            "A run that is begun with --reproducibility elastic has the same bits on 1, 2, 4 or 8 ranks"
+            f"{run}: this run was started on {_ranks(recorded)}, but this start has {_ranks(identity)}, which add gradients in "
+            f"another order. Use {recorded.get('world_size')} again; or, to resume with other bits, --resume.allow_changes "
+            "world_size. A run that is started with --reproducibility elastic has the same bits on 1, 2, 4 or 8 ranks"
         )
     if refused:
         differences = ", ".join(f"{name} was {recorded.get(name)} and is {identity.get(name)}" for name in refused)
         raise ConfigError(
-            f"{run}: it belongs to a run of another configuration: {differences}. Use another --run, the "
-            "old values, or, to go on with "
-            f"other bits, --resume.allow_changes {' '.join(refused)}"
+            f"{run}: it belongs to a run of another configuration: {differences}. Use another --run, the old values, or, "
+            f"to resume with other bits, --resume.allow_changes {' '.join(refused)}"
         )
 
 
 def check_nothing_saved(run: Path, record: Mapping[str, Any] | None) -> None:
-    """Refuses to begin a run anew, and to lose its history, where its checkpoints are gone.
+    """Check that no checkpoint of a run was lost. Without this check the run would start again and lose its history.
 
     A first save that was not completed does not count: before a second one begins, the first is on the device.
 
     Raises:
-        CheckpointError: it says what was saved, and what to do.
+        CheckpointError: checkpoints were saved and are gone; the message names the last step and the remedy.
     """
     if record is None:
         return
-    saved = {event["step"] for event in events_until(run / METRICS, Known(sys.maxsize)) if event["event"] == "save"}
+    saved = {event.step for event in events_until(run / METRICS, Known(sys.maxsize)) if isinstance(event, SaveEvent)}
     if len(saved) > 1 or (saved and record["status"] in ("finished", "stopped")):
         raise CheckpointError(
             f"{run}: steps up to {max(saved)} were saved, and no checkpoint is there any more; put `checkpoints` back, "
-            "or, to begin anew, use another --run or remove this folder"
+            "or, to start again, use another --run or remove this folder"
         )
 
 
@@ -180,10 +179,10 @@ def _ranks(identity: Mapping[str, Any]) -> str:
 def recorded_changes(
     run: Path, record: Mapping[str, Any] | None, identity: Mapping[str, Any], allow_changes: tuple[str, ...]
 ) -> Changes:
-    """What an earlier start of the run had to change, and what a rank noted that could not tell the others any more.
+    """Return the adjustments of an earlier start of the run, and those that a rank noted just before it ended.
 
-    Nothing, where that was another run. `batch.micro` among the allowed changes drops smaller micro-batches, and `quarantine` the
-    shards that were left out.
+    If the identity differs otherwise than allowed, there are none. `batch.micro` among the allowed changes drops smaller
+    micro-batches, and `quarantine` drops the list of shards that were left out.
     """
     if record is None or any(name not in allow_changes for name in _differing(record["identity"], identity)):
         return Changes()
@@ -193,14 +192,14 @@ def recorded_changes(
 
 
 def note_change(run: Path, change: Change) -> None:
-    """Adds a change to the record, durably."""
+    """Add an adjustment to the record, durably."""
     record = read_record(run)
     changes = Changes.from_json(record["changes"]).plus(change)
     write_atomic(run / "record.json", sealed(record | {"changes": changes.to_json()}))
 
 
 def leave_note(run: Path, change: Change, rank: int) -> None:
-    """Notes a change for the next start of the run, durably, from any rank, and without a word to the others."""
+    """Note an adjustment for the next start of the run, durably. Any rank can do so, without communication."""
     write_atomic(run / f"change-{rank}.json", json.dumps(Changes((change,)).to_json()).encode())
 
 
@@ -213,20 +212,20 @@ def _note(path: Path) -> tuple[Change, ...]:
     try:
         return Changes.from_json(parse_json(data)).made
     except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: {error}; no rank wrote it: restore it from a copy, or remove it") from None
+        raise CheckpointError(f"{path}: {error}; no rank wrote this file: restore it from a copy, or remove it") from None
 
 
 def open_record(
     context: RunContext, identity: Mapping[str, Any], extension: bytes | None, changes: Changes, before: Before | None
 ) -> None:
-    """Writes `config.toml`, the tokenizer, the extension's source and `record.json` of a run that begins or goes on.
+    """Write `config.toml`, the tokenizer, the extension's source and `record.json` of a run that starts or resumes.
 
-    A run that goes on, from `before`, tells in what identity, environment and settings differ from those of the start before.
+    A run that resumes from `before` logs how identity, environment and settings differ from those of the start before.
     """
     run, config, manifest = context.config.run, context.config, context.manifest
     settings = to_toml("train", redacted_settings(config.model_dump(mode="json")))
     environment = environment_facts() | {"world_size": context.group.world_size}
-    earlier, told = ([], ()) if before is None else _since_before(run, before, identity, environment, settings)
+    earlier, differences = ([], ()) if before is None else _since_before(run, before, identity, environment, settings)
     write_atomic(run / "config.toml", settings.encode())
     # A start that left no checkpoint may have had another tokenizer.
     if _contents(run / "tokenizer") != _contents(config.data / "tokenizer", PreparedDataError):
@@ -253,18 +252,18 @@ def open_record(
         "files": _digests(run, names),
     }
     write_atomic(run / "record.json", sealed(record))
-    for path in run.glob("change-*.json"):  # they stand in the record now
+    for path in run.glob("change-*.json"):  # the record holds them now
         path.unlink()
-    if before is not None and told:
-        lines = (f"\n  {one.describe()}" for one in told)
-        level = logging.WARNING if any(one.changes_bits for one in told) else logging.INFO
-        _log.log(level, "going on at step %s, not all is as it was before (* can change bits):%s", before.step, "".join(lines))
+    if before is not None and differences:
+        lines = "".join(f"\n  {one.describe()}" for one in differences)
+        level = logging.WARNING if any(one.changes_bits for one in differences) else logging.INFO
+        _log.log(level, "resumed at step %s with differences from the start before (* can change bits):%s", before.step, lines)
 
 
 def _since_before(
     run: Path, last: Before, identity: Mapping[str, Any], environment: Mapping[str, Any], settings: str
 ) -> tuple[list[dict[str, Any]], tuple[Difference, ...]]:
-    """What goes into the record of the starts before this one, and in what this one differs from the last of them."""
+    """Return `earlier` of the record, and the differences of this start from the last one."""
     record, step = last.record, last.step
     before = flattened(record["environment"]) | record["identity"]
     now = flattened(environment) | dict(identity)
@@ -272,25 +271,23 @@ def _since_before(
     deciding = record["identity"].keys() | identity.keys()
     if was := {one.name: one.recorded for one in find_differences(before, now)}:
         earlier.append({"until": step, "was": was})
-    with suppress(
-        OSError, ValueError, KeyError, CheckpointError
-    ):  # a file of settings that was damaged is written anew all the same
-        before = _told_settings(read_run_file(run / "config.toml", MAX_SETTINGS_BYTES, run)) | before
-        now = _told_settings(settings.encode()) | now
+    with suppress(OSError, ValueError, KeyError, CheckpointError):  # a damaged file of settings is written again
+        before = _reported_settings(read_run_file(run / "config.toml", MAX_SETTINGS_BYTES, run)) | before
+        now = _reported_settings(settings.encode()) | now
     return earlier, find_differences(before, now, deciding)
 
 
-def _told_settings(toml: bytes) -> dict[str, Any]:
-    """Settings by their full names, but for those that say where something is, or are for one start."""
+def _reported_settings(toml: bytes) -> dict[str, Any]:
+    """Return settings by their full names, without paths and without settings for one start."""
     settings = parse_toml(toml)["train"]
     if not isinstance(settings, dict):
         raise ValueError("train is no table of settings")
-    settings = redacted_settings(settings)  # an older version stored them as they were
-    return flattened({name: value for name, value in settings.items() if name not in _UNTOLD})
+    settings = redacted_settings(settings)  # an older version stored secrets
+    return flattened({name: value for name, value in settings.items() if name not in _UNREPORTED})
 
 
 def _copy_files(source: Path, target: Path, *, below: Path) -> None:
-    """Makes a folder with copies of the files in another one, of which none may be a link.
+    """Create a folder with copies of the files in another one.
 
     Raises:
         PreparedDataError: one is a link or no regular file.
@@ -305,7 +302,7 @@ def _copy_files(source: Path, target: Path, *, below: Path) -> None:
 
 
 def _contents(folder: Path, error: type[ProjectError] = CheckpointError) -> dict[str, str]:
-    """The digests of the files in a folder, by name; none where there is no folder. Raises `error` for what is no regular file."""
+    """Return the digests of the files in a folder, by name; empty if there is no folder. Raises `error` for an irregular file."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise error(f"{folder} is a link or a file, and a directory is needed there; remove it, or use another run")
     try:
@@ -317,17 +314,17 @@ def _contents(folder: Path, error: type[ProjectError] = CheckpointError) -> dict
 def complete_record(
     run: Path, *, status: str, ended_by: str | None, step: int, weights_digest: str | None, alerts: Mapping[str, int]
 ) -> None:
-    """Notes how the run ended, how many alerts there were of each rule, and the digests of what it has written.
+    """Record how the run ended, the number of alerts of each rule, and the digests of the files that it has written.
 
-    Called once nothing more will be written. `ended_by` is the limit that was reached, why evaluations ended the run, what asked
-    for a stop, or the error; where it is an error, there is no digest of the weights.
+    Called when nothing more will be written. `ended_by` is the limit that was reached, why evaluations ended the run, the source of
+    a stop request, or the error. After an error there is no digest of the weights.
     """
     record = read_record(run)
     checkpoints = CheckpointStore(run / "checkpoints")
     manifests = [checkpoints.manifest_path(saved).relative_to(run).as_posix() for saved in checkpoints.steps()]
     written = [name for name in (METRICS, LEDGER.as_posix(), *manifests) if (run / name).exists()]
     record["files"] |= _digests(run, written)
-    for name in {METRICS, LEDGER.as_posix()}.intersection(written):  # some of their lines are younger than the last checkpoint
+    for name in {METRICS, LEDGER.as_posix()}.intersection(written):  # some of their lines are newer than the last checkpoint
         with open_input(run / name, below=run) as file:
             os.fsync(file.fileno())
     ended = {"status": status, "ended_by": ended_by, "step": step, "weights": weights_digest, "alerts": dict(alerts)}
@@ -335,15 +332,15 @@ def complete_record(
 
 
 def read_record_if_any(run: Path) -> dict[str, Any] | None:
-    """The record of a run, None if there is no run. Raises as `read_record` does."""
+    """Return the record of a run, None if there is no run. Raises as `read_record` does."""
     return read_record(run) if (run / "record.json").exists() else None
 
 
 def read_record(run: Path) -> dict[str, Any]:
-    """The record of a run.
+    """Return the record of a run.
 
     Raises:
-        CheckpointError: there is none, or it was changed since it was written.
+        CheckpointError: there is none, or it was changed.
     """
     path = run / "record.json"
     try:
@@ -400,17 +397,17 @@ class _RecordForm(Form):
 
 
 def recorded_micro(run: Path, record: Mapping[str, Any] | None) -> int | None:
-    """The rows of a micro-batch that a run was begun with, None if there is no run.
+    """Return the rows of a micro-batch with which a run was started, None if there is no run.
 
     Raises:
-        CheckpointError: it is not a number that this program writes.
+        CheckpointError: the record holds a value that this program does not write.
     """
     if record is None:
         return None
     micro = record["identity"].get("batch.micro")
     if micro is not None and (type(micro) is not int or not 1 <= micro <= _MAX_MICRO):
         raise CheckpointError(
-            f"{run / 'record.json'}: identity has batch.micro = {micro!r}, and a number from 1 to {_MAX_MICRO} is expected; "
+            f"{run / 'record.json'}: identity has batch.micro = {micro!r}, but a number from 1 to {_MAX_MICRO} was expected; "
             "restore it from a copy"
         )
     return micro

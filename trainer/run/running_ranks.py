@@ -1,8 +1,8 @@
-"""Which ranks of a run are running at this moment, in this container (or on this machine, outside of one).
+"""The ranks of a run that are running now, in this container (or on this machine, outside of a container).
 
 A heartbeat is a file. An earlier container may have left it, a rank on another machine may have written it, and anybody with
 access to the folder may have changed it. It counts only if the process that it names is in this container, has not ended, and
-has this very file open for writing. The kernel knows that, so no other process is ever taken for a rank.
+has this file open for writing. The kernel reports open files, so another process cannot be mistaken for a rank.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _WRITABLE = 0o200
 
 @dataclass(frozen=True)
 class Rank:
-    """A rank that has a heartbeat file, and whether it is running here."""
+    """A rank with a heartbeat file, and whether it is running here."""
 
     number: int
     beat: Beat | None
-    """Its last heartbeat; None where its file holds none."""
+    """Its last heartbeat; None if the file holds none."""
     beaten_s: float
-    """When that was written, in seconds since 1970."""
+    """Time of the last heartbeat, in seconds since 1970."""
     absence: str = ""
-    """Why it is not running here; empty: it is."""
+    """Why the rank is not running here; empty if it is."""
 
 
 def ranks_of(run: Path) -> list[Rank]:
-    """The ranks that have a heartbeat file in a run's directory, in their order. Never fails because of what is in it."""
+    """Return the ranks with a heartbeat file in a run's directory, in their order. No content of a file makes this fail."""
     try:
         paths = [path for path in (run / "heartbeat").iterdir() if _NAME.fullmatch(path.name)]
     except OSError:
@@ -49,7 +49,7 @@ def ranks_of(run: Path) -> list[Rank]:
 
 
 def _rank(path: Path, run: Path) -> Rank | None:
-    """The rank whose heartbeat is in a file; None where that cannot be read."""
+    """Return the rank whose heartbeat is in a file; None if the file cannot be read."""
     try:
         with open_input(path, below=run) as file:
             status = os.fstat(file.fileno())
@@ -78,7 +78,7 @@ def _absence(beat: Beat | None, status: os.stat_result, name: str) -> str:
 
 
 def _writes(process: ProcessId, status: os.stat_result, name: str) -> bool:
-    """Whether a process has a file open for writing."""
+    """Return whether a process has a file open for writing."""
     for link in list(Path(f"/proc/{process.pid}/fd").iterdir()):
         with suppress(FileNotFoundError):  # it was closed meanwhile
             if link.readlink().name == name and link.lstat().st_mode & _WRITABLE:

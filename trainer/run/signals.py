@@ -1,7 +1,7 @@
-"""A request to stop, by SIGTERM or SIGINT: noted at once, acted on between two steps.
+"""A request to stop, by SIGTERM or SIGINT. It is noted at once and takes effect between two steps.
 
-Under `trainer.launch.agent` a rank is born with both blocked, and has them blocked again at its end: a signal that comes while it
-loads waits for `stop_request`, and one that comes after the last save is ignored.
+Under `trainer.launch.agent` both signals are blocked when a rank starts, and again at its end. A signal during loading waits for
+`stop_request`, and a signal after the last save is ignored.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ __all__ = ["StopRequest", "stop_request"]
 
 
 class StopRequest:
-    """The name of the signal that asked for a stop, if one has."""
+    """The name of the signal that asked for a stop, or None."""
 
     def __init__(self) -> None:
         self.signal_name: str | None = None
 
     def note(self, number: int, _frame: FrameType | None) -> None:
-        """The signal handler; further signals change nothing, as the stop is under way."""
+        """Handle a signal; further signals change nothing, because the run stops already."""
         self.signal_name = self.signal_name or signal.Signals(number).name
 
 
 @contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """Catches SIGTERM and SIGINT while the context lasts, also where they were blocked; what was blocked is ignored after it."""
+    """Catch SIGTERM and SIGINT in this context, even if they were blocked. A signal that was blocked is ignored after it."""
     request = StopRequest()
     previous = {number: signal.signal(number, request.note) for number in (signal.SIGTERM, signal.SIGINT)}
     blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, previous)

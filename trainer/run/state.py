@@ -1,4 +1,4 @@
-"""What a checkpoint holds besides tensors. Saves, resumes and rollbacks read and write it through `RunState` alone."""
+"""The content of a checkpoint besides tensors. Saves, resumes and rollbacks read and write it through `RunState` alone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pydantic import Field
 from common.errors import CheckpointError
 from common.untrusted import Count, Finite, Form, check_form
 from trainer.checkpoint import Checkpoint, CheckpointStore
-from trainer.run.events import Known
 from trainer.run.ledger import LedgerHead
+from trainer.run.metrics_file import Known
 from trainer.run.progress import Progress
 
 __all__ = ["RunState", "load_whole"]
@@ -20,11 +20,11 @@ __all__ = ["RunState", "load_whole"]
 
 @dataclass(frozen=True)
 class RunState:
-    """Counters and the memory of the parts of a run that judge it, at one step."""
+    """Counters, loss scaler, guard, training losses and ledger at one step."""
 
     progress: Progress
     scaler: Mapping[str, Any]
-    """Of fp16 losses; empty in other precisions."""
+    """State of the loss scaler in fp16; empty in other precisions."""
     guard: Mapping[str, Any]
     train_losses: Mapping[str, float]
     """The training losses since the last evaluation."""
@@ -33,12 +33,12 @@ class RunState:
 
     @property
     def known(self) -> Known:
-        """How much of the metrics this state knows."""
+        """The events of the metrics that this state covers."""
         evaluated = self.progress.evaluated_step == self.progress.step
         return Known(self.progress.step, evaluated=evaluated, rollbacks=self.guard["rollbacks"])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; floats survive JSON exactly."""
+        """Return plain values; floats survive JSON exactly."""
         return {
             "progress": self.progress.to_json(),
             "scaler": dict(self.scaler),
@@ -49,7 +49,7 @@ class RunState:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> RunState:
-        """The state that `to_json` gave.
+        """Return the state with the values of `to_json`.
 
         Raises:
             ValueError: a field is missing, or has another type or range; the message names it.
@@ -68,10 +68,10 @@ class RunState:
 
 
 def load_whole(store: CheckpointStore, step: int) -> tuple[Checkpoint, RunState]:
-    """The checkpoint of a step, and its state, which this program may have saved.
+    """Return the checkpoint of a step and its state.
 
     Raises:
-        CheckpointError: there is none, a file of it is not what was written, or its state cannot be.
+        CheckpointError: there is none, a file of it was changed, or no run writes such a state.
     """
     checkpoint = store.load(step)
     try:

@@ -20,6 +20,7 @@ from trainer.config import TrainConfig
 from trainer.distributed.group import Group
 from trainer.health.alerts import Alert
 from trainer.metrics import Monitor
+from trainer.run.events import EndEvent
 from trainer.run.record import complete_record
 
 __all__ = ["Ending", "opened_ending"]
@@ -70,10 +71,10 @@ class Ending:
             return
         reason = self.reason(error)
         try:
-            if not (isinstance(error, GuardError) and monitor.has_told_stop):
+            if not (isinstance(error, GuardError) and monitor.has_reported_stop):
                 monitor.alert(Alert("failed", self.step, "critical", reason, "stop"))
             self.alerts = monitor.alert_counts
-            monitor.end(self.step, "failed", reason)
+            monitor.write(EndEvent(self.step, "failed", reason))
         except Exception as trouble:
             _log.warning("the end of the run is not in its metrics (%s)", trouble)
 

@@ -21,6 +21,7 @@ from trainer.inference.text_model import Continuation, Sampling, TextModel
 from trainer.inference.text_scores import Scores
 from trainer.machine.memory import is_out_of_memory
 from trainer.parallel.fsdp import gathered
+from trainer.run.events import SampleEvent, ScoresEvent
 from trainer.run.progress import Progress
 from trainer.training.adjuster import Adjuster
 from trainer.training.reporter import Reporter
@@ -64,11 +65,13 @@ class Evaluator:
                 self.data.context.group.smallest(0)
         except EvaluationStopped:
             return progress
-        monitor.evaluation(progress.step, evaluation)
+        monitor.write(evaluation.event(progress.step))
         if samples is not None:
-            monitor.samples(progress.step, *samples)
+            texts, scores = samples
+            events = [SampleEvent(progress.step, one.prompt, one.text) for one in texts]
+            monitor.samples(progress.step, events, None if scores is None else ScoresEvent(progress.step, scores.to_json()))
         after = progress.after_evaluation(evaluation.loss, self.reporter.train_losses.take())
-        monitor.signals(judge_convergence(after.evaluations, self.data.context.config.eval).signals)
+        monitor.convergence(judge_convergence(after.evaluations, self.data.context.config.eval))
         trainable.extension.evaluated(trainable.view(after), evaluation)
         self.saver.saved_step = None  # the saved state does not know of this evaluation
         return after

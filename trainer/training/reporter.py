@@ -17,9 +17,10 @@ from trainer.metrics import Monitor, StepFacts, StepMetrics
 from trainer.metrics.layers import LayerObserver
 from trainer.run.clock import Clock
 from trainer.run.context import RunContext
-from trainer.run.events import Known
+from trainer.run.events import EndEvent
 from trainer.run.ledger import Ledger
 from trainer.run.limits import Plan
+from trainer.run.metrics_file import Known
 from trainer.run.progress import Progress
 from trainer.run.signals import StopRequest
 from trainer.run.state import RunState
@@ -116,7 +117,7 @@ class Reporter:
             RollBack: training has to go back to a checkpoint from before this step.
         """
         verdict = self.guard.judge(result.step, result.loss, result.grad_norm)
-        if verdict.reason is None:
+        if verdict.rule is None:
             return
         config = self.context.config
         alert = guard_alert(verdict, result.step, result.loss, result.grad_norm, config.guard)
@@ -174,7 +175,7 @@ class Reporter:
         self.ending.step, self.ending.alerts = progress.step, self.monitor.alert_counts
 
         def note() -> None:
-            self.monitor.end(progress.step, status, ended_by)
+            self.monitor.write(EndEvent(progress.step, status, ended_by))
             self.ending.record(status, ended_by, weights_digest)
 
         self.context.group.on_main(note)

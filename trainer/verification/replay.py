@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from common.errors import CheckpointError, ConfigError, ExitCode, ProjectError
+from common.files import plain
 from common.settings.messages import explain
 from common.settings.toml import to_toml
 from common.untrusted import copy_run_file
@@ -29,8 +30,9 @@ from trainer.config import TrainConfig
 from trainer.extensions.trust import EXTENSION, checked_extension
 from trainer.run.bounds import check_model_size, check_ranks
 from trainer.run.directory import data_folder, load_config
-from trainer.run.events import METRICS, read_events
+from trainer.run.events import EvalEvent, TrainEvent
 from trainer.run.ledger import LEDGER
+from trainer.run.metrics_file import METRICS, read_events
 from trainer.run.record import read_record
 from trainer.run.state import load_whole
 from trainer.verification.child import run_tied
@@ -39,15 +41,13 @@ from trainer.watchdog.processes import EXIT_FILE_VARIABLE
 __all__ = ["ChildError", "Replay", "Train", "choose_start", "first_difference", "replay_run"]
 
 _ROOT = Path(__file__).resolve().parents[2]
-_COMPARED = {"train": ("loss_hex", "grad_norm", "lr", "tokens"), "eval": ("val_loss_hex", "targets")}
-"""What of an event has to be the same; the other fields are times."""
 _DEFAULT_STEPS = 10
 _PREFETCH = 2
 """Global batches read ahead, at most: they change no bits, and take memory."""
 _LAST_LINES = 5
 
 Train = Callable[[TrainConfig], object]
-_Events = Mapping[tuple[str, int], Mapping[str, Any]]
+_Events = Mapping[tuple[str, int], TrainEvent | EvalEvent]
 
 
 class ChildError(ProjectError):
@@ -110,7 +110,7 @@ def replay_run(
     extension = checked_extension(run, record["identity"].get("extension"), trust_code=trust_code)
     store = CheckpointStore(run / "checkpoints")
     recorded = _events(run)
-    last = max((step for event, step in recorded if event == "train"), default=0)
+    last = max((step for name, step in recorded if name == TrainEvent.name), default=0)
     num_steps = num_steps or max(1, min(_DEFAULT_STEPS, last - (start or 0)))
     begin = choose_start(store.steps(), last, num_steps, start)
     end = begin + num_steps
@@ -237,19 +237,20 @@ def _difference_in_events(recorded: _Events, again: _Events, before: int, stop: 
 
     An evaluation that only the run made says nothing: the run may have ended there once, or had another `eval.every_steps` then.
     """
-    for (event, step), facts in recorded.items():
-        if not before < step <= stop or event not in _COMPARED or (event == "eval" and (event, step) not in again):
+    for (name, step), event in recorded.items():
+        found = again.get((name, step))
+        if not before < step <= stop or (isinstance(event, EvalEvent) and found is None):
             continue
-        found = again.get((event, step), {})
-        for name in _COMPARED[event]:
-            if facts.get(name) != found.get(name):
-                return f"step {step} is the first that differs: {name} was {facts.get(name)} and is {found.get(name)}"
+        was, now = plain(event.to_json()), {} if found is None else plain(found.to_json())
+        for field in event.reproducible:
+            if was[field] != now.get(field):
+                return f"step {step} is the first that differs: {field} was {was[field]} and is {now.get(field)}"
     return ""
 
 
-def _events(run: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """The events of a run by kind and step, in the order of the file."""
-    return {(event["event"], event["step"]): event for event in read_events(run / METRICS)}
+def _events(run: Path) -> dict[tuple[str, int], TrainEvent | EvalEvent]:
+    """The steps and evaluations of a run by name and step, in the order of the file."""
+    return {(event.name, event.step): event for event in read_events(run / METRICS) if isinstance(event, TrainEvent | EvalEvent)}
 
 
 def _train(train: Train, config: TrainConfig, num_ranks: int) -> None:

@@ -27,8 +27,9 @@ from trainer.machine.determinism import configure_determinism, device_name, flag
 from trainer.machine.environment import Difference, environment_facts, find_differences, flattened
 from trainer.model.attention import choose_backend
 from trainer.run.directory import data_folder, foreign_files, load_config, settings_here
-from trainer.run.events import METRICS, read_events
+from trainer.run.events import TrainEvent
 from trainer.run.ledger import LEDGER, LedgerStep, read_ledger
+from trainer.run.metrics_file import METRICS, read_events
 from trainer.run.record import read_record
 from trainer.verification.audit import audit_run
 from trainer.verification.auditor import AuditReport
@@ -197,10 +198,10 @@ def _check_metrics(run: Path, report: AuditReport) -> int:
             targets[entry.head.step] = total
     num_events = last = 0
     for event in read_events(run / METRICS):
-        num_events, last = num_events + 1, event["step"]
-        if event["event"] == "train" and event.get("tokens") != targets.get(last, event.get("tokens")):
+        num_events, last = num_events + 1, event.step
+        if isinstance(event, TrainEvent) and event.targets != targets.get(last, event.targets):
             raise CheckpointError(
-                f"{run / METRICS}: {event.get('tokens')} tokens up to step {last}, but the ledger has {targets[last]}; "
+                f"{run / METRICS}: {event.targets} tokens up to step {last}, but the ledger has {targets[last]}; "
                 "one of them was changed, restore it from a copy"
             )
     if last < report.steps:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import resource
 import shutil
@@ -13,6 +14,8 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from common import untrusted
 from common.errors import CheckpointError, ConfigError, ProjectError
@@ -20,6 +23,7 @@ from common.files import parse_json, sealed
 from common.settings.load import load_settings
 from common.settings.options import help_parser
 from common.settings.toml import parse_toml
+from common.untrusted import number
 from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
 from tests.support.tampered_cases import chain_ledger
@@ -31,8 +35,8 @@ from trainer.inference.conversation import read_prompts
 from trainer.loop import train
 from trainer.report.recorded_run import read_run
 from trainer.run.directory import load_config, settings_here
-from trainer.run.events import METRICS, Known, events_until, read_events
 from trainer.run.ledger import LEDGER, read_ledger
+from trainer.run.metrics_file import METRICS, Known, events_until, read_events
 from trainer.run.record import read_record, recorded_changes, recorded_micro
 from trainer.verification.audit import audit_run
 from trainer.verification.verify import check_integrity
@@ -382,3 +386,19 @@ def test_an_object_file_that_does_not_fit_the_memory_is_not_read(run: Path) -> N
         with pytest.raises(ConfigError, match="GB of memory are free"):
             read()
     assert (run / "checkpoints" / "step-00000006").is_dir(), "it is no damage, so it is not set aside"
+
+
+@given(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers())))
+def test_numbers_out_of_json_are_numbers_or_nothing(value: object) -> None:
+    found = number(value)
+    assert found is None or isinstance(found, float)
+    if isinstance(value, float):
+        assert found is not None
+        assert found.hex() == value.hex()
+
+
+def test_numbers_that_json_has_no_word_for_are_read_from_their_names() -> None:
+    assert number("inf") == math.inf
+    assert math.isnan(number("nan") or 0)
+    assert number("many") is None
+    assert number(10**400) is None

@@ -1,7 +1,7 @@
-"""TensorBoard's event files, cut to what the state knows that a run goes on from.
+"""Removes records from TensorBoard's event files that the state does not cover from which a run resumes.
 
 TensorBoard's server hides all points from the step of a `SessionLog` START on. Its `EventAccumulator` does not hide texts, and no
-reader can hide a part of a step. So the points are removed from the files, as the lines are from `metrics.jsonl`.
+reader can hide a part of a step. So the points are removed from the files, as lines are removed from `metrics.jsonl`.
 
 A file is a sequence of records: length (8 bytes, little-endian), checksum (4), a serialised `Event`, checksum (4).
 """
@@ -20,27 +20,28 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 from common.errors import CheckpointError
 from common.files import UnusableFileError, open_input, write_atomic
-from trainer.run.events import Known, Selection
+from trainer.run.events import AlertEvent, EvalEvent, SampleEvent, ScoresEvent
+from trainer.run.metrics_file import Known, Selection
 
 __all__ = ["cut_event_files"]
 
 _HEAD_BYTES, _TAIL_BYTES = 12, 4
 _OF_EACH_START = ("custom_scalars__config__", "_hparams_/", "data/document_lengths")
-"""Tags of what is written again at each start."""
-_KINDS = {"validation": "eval", "sample": "sample", "scores": "scores", "alert/": "alert"}
-"""Beginnings of tags, with the name of the event that they show."""
+"""Tags of records that are written again at each start."""
+_KINDS: dict[str, type] = {"validation": EvalEvent, "sample": SampleEvent, "scores": ScoresEvent, "alert/": AlertEvent}
+"""Beginnings of tags, and the event that they show."""
 _ALERT = re.compile(r"\*\*(\w+)\*\* \(\w+, (\w+)\)")
 """Rule and action in the text of an alert."""
 
 
 def cut_event_files(directory: Path, known: Known | None) -> list[Event]:
-    """Removes from a run's event files what the state does not know; all of it if the run begins anew.
+    """Remove the records from a run's event files that the state does not cover; all records if the run is new.
 
-    A running TensorBoard has read the files already. It forgets points when a new file says from which step on they are void, and
-    never a part of a step. So where something of the known step itself is unknown, all points of that step are removed.
+    A running TensorBoard has read the files already. It drops points if a new file names the step from which on they are void, but
+    never a part of a step. So if the state does not cover a record of its own step, all points of that step are removed.
 
     Returns:
-        Those of them that are known, to be written again, in their order; usually none.
+        The points of that step that the state covers, to be written again, in their order; usually none.
 
     Raises:
         CheckpointError: a file is no regular file of the run.
@@ -68,11 +69,11 @@ def cut_event_files(directory: Path, known: Known | None) -> list[Event]:
 
 @dataclass(frozen=True)
 class _Kept:
-    """What to keep of a file, as parts from one byte to before another."""
+    """The parts of a file to keep, each from one byte to before another."""
 
     all: list[tuple[int, int]] = field(default_factory=list)
     without_points: list[tuple[int, int]] = field(default_factory=list)
-    """Without the points of the known step."""
+    """The same without the points of the state's step."""
 
 
 def _extend(parts: list[tuple[int, int]], start: int, end: int) -> None:
@@ -94,27 +95,27 @@ def _keep_parts(path: Path, parts: list[tuple[int, int]]) -> None:
 
 
 def _known_records(path: Path, selection: Selection) -> Iterator[tuple[int, bytes, Event]]:
-    """Where each known record of a file begins, the record, and its event."""
+    """Yield the start of each record of a file that the state covers, the record, and its event."""
     is_count_of_dropped = False
     for start, record in _records(path):
         try:
             event = Event.FromString(record[_HEAD_BYTES:-_TAIL_BYTES])
         except DecodeError:
-            return  # no reader reads on behind a damaged record
+            return  # no reader continues after a damaged record
         tag = _tag(event)
         if is_count_of_dropped and tag.startswith("health/alerts_"):  # the count of a rule follows its alert
             is_count_of_dropped = False
             continue
-        rule, action = _alert(event) if tag.startswith("alert/") else ("", "")
-        kind = next((kind for beginning, kind in _KINDS.items() if tag.startswith(beginning)), "")
+        kind = next((kind for beginning, kind in _KINDS.items() if tag.startswith(beginning)), None)
+        rule, action = _alert(event) if kind is AlertEvent else ("", "")
         is_known = event.HasField("file_version") or selection.keeps(event.step, kind, rule, action)
-        is_count_of_dropped = kind == "alert" and not is_known
+        is_count_of_dropped = kind is AlertEvent and not is_known
         if is_known and not tag.startswith(_OF_EACH_START):
             yield start, record, event
 
 
 def _tag(event: Event) -> str:
-    """Of what is shown; this program writes one value in each event."""
+    """Return the tag of an event's value, of which this program writes one in each event."""
     return str(event.summary.value[0].tag) if event.HasField("summary") and event.summary.value else ""
 
 
@@ -125,7 +126,7 @@ def _alert(event: Event) -> tuple[str, str]:
 
 
 def _records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The whole records of a file, and where each begins; what a kill cut off is passed over."""
+    """Yield the start of each complete record of a file, and the record. A record that a kill cut off is skipped."""
     with _opened(path) as file:
         start, size = 0, path.stat().st_size
         while len(head := file.read(_HEAD_BYTES)) == _HEAD_BYTES:

@@ -1,13 +1,12 @@
 """The run in MLflow. The package is optional; a folder as `log.mlflow_uri` needs no server.
 
-MLflow's client is used, and not its global functions, so that nothing outside this run is switched on. Points and
-tags are sent by a thread of MLflow's, texts and the end by one of this sink's, because MLflow tries for minutes to reach a store
-that is down, and no step may wait for that. Training goes on, and the log says so once.
+This sink uses MLflow's client, not its global functions, so nothing outside this run is changed. A thread of MLflow sends points
+and tags, and a thread of this sink sends texts and the end, because MLflow tries for minutes to reach a store that is down, and no
+step may wait for that. Training goes on, and the log says so once.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import threading
@@ -21,10 +20,11 @@ from common.errors import ConfigError
 from common.files import write_atomic
 from common.redaction import redacted, secrets_of, without
 from trainer.health.alerts import Alert
-from trainer.metrics.sinks.service import ServiceSink
+from trainer.metrics.sinks.service import ServiceSink, imported
 from trainer.metrics.sinks.tensorboard_layout import hyper_parameters
-from trainer.metrics.step_metrics import RunFacts, SampleText, ScoreTable, encodable, numbers_in
+from trainer.metrics.step_metrics import RunFacts, encodable
 from trainer.run.directory import read_id
+from trainer.run.events import Event, SampleEvent, ScoresEvent
 
 __all__ = ["MlflowSink"]
 
@@ -32,18 +32,18 @@ _log = logging.getLogger(__name__)
 _LONGEST_VALUE = 500
 _PARAMETERS_AT_ONCE = 100
 _WAITED_FOR = 256
-"""Newest calls whose success is looked at when the run ends; older ones are long done by then."""
+"""Number of newest calls whose success is checked when the run ends; older calls have ended by then."""
 _END_S = 20.0
-"""The longest that the end of a run waits for the store."""
+"""Longest time that the end of a run waits for the store."""
 
 
 class MlflowSink(ServiceSink):
-    """Curves every few steps, and samples as files. A run that goes on is the same run there.
+    """Sends curves every few steps, and samples as files. A run that resumes is the same run there.
 
     Args:
-        run: the run's directory, which keeps the id of the run there.
+        run: the run's directory, which keeps the id of the run in MLflow.
         uri: address or folder of the store.
-        experiment: its experiment.
+        experiment: name of the experiment.
         every_steps: steps between the points of a curve.
 
     Raises:
@@ -54,18 +54,18 @@ class MlflowSink(ServiceSink):
         super().__init__(f"log.mlflow_uri = {redacted(uri)}", every_steps)
         self._secrets = secrets_of(uri)
         if self._secrets:
-            os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # it prints the address as it was given
-        self._mlflow = _mlflow()
+            os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # else it prints the address with secrets
+        self._mlflow = imported("mlflow", "log.mlflow_uri", "mlflow-skinny")
         self._id_file = run / ".mlflow-id"
         self._uri, self._experiment = uri, experiment
         self._client: Any = None
         self._id = ""
         self._sending: deque[Callable[[], object]] = deque(maxlen=_WAITED_FOR)
-        """What waits for each of the newest calls."""
+        """Functions that wait for the newest calls."""
         self._is_open = False
 
     def begin(self, facts: RunFacts) -> None:
-        """Begins the run there, or goes on with it."""
+        """Create the run in MLflow, or continue it."""
         try:
             self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
             if (known := read_id(self._id_file, run=self._id_file.parent)) is not None:
@@ -80,25 +80,26 @@ class MlflowSink(ServiceSink):
             ) from None
         self._is_open = True
 
-    def samples(self, step: int, samples: Sequence[SampleText], scores: ScoreTable | None) -> None:
-        """Adds the texts as one file, and a point for each score."""
-        text = "\n\n".join(encodable(sample.prompt + sample.text) for sample in samples)
+    def write(self, event: Event) -> None:
+        """Add points; keep the text of an alert as a tag too."""
+        if isinstance(event, Alert):
+            self._send(lambda: self._client.set_tag(self._id, f"alert.{event.rule}", event.message, synchronous=False))
+        super().write(event)
+
+    def samples(self, step: int, samples: Sequence[SampleEvent], scores: ScoresEvent | None) -> None:
+        """Add the texts as one file, and a point for each score."""
+        text = "\n\n".join(encodable(sample.whole) for sample in samples)
         if text and self._reachable:
             path = f"samples/step-{step:08d}.txt"
             self._sending.append(self._begun(lambda: self._attempt(lambda: self._client.log_text(self._id, text, path))).join)
-        self._add(step, {f"scores/{name}": value for name, value in numbers_in(scores).items()})
-
-    def alert(self, alert: Alert, count: int) -> None:
-        """Adds a point to the count of its rule, and keeps its text as a tag."""
-        self._send(lambda: self._client.set_tag(self._id, f"alert.{alert.rule}", alert.message, synchronous=False))
-        self._add(alert.step, {f"health/alerts_{alert.rule}": float(count)})
+        super().samples(step, (), scores)
 
     def finish(self, status: str) -> None:
-        """Waits for what is being sent, and notes how the run ended."""
+        """Wait for calls in progress, and record how the run ended."""
         self._end("FINISHED" if status == "finished" else "KILLED")
 
     def close(self) -> None:
-        """The same for a run that failed."""
+        """Record that the run failed, unless `finish` was called."""
         if self._is_open:
             self._end("FAILED")
 
@@ -122,7 +123,7 @@ class MlflowSink(ServiceSink):
         self._send(lambda: self._client.log_batch(self._id, metrics=metrics, synchronous=False))
 
     def _send(self, call: Callable[[], Any]) -> None:
-        """Makes a call that MLflow carries out later."""
+        """Make a call that MLflow completes later."""
         self._attempt(lambda: self._sending.append(call().wait))
 
     def _end(self, status: str) -> None:
@@ -142,22 +143,12 @@ class MlflowSink(ServiceSink):
 
     @staticmethod
     def _begun(action: Callable[[], None]) -> threading.Thread:
-        """The thread that does it, which never keeps the process from ending."""
+        """Start a thread for an action. It does not keep the process from ending."""
         thread = threading.Thread(target=action, name="mlflow", daemon=True)
         thread.start()
         return thread
 
 
 def _name(name: str) -> str:
-    """A name that MLflow takes: letters, digits, `_ - . : /` and spaces."""
+    """Return the name with `_` for each character that MLflow does not allow: it allows letters, digits, `_ - . : /` and spaces."""
     return "".join(letter if letter.isalnum() or letter in "_-. :/" else "_" for letter in name)
-
-
-def _mlflow() -> Any:
-    try:
-        return importlib.import_module("mlflow")
-    except ImportError:
-        raise ConfigError(
-            "log.mlflow_uri needs the package mlflow, which is not installed; install it with `pip install mlflow-skinny`, or "
-            "leave log.mlflow_uri out"
-        ) from None

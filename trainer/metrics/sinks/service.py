@@ -1,26 +1,26 @@
-"""What the sinks have in common that send a run's numbers to a service: the same curves, and a service that may fail."""
+"""Common part of the sinks that send a run's numbers to a service, which may fail."""
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from common.errors import ConfigError
 from common.redaction import without
-from trainer.evaluation.results import Evaluation
-from trainer.machine.sampler import HardwareReading
-from trainer.metrics.layers import LayerReading
 from trainer.metrics.sinks.base import Sink
-from trainer.metrics.sinks.points import evaluation_points, hardware_points, layer_points, saving_points, train_points
+from trainer.metrics.sinks.points import points_of
 from trainer.metrics.step_metrics import StepMetrics
+from trainer.run.events import Event
 
-__all__ = ["ServiceSink"]
+__all__ = ["ServiceSink", "imported"]
 
 _log = logging.getLogger(__name__)
 
 
 class ServiceSink(Sink):
-    """A sink whose service may fail once the run has begun: points are lost, the log says so once, and training goes on.
+    """A sink whose service may fail after the run has begun: points are lost, the log says so once, and training goes on.
 
     Args:
         place: the setting that names the service, for the log.
@@ -31,39 +31,38 @@ class ServiceSink(Sink):
         self._place = place
         self._every_steps = every_steps
         self._secrets: Sequence[str] = ()
-        """What must not be shown of an error of the service."""
+        """Texts that are removed from an error of the service before it is shown."""
         self._reachable = True
 
-    def train(self, metrics: StepMetrics) -> None:
-        """Adds a point to each training curve, if this step is due or was not finite."""
-        if metrics.is_due(self._every_steps) or not metrics.is_finite:
-            self._add(metrics.step, train_points(metrics))
-
-    def evaluation(self, step: int, evaluation: Evaluation) -> None:
-        """Adds a point to each validation curve."""
-        self._add(step, evaluation_points(evaluation))
-
-    def layers(self, reading: LayerReading) -> None:
-        """Adds points for each layer."""
-        self._add(reading.step, layer_points(reading))
-
-    def hardware(self, step: int, reading: HardwareReading, memory_trend: float | None) -> None:
-        """Adds a point to each curve of the machine."""
-        self._add(step, hardware_points(reading, memory_trend))
-
-    def saving(self, step: int, stall_s: float) -> None:
-        """Adds a point to the curve of the stalls."""
-        self._add(step, saving_points(stall_s))
+    def write(self, event: Event) -> None:
+        """Add a point to each curve of the event. A step adds points if it is due or was not finite."""
+        if not isinstance(event, StepMetrics) or event.is_due(self._every_steps) or not event.is_finite:
+            self._add(event.step, points_of(event))
 
     def _add(self, step: int, points: Mapping[str, Any]) -> None:
-        """Sends points, if there are any."""
+        """Send points, if there are any."""
         raise NotImplementedError
 
     def _attempt(self, action: Callable[[], object]) -> None:
-        """Does it, and does not mind where it cannot be done."""
+        """Call a function of the service. If it fails, the log says so once."""
         try:
             action()
         except Exception as error:
             if self._reachable:
                 _log.warning("%s: points are lost (%s); training goes on", self._place, without(str(error), self._secrets))
             self._reachable = False
+
+
+def imported(package: str, setting: str, distribution: str) -> Any:
+    """Return an optional package.
+
+    Raises:
+        ConfigError: it is not installed; the message names the command that installs `distribution`.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise ConfigError(
+            f"{setting} needs the package {package}, which is not installed; install it with `pip install {distribution}`, "
+            f"or leave {setting} out"
+        ) from None

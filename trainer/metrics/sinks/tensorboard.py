@@ -1,4 +1,4 @@
-"""Curves, histograms, texts and pictures for TensorBoard, in the run's own directory."""
+"""Curves, histograms, texts and pictures for TensorBoard, in the run's directory."""
 
 from __future__ import annotations
 
@@ -8,45 +8,37 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto import event_pb2
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from common.errors import StorageError
-from trainer.evaluation.results import Evaluation
 from trainer.health.alerts import Alert
-from trainer.machine.sampler import HardwareReading
 from trainer.metrics.layers import BIN_LIMITS, Histogram, LayerReading
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.sinks.event_files import cut_event_files
-from trainer.metrics.sinks.points import (
-    FINAL_METRICS,
-    evaluation_points,
-    hardware_points,
-    layer_points,
-    saving_points,
-    train_points,
-)
+from trainer.metrics.sinks.points import FINAL_METRICS, points_of
 from trainer.metrics.sinks.tensorboard_figures import Picture, length_histogram, perplexity_bars
 from trainer.metrics.sinks.tensorboard_layout import LAYOUT, hyper_parameters
-from trainer.metrics.step_metrics import RunFacts, SampleText, ScoreTable, StepMetrics, encodable, numbers_in
+from trainer.metrics.step_metrics import RunFacts, StepMetrics, encodable
 from trainer.run.directory import make_folder
-from trainer.run.events import Known
+from trainer.run.events import EvalEvent, Event, SampleEvent, ScoresEvent
+from trainer.run.metrics_file import Known
 
 __all__ = ["TensorBoardSink"]
 
 _EDGES = (-(2.0**40), *BIN_LIMITS, 2.0**40)
-"""Of the bins, with ends for the outermost two, which have none."""
+"""Limits of the bins, with an end for each of the outermost two bins."""
 
 
 class TensorBoardSink(Sink):
-    """Curves every few steps, and everything else when it comes; a thread of TensorBoard's writes it.
+    """Writes curves every few steps, and all other events at once; a thread of TensorBoard writes the files.
 
-    What a killed run wrote beyond the state that it goes on from is removed, so that no step appears twice.
+    Records that the state does not cover from which a run resumes are removed, so no step appears twice.
 
     Args:
-        directory: of the run's events.
-        known: what that state knows; None where the run begins.
+        directory: the folder of the event files.
+        known: the events that the state covers; None for a new run.
         every_steps: steps between the points of a curve.
 
     Raises:
@@ -63,84 +55,70 @@ class TensorBoardSink(Sink):
         self._unwritten: StepMetrics | None = None
 
     def begin(self, facts: RunFacts) -> None:
-        """Adds the layout, the settings that runs are compared by, and a picture of the data."""
+        """Add the layout, the settings by which runs are compared, and a picture of the data."""
         self._parameters = hyper_parameters(facts.settings)
         self._lengths = length_histogram(facts.report)
         self._begin()
 
     def model(self, graph: bytes) -> None:
-        """Adds the graph."""
+        """Add the graph."""
         files: Any = self._writer.file_writer
-        files.add_event(Event(graph_def=graph))
+        files.add_event(event_pb2.Event(graph_def=graph))
 
-    def train(self, metrics: StepMetrics) -> None:
-        """Adds a point to each training curve, if this step is due."""
-        due = metrics.is_due(self._every_steps)
-        self._unwritten = None if due else metrics
-        if due:
-            self._add(train_points(metrics), metrics.step)
-        elif not metrics.is_finite:  # the curves leave such a point out, so it is counted where it happens
-            self._add({"health/non_finite_steps": float(metrics.non_finite_steps)}, metrics.step)
+    def write(self, event: Event) -> None:
+        """Add a point to each curve of the event, unless it is a step that is not due; add pictures and texts."""
+        if isinstance(event, StepMetrics):
+            due = event.is_due(self._every_steps)
+            self._unwritten = None if due else event
+            if not due:
+                if not event.is_finite:  # curves leave such a point out, so it is counted at its step
+                    self._writer.add_scalar("health/non_finite_steps", float(event.non_finite_steps), event.step)
+                return
+        if isinstance(event, Alert):
+            text = f"**{event.rule}** ({event.severity}, {event.action}): {event.message}"
+            self._writer.add_text("alert", encodable(text), event.step)
+        self._add_points(event)
+        if isinstance(event, EvalEvent):
+            for by, scores in event.groups.items():
+                if scores:
+                    picture = perplexity_bars(scores, f"Perplexity by {by}, step {event.step}")
+                    self._writer.add_image(f"validation/perplexity_by_{by}", picture, event.step, dataformats="HWC")
+            self._writer.flush()
 
-    def evaluation(self, step: int, evaluation: Evaluation) -> None:
-        """Adds a point to each validation curve, and a picture of each kind of group."""
-        self._add(evaluation_points(evaluation), step)
-        for by, scores in evaluation.groups.items():
-            if not scores:
-                continue
-            picture = perplexity_bars(scores, f"Perplexity by {by}, step {step}")
-            self._writer.add_image(f"validation/perplexity_by_{by}", picture, step, dataformats="HWC")
-        self._writer.flush()
-
-    def samples(self, step: int, samples: Sequence[SampleText], scores: ScoreTable | None) -> None:
-        """Adds the texts, as blocks that keep their line breaks, and a point for each score."""
+    def samples(self, step: int, samples: Sequence[SampleEvent], scores: ScoresEvent | None) -> None:
+        """Add the texts, as blocks that keep their line breaks, and a point for each score."""
         for number, sample in enumerate(samples):
-            indented = "\n".join(f"    {line}" for line in encodable(sample.prompt + sample.text).splitlines())
+            indented = "\n".join(f"    {line}" for line in encodable(sample.whole).splitlines())
             self._writer.add_text("sample" if len(samples) == 1 else f"sample/{number}", indented, step)
-        self._add({f"scores/{name}": value for name, value in numbers_in(scores).items()}, step)
+        super().samples(step, (), scores)
 
-    def layers(self, reading: LayerReading) -> None:
-        """Adds points and histograms for each layer."""
-        self._add(layer_points(reading), reading.step)
+    def histograms(self, reading: LayerReading) -> None:
+        """Add the histograms of each layer."""
         self._add_histograms("gradients", reading.gradients, reading.step)
         self._add_histograms("weights", reading.weights, reading.step)
 
-    def hardware(self, step: int, reading: HardwareReading, memory_trend: float | None) -> None:
-        """Adds a point to each curve of the machine."""
-        self._add(hardware_points(reading, memory_trend), step)
-
-    def saving(self, step: int, stall_s: float) -> None:
-        """Adds a point to its curve."""
-        self._add(saving_points(stall_s), step)
-
-    def alert(self, alert: Alert, count: int) -> None:
-        """Adds the text, and a point to the count of its rule."""
-        text = f"**{alert.rule}** ({alert.severity}, {alert.action}): {alert.message}"
-        self._writer.add_text("alert", encodable(text), alert.step)
-        self._writer.add_scalar(f"health/alerts_{alert.rule}", count, alert.step)
-
     def rewind(self, known: Known) -> None:
-        """Removes what is not known, and begins another file."""
+        """Remove the records that the state does not cover, and start another file."""
         self._writer.close()
         self._writer = self._cut(known)
         self._begin()
         self._unwritten = None
 
     def sync(self) -> None:
-        """Hands all points to the system, because a run that goes on from a checkpoint does not write those before it again."""
+        """Hand all points to the system, because a run that resumes from a checkpoint does not write the points before it again."""
         self._writer.flush()
 
     def finish(self, status: str) -> None:
-        """Adds that the run has ended."""
+        """Record that the run has ended."""
         if status == "finished":
             *_, end = _comparison(self._parameters)
             self._add_summaries(end)
 
     def close(self) -> None:
-        """Adds the points of the last step, by which runs are compared, and writes what is still in memory."""
+        """Add the points of the last step, by which runs are compared, and write all records in memory."""
         try:
             if self._unwritten is not None:
-                self._add(train_points(self._unwritten), self._unwritten.step)
+                self._add_points(self._unwritten)
         finally:
             self._writer.close()
 
@@ -152,7 +130,7 @@ class TensorBoardSink(Sink):
             self._writer.add_image("data/document_lengths", self._lengths, 0, dataformats="HWC")
 
     def _cut(self, known: Known | None) -> SummaryWriter:
-        """A writer of a new file, behind files that hold what is known and no more."""
+        """Remove the records that the state does not cover. Returns the writer of a new file."""
         try:
             again = cut_event_files(self._directory, known)
         except OSError as error:
@@ -160,16 +138,16 @@ class TensorBoardSink(Sink):
                 f"{self._directory}: {error.strerror}; make room or give access, and run the same command again"
             ) from error
         void_from = 0 if known is None else known.step + (not again)
-        # TensorBoard's names are made of time, host and process, and one could be there already, as a link. This one cannot.
+        # TensorBoard makes names of time, host and process, so a link of that name could exist. A random name cannot.
         writer = SummaryWriter(str(self._directory), purge_step=void_from, filename_suffix=f".{secrets.token_hex(8)}")
         files: Any = writer.file_writer
         for event in again:
             files.event_writer.add_event(event)
         return writer
 
-    def _add(self, points: Mapping[str, float], step: int) -> None:
-        for tag, value in points.items():
-            self._writer.add_scalar(tag, value, step)
+    def _add_points(self, event: Event) -> None:
+        for tag, value in points_of(event).items():
+            self._writer.add_scalar(tag, value, event.step)
 
     def _add_summaries(self, *summaries: Any) -> None:
         files: Any = self._writer.file_writer
@@ -196,6 +174,6 @@ class TensorBoardSink(Sink):
 
 
 def _comparison(parameters: Mapping[str, str | float]) -> tuple[Any, Any, Any]:
-    """What the HParams plugin reads: the experiment, the beginning of this run, and its end."""
+    """Return the summaries that the HParams plugin reads: the experiment, the start of this run, and its end."""
     summaries: tuple[Any, Any, Any] = hparams(dict(parameters), dict.fromkeys(FINAL_METRICS, 0.0))  # type: ignore[no-untyped-call]
     return summaries

@@ -1,4 +1,4 @@
-"""Pictures for TensorBoard, as arrays of (height, width, 3) bytes; nothing of matplotlib's global state is touched."""
+"""Pictures for TensorBoard, as arrays of (height, width, 3) bytes, made without matplotlib's global state."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from trainer.evaluation.results import Score
 from trainer.metrics.step_metrics import encodable
+from trainer.run.events import Score
 
 __all__ = ["Picture", "length_histogram", "perplexity_bars"]
 
@@ -20,11 +20,11 @@ _BLUE, _ORANGE = "#3465a4", "#ce5c00"
 _MOST_BARS = 40
 _LONGEST_NAME = 40
 _CHARACTER = 0.09
-"""Inches for a character of ten points."""
+"""Width of a character of ten points, in inches."""
 
 
 def length_histogram(report: Mapping[str, Any]) -> Picture | None:
-    """How long the documents are in tokens, over the share of all tokens in them; None where the report does not say."""
+    """Return a histogram of the documents' lengths in tokens, by documents and by tokens; None if the report has no lengths."""
     lengths = (report.get("lengths") or {}).get("tokens") or {}
     bins = np.array(lengths.get("histogram") or [], dtype=np.float64)
     if not bins.size or not bins[:, 2:].sum(axis=0).all():
@@ -45,7 +45,7 @@ def length_histogram(report: Mapping[str, Any]) -> Picture | None:
 
 
 def perplexity_bars(scores: Mapping[str, Score], title: str) -> Picture:
-    """The perplexity of each group in their order; the highest ones where there are too many for one picture."""
+    """Return bars of the perplexity of each group, in their order; only the highest if there are too many for one picture."""
     shown = list(scores.items())
     if len(shown) > _MOST_BARS:
         shown = sorted(shown, key=lambda item: -item[1].loss)[:_MOST_BARS]
@@ -57,7 +57,7 @@ def perplexity_bars(scores: Mapping[str, Score], title: str) -> Picture:
     left = 0.3 + _CHARACTER * max(map(len, names))
     bars_width = width - 0.2 - left
     label_width = 0.1 + 0.8 * _CHARACTER * max(map(len, labels))
-    figure = Figure(figsize=(width, height))  # without a layout engine, which would draw every text twice
+    figure = Figure(figsize=(width, height))  # no layout engine, because it draws every text twice
     axes = figure.add_axes((left / width, 0.55 / height, bars_width / width, 1 - 0.9 / height))
     bars = axes.barh(range(len(shown)), heights, color=_BLUE)
     axes.bar_label(bars, labels, padding=3, fontsize=8)
@@ -69,7 +69,7 @@ def perplexity_bars(scores: Mapping[str, Score], title: str) -> Picture:
 
 
 def _literal(name: str) -> str:
-    """The name as matplotlib must be given it: dollars are no formula, and no font has a lone surrogate."""
+    """Return the name for matplotlib: with escaped dollars, which would start a formula, and without lone surrogates."""
     return encodable(name).replace("$", r"\$")
 
 

@@ -1,7 +1,7 @@
-"""The graph of a model for TensorBoard: every call of PyTorch in one forward pass, in the modules that make it.
+"""The graph of a model for TensorBoard: every call of PyTorch in one forward pass, by module.
 
-The pass runs on torch's meta device: shapes alone, neither memory nor arithmetic. TensorBoard folds the names at their slashes, so
-that it shows modules first and what is in them on a double click.
+The pass runs on torch's meta device, with shapes alone, without memory or arithmetic. TensorBoard folds the names at their slashes,
+so it shows modules first, and their content after a double click.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from trainer.model.attention import make_layout
 __all__ = ["model_graph"]
 
 _PRODUCER = 22
-"""Version of the graph format that PyTorch's own writer names."""
+"""Version of the graph format that PyTorch's writer names."""
 
 
 def model_graph(build: Callable[[], nn.Module], row_length: int) -> bytes:
-    """The graph of the logits of one row, as a serialised `GraphDef`.
+    """Return the graph of the logits of one row, as a serialised `GraphDef`.
 
     Args:
-        build: makes the model; new tensors have no values there.
-        row_length: tokens of the row.
+        build: creates the model; its tensors have no values.
+        row_length: number of tokens in the row.
 
     Raises:
-        Exception: whatever the model raises where tensors have no values.
+        Exception: the model fails on tensors without values.
     """
     with torch.device("meta"), torch.no_grad(), ExitStack() as stack:
         model = build().eval()
@@ -58,31 +58,31 @@ def model_graph(build: Callable[[], nn.Module], row_length: int) -> bytes:
 
 
 class _Recorder(TorchFunctionMode):
-    """Makes a node of every call of PyTorch that returns a tensor."""
+    """Records every call of PyTorch that returns a tensor as a node."""
 
     def __init__(self) -> None:
         super().__init__()
         self.nodes: list[NodeDef] = []
         self._path: list[str] = []
         self._known: dict[int, tuple[Tensor, str]] = {}
-        """Name of the node that made each tensor; the tensor is held, as ids are used again."""
+        """Each tensor and the name of its node, by id. A reference is kept, because Python reuses the ids of deleted objects."""
         self._waiting: dict[int, NodeDef] = {}
-        """Inputs and weights that nothing has used so far: they appear with their first use, so that unused ones do not."""
+        """Inputs and weights that no call has used so far. They appear with their first use, so unused ones do not appear."""
         self._calls: Counter[str] = Counter()
 
     def name_tensors(self, path: str, tensors: dict[str, Any], kind: str = "Placeholder") -> None:
-        """Makes tensors known that no call returns."""
+        """Register tensors that no call returns."""
         for name, tensor in tensors.items():
             if id(tensor) not in self._known:
                 node = _node(f"{path}/{name}", kind, [], [tensor])
                 self._known[id(tensor)], self._waiting[id(tensor)] = (tensor, node.name), node
 
     def enter(self, path: str) -> Callable[..., None]:
-        """To be called before a module at `path`."""
+        """Return the hook that is called before a module at `path`."""
         return lambda *_: self._path.append(path)
 
     def leave(self, *_: object) -> None:
-        """To be called after a module."""
+        """End the module; called after its forward pass."""
         self._path.pop()
 
     def __torch_function__(

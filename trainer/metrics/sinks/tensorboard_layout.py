@@ -1,4 +1,4 @@
-"""What TensorBoard is told about a run beside its points: how to arrange the curves, and the settings to compare runs by."""
+"""The arrangement of the curves in TensorBoard, and the settings by which runs are compared."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _OF_NO_EFFECT = ("alerts", "bad_data", "checkpoint", "data", "log", "resume", "r
 
 
 def hyper_parameters(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str | float]:
-    """The settings, flat, as numbers and texts, but for paths and for what is only shown or survived."""
+    """Return the settings that affect the result, flat, as numbers and texts."""
     flat: dict[str, str | float] = {}
     for name, value in settings.items():
         if not prefix and name in _OF_NO_EFFECT:

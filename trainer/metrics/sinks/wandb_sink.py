@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,22 +10,24 @@ from typing import Any
 from common.errors import ConfigError
 from common.files import write_atomic
 from trainer.health.alerts import Alert
-from trainer.metrics.sinks.service import ServiceSink
+from trainer.metrics.sinks.points import points_of
+from trainer.metrics.sinks.service import ServiceSink, imported
 from trainer.metrics.sinks.tensorboard_layout import hyper_parameters
-from trainer.metrics.step_metrics import RunFacts, SampleText, ScoreTable, encodable, numbers_in
+from trainer.metrics.step_metrics import RunFacts, encodable
 from trainer.run.directory import read_id
+from trainer.run.events import Event, SampleEvent, ScoresEvent
 
 __all__ = ["WandbSink", "remembered_id"]
 
 
 class WandbSink(ServiceSink):
-    """Curves every few steps, samples and alerts. A run that goes on is the same run there.
+    """Sends curves every few steps, samples and alerts. A run that resumes is the same run there.
 
-    `step` is a number beside the others and the axis of all curves, because a rollback repeats it. A service that fails later
-    loses points, and not the run.
+    `step` is sent as a number and is the axis of all curves, because a rollback repeats steps. If the service fails later, points
+    are lost, but training goes on.
 
     Args:
-        run: the run's directory, which keeps the id of the run there, and its files where it is offline.
+        run: the run's directory, which keeps the id of the run in the service, and its files if it is offline.
         project: the project.
         every_steps: steps between the points of a curve.
 
@@ -36,13 +37,13 @@ class WandbSink(ServiceSink):
 
     def __init__(self, run: Path, project: str, every_steps: int) -> None:
         super().__init__(f"log.wandb_project = {project}", every_steps)
-        self._wandb = _wandb()
+        self._wandb = imported("wandb", "log.wandb_project", "wandb")
         self._directory, self._project = run, project
         self._run: Any = None
         self._ended = False
 
     def begin(self, facts: RunFacts) -> None:
-        """Begins the run there, or goes on with it."""
+        """Create the run in the service, or continue it."""
         try:
             self._run = self._wandb.init(
                 project=self._project,
@@ -60,24 +61,25 @@ class WandbSink(ServiceSink):
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
-    def samples(self, step: int, samples: Sequence[SampleText], scores: ScoreTable | None) -> None:
-        """Adds a table of the texts, and a point for each score."""
+    def write(self, event: Event) -> None:
+        """Add points; send an alert as an alert too."""
+        if isinstance(event, Alert):
+            self._attempt(lambda: self._run.alert(title=event.rule, text=event.message))
+        super().write(event)
+
+    def samples(self, step: int, samples: Sequence[SampleEvent], scores: ScoresEvent | None) -> None:
+        """Add a table of the texts and a point for each score."""
         rows = [[step, encodable(sample.prompt), encodable(sample.text)] for sample in samples]
         table = {"samples": self._wandb.Table(columns=["step", "prompt", "text"], data=rows)} if rows else {}
-        self._add(step, {f"scores/{name}": value for name, value in numbers_in(scores).items()} | table)
-
-    def alert(self, alert: Alert, count: int) -> None:
-        """Sends it as an alert, and adds a point to the count of its rule."""
-        self._attempt(lambda: self._run.alert(title=alert.rule, text=alert.message))
-        self._add(alert.step, {f"health/alerts_{alert.rule}": float(count)})
+        self._add(step, table if scores is None else points_of(scores) | table)
 
     def finish(self, status: str) -> None:
-        """Notes how the run ended."""
+        """Record how the run ended."""
         self._ended = True
         self._attempt(lambda: self._run.summary.update({"status": status}))
 
     def close(self) -> None:
-        """Ends the run there; one that failed is shown as failed."""
+        """End the run in the service; a run that failed is shown as failed."""
         if self._run is not None:
             self._attempt(lambda: self._run.finish(exit_code=0 if self._ended else 1))
 
@@ -87,19 +89,9 @@ class WandbSink(ServiceSink):
 
 
 def remembered_id(path: Path) -> str:
-    """The id in a file; a new one is written there where there is none."""
+    """Return the id in a file. If there is no file, it is written with a new id."""
     if (known := read_id(path, run=path.parent)) is not None:
         return known
     fresh = uuid.uuid4().hex[:16]
     write_atomic(path, fresh.encode())
     return fresh
-
-
-def _wandb() -> Any:
-    try:
-        return importlib.import_module("wandb")
-    except ImportError:
-        raise ConfigError(
-            "log.wandb_project needs the package wandb, which is not installed; install it with `pip install wandb`, or leave "
-            "log.wandb_project out"
-        ) from None

@@ -2,6 +2,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,9 +12,8 @@ from hypothesis import strategies as st
 from trainer.config import AlertsConfig, GuardConfig
 from trainer.distributed.stragglers import SlowRank
 from trainer.health.alert_rules import AlertRules
-from trainer.health.alerts import RULES, Alert, guard_alert
-from trainer.health.convergence import Signal
-from trainer.health.detectors import Episode, MemoryTrend, SpeedDrop, WaitShare
+from trainer.health.alerts import Alert, Rule, guard_alert
+from trainer.health.detectors import Debounce, MemoryTrend, SpeedDrop, WaitShare
 from trainer.health.guard import Guard
 from trainer.machine.gpus import GpuReading
 from trainer.machine.host import HostReading
@@ -57,19 +57,19 @@ def readings(watch: AlertRules, series: Iterable[HardwareReading], every: int = 
 
 
 def test_a_trouble_that_lasts_is_told_once_and_again_after_it_was_over() -> None:
-    episode = Episode(onset=2, recovery=3)
+    debounce = Debounce(onset=2, recovery=3)
     states = "..b.bbbb..b...bb."
-    assert [place for place, state in enumerate(states) if episode.begins(bad=state == "b")] == [5, 15]
+    assert [place for place, state in enumerate(states) if debounce.begins(bad=state == "b")] == [5, 15]
 
 
 @given(st.lists(st.booleans(), max_size=200), st.integers(1, 5), st.integers(1, 5))
-def test_between_two_signals_there_was_a_whole_recovery(states: list[bool], onset: int, recovery: int) -> None:
-    episode = Episode(onset, recovery)
-    signals = [place for place, bad in enumerate(states) if episode.begins(bad=bad)]
-    for place in signals:
+def test_between_two_reports_there_was_a_whole_recovery(states: list[bool], onset: int, recovery: int) -> None:
+    debounce = Debounce(onset, recovery)
+    reports = [place for place, bad in enumerate(states) if debounce.begins(bad=bad)]
+    for place in reports:
         assert place + 1 >= onset
         assert all(states[place + 1 - onset : place + 1])
-    for first, second in pairwise(signals):
+    for first, second in pairwise(reports):
         good = [not bad for bad in states[first + 1 : second]]
         assert any(all(good[start : start + recovery]) for start in range(len(good) - recovery + 1))
 
@@ -81,7 +81,7 @@ def test_waiting_for_data_is_told_at_the_step_at_which_its_share_is_too_high() -
     assert shares[24] == pytest.approx(0.25)
 
 
-def test_a_share_that_trembles_about_its_limit_is_one_episode() -> None:
+def test_a_share_that_trembles_about_its_limit_is_one_debounce() -> None:
     watch = WaitShare(10, 0.2)
     shares = [watch.observe(1.0, 0.21 if step // 10 % 2 else 0.19) for step in range(200)]
     assert sum(share is not None for share in shares) == 1
@@ -136,12 +136,12 @@ def test_memory_that_grows_is_a_leak_told_once(seed: int, mb_per_1000: float, st
     limit = step_mib * steps_each
     grown = [2000 + step_mib * steps_each * number + limit * generator.standard_normal() for number in range(max(count, 80))]
     found = [watch.observe(steps_each * number, value) for number, value in enumerate(grown)]
-    signals = [growth for growth in found if growth is not None]
+    reports = [growth for growth in found if growth is not None]
     if limit * 60 > 80:
-        assert len(signals) == 1
-        assert signals[0] == pytest.approx(mb_per_1000, rel=0.2)
+        assert len(reports) == 1
+        assert reports[0] == pytest.approx(mb_per_1000, rel=0.2)
     else:
-        assert len(signals) <= 1
+        assert len(reports) <= 1
 
 
 def test_memory_that_is_taken_at_the_start_and_then_kept_is_no_leak() -> None:
@@ -232,8 +232,9 @@ def test_a_slow_rank_and_a_plateau_are_alerts_too() -> None:
     [slow] = rules().slow_rank(9, SLOW)
     assert (slow.rule, slow.value, slow.action) == ("slow_rank", 2.5, "log")
     assert "rank 3 is slow" in slow.message
-    [plateau] = rules().signal(Signal("plateau", 500, "step 500: flat", 0.0002, 0.001))
-    assert plateau == Alert("plateau", 500, "warning", "step 500: flat", "log", 0.0002, 0.001)
+    flat = Alert("plateau", 500, "warning", "step 500: flat", "log", 0.0002, 0.001)
+    assert rules().configured(flat) == [flat]
+    assert rules(plateau="off").configured(flat) == []
 
 
 def test_a_rule_that_is_off_says_nothing_and_one_that_stops_says_so() -> None:
@@ -274,7 +275,7 @@ def test_a_stop_of_the_guard_is_critical() -> None:
 
 
 def test_every_rule_beside_the_guard_s_can_be_switched_off_and_has_a_name() -> None:
-    own = set(RULES) - {"non_finite", "exploding", "vanishing", "spike", "drop", "out_of_memory", "quarantine", "failed"}
+    own = set(get_args(Rule)) - {"non_finite", "exploding", "vanishing", "spike", "drop", "out_of_memory", "quarantine", "failed"}
     actions = {name for name, value in AlertsConfig().model_dump().items() if value == "log"}
     assert {"gpu_errors" if rule in ("ecc", "xid", "gpu_lost") else rule for rule in own} == actions
 
@@ -304,7 +305,7 @@ def test_ten_thousand_clean_steps_with_noise_raise_no_alert() -> None:
     assert readings(watch, series) == []
     losses = 2 + 6 * np.exp(-np.arange(steps) / 1500) + 0.05 * generator.standard_normal(steps)
     norms = np.exp(0.3 * generator.standard_normal(steps))
-    assert not any(guard.judge(step, loss, norm).reason for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), 1))
+    assert not any(guard.judge(step, loss, norm).rule for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), 1))
 
 
 def test_scripted_troubles_are_told_each_once_at_the_right_step() -> None:

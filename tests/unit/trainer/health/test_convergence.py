@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.config import EvalConfig
-from trainer.health.convergence import LossMean, Signal, judge_convergence
-from trainer.run.limits import early_stop
+from trainer.health.alerts import Alert
+from trainer.health.convergence import LossMean, judge_convergence
+from trainer.run.limits import early_stop, evaluations_without_gain
 from trainer.run.progress import Evaluated
 
 EVERY = 100
@@ -36,9 +37,9 @@ def history(validation: Curve, training: Curve, count: int = 60, noise: float = 
     ]
 
 
-def told(evaluations: list[Evaluated], choice: EvalConfig = SETTINGS) -> list[Signal]:
-    """The signals of a run, as they come one evaluation after the other."""
-    return [signal for end in range(1, len(evaluations) + 1) for signal in judge_convergence(evaluations[:end], choice).signals]
+def told(evaluations: list[Evaluated], choice: EvalConfig = SETTINGS) -> list[Alert]:
+    """The alerts of a run, as they come one evaluation after the other."""
+    return [alert for end in range(1, len(evaluations) + 1) for alert in judge_convergence(evaluations[:end], choice)]
 
 
 def falling(number: int) -> float:
@@ -47,24 +48,24 @@ def falling(number: int) -> float:
 
 def test_a_plateau_is_told_once_at_the_first_window_that_hardly_changes() -> None:
     evaluations = history(lambda number: max(3.0, 6 - 0.1 * number), falling)
-    assert [(signal.rule, signal.step) for signal in told(evaluations)] == [("plateau", 3700)]
-    [signal] = told(evaluations)
-    assert signal.threshold == 0.001
-    assert abs(signal.value) < 0.001
-    assert "+0.00%" in signal.message or "-0.00%" in signal.message
-    assert "steps 2800 to 3700" in signal.message
+    assert [(alert.rule, alert.step) for alert in told(evaluations)] == [("plateau", 3700)]
+    [alert] = told(evaluations)
+    assert alert.threshold == 0.001
+    assert abs(alert.value) < 0.001
+    assert "+0.00%" in alert.message or "-0.00%" in alert.message
+    assert "steps 2800 to 3700" in alert.message
 
 
 def test_a_second_plateau_is_told_after_the_loss_fell_again() -> None:
     def loss(number: int) -> float:
         return 4.0 if number < 20 else max(2.0, 4 - 0.1 * (number - 20))
 
-    assert [signal.step for signal in told(history(loss, falling, 80)) if signal.rule == "plateau"] == [900, 4700]
+    assert [alert.step for alert in told(history(loss, falling, 80)) if alert.rule == "plateau"] == [900, 4700]
 
 
 def test_overfitting_is_told_once_when_validation_has_risen_for_a_window_while_training_fell() -> None:
     evaluations = history(lambda number: 3 + 0.02 * abs(number - 25), falling)
-    assert [(signal.rule, signal.step) for signal in told(evaluations)] == [("overfitting", 3200)]
+    assert [(alert.rule, alert.step) for alert in told(evaluations)] == [("overfitting", 3200)]
     assert "rose by" in told(evaluations)[0].message
 
 
@@ -79,14 +80,14 @@ def test_without_training_losses_there_is_no_overfitting() -> None:
 
 @pytest.mark.parametrize("noise", [0.0, 0.001, 0.005])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_clean_noisy_run_that_gets_better_has_no_signal(noise: float, seed: int) -> None:
+def test_a_clean_noisy_run_that_gets_better_has_no_alert(noise: float, seed: int) -> None:
     evaluations = history(lambda number: 7 - 0.1 * number, lambda number: 6.9 - 0.1 * number, 50, noise, seed)
     assert told(evaluations) == []
 
 
 def test_noise_without_a_trend_is_no_overfitting() -> None:
     evaluations = history(lambda _: 3.0, lambda _: 3.0, 500, noise=0.01)
-    assert {signal.rule for signal in told(evaluations)} == {"plateau"}
+    assert {alert.rule for alert in told(evaluations)} == {"plateau"}
 
 
 @given(evaluations=histories)
@@ -95,19 +96,8 @@ def test_a_rule_is_told_at_most_once_in_a_window(evaluations: list[Evaluated]) -
     choice = EvalConfig(plateau_window=7, plateau_threshold=0.2)
     numbers = [evaluated.step for evaluated in evaluations if evaluated.val_loss is not None]
     for rule in ("plateau", "overfitting"):
-        places = [numbers.index(signal.step) for signal in told(evaluations, choice) if signal.rule == rule]
+        places = [numbers.index(alert.step) for alert in told(evaluations, choice) if alert.rule == rule]
         assert all(later - earlier > 7 for earlier, later in pairwise(places))
-
-
-def test_the_trend_is_the_slope_of_the_validation_loss_and_withstands_two_outliers() -> None:
-    evaluations = history(lambda number: 6 - 0.01 * number, falling, 10)
-    assert judge_convergence(evaluations, SETTINGS).trend == pytest.approx(-0.0001)
-    assert judge_convergence(evaluations[:9], SETTINGS).trend is None
-    spoilt = [*evaluations]
-    spoilt[3], spoilt[7] = Evaluated(300, 50.0, None), Evaluated(700, 0.1, None)
-    trend = judge_convergence(spoilt, SETTINGS).trend
-    assert trend is not None
-    assert -0.0003 < trend < 0
 
 
 def stops_at(validation: list[float | None], **changes: float) -> int | None:
@@ -154,13 +144,13 @@ def test_without_improvement_counts_the_evaluations_since_the_last_record(
     evaluations: list[Evaluated], patience: int, min_delta: float
 ) -> None:
     choice = EvalConfig(patience=patience, min_delta=min_delta)
-    judged = judge_convergence(evaluations, choice)
-    assert 0 <= judged.without_improvement <= len(evaluations)
-    assert (early_stop(evaluations, choice) is not None) == (judged.without_improvement >= patience)
+    stale, _ = evaluations_without_gain(evaluations, min_delta)
+    assert 0 <= stale <= len(evaluations)
+    assert (early_stop(evaluations, choice) is not None) == (stale >= patience)
     if min_delta == 0 and (known := [evaluated.val_loss for evaluated in evaluations if evaluated.val_loss is not None]):
         best = min(range(len(evaluations)), key=lambda number: evaluations[number].val_loss or math.inf)
         assert evaluations[best].val_loss == min(known)
-        assert judged.without_improvement == len(evaluations) - 1 - best
+        assert stale == len(evaluations) - 1 - best
 
 
 @given(evaluations=histories, cut=st.integers(0, 40))
@@ -197,6 +187,6 @@ def test_a_training_loss_that_hardly_falls_is_no_overfitting() -> None:
 
 def test_an_evaluation_that_is_no_number_tells_nothing_again() -> None:
     flat = [Evaluated(number, 3.0, 3.0) for number in range(10)]
-    assert [signal.rule for signal in judge_convergence(flat, SETTINGS).signals] == ["plateau"]
-    assert judge_convergence([*flat, Evaluated(10, None, 3.0)], SETTINGS).signals == ()
-    assert judge_convergence([*flat, Evaluated(10, None, 3.0)], SETTINGS).without_improvement == 10
+    assert [alert.rule for alert in judge_convergence(flat, SETTINGS)] == ["plateau"]
+    assert judge_convergence([*flat, Evaluated(10, None, 3.0)], SETTINGS) == []
+    assert evaluations_without_gain([*flat, Evaluated(10, None, 3.0)], SETTINGS.min_delta)[0] == 10

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from trainer.config import GuardConfig
 from trainer.health.guard import Guard, Thresholds, Verdict
 
-REASONS = ["non_finite", "exploding", "vanishing", "spike", "drop"]
+RULES = ["non_finite", "exploding", "vanishing", "spike", "drop"]
 BAD = {"non_finite": (math.nan, 1.0), "exploding": (3.0, 11.0), "vanishing": (3.0, 1e-8), "spike": (30.0, 1.0), "drop": (0.3, 1.0)}
 """Loss and gradient norm with one fault each, beside a healthy (3.0, 1.0)."""
 
@@ -75,7 +75,7 @@ def test_ten_times_the_loss_for_five_steps_is_found_from_the_first_to_the_last(n
     losses = list(falling_losses(4, noise, at + 50))
     losses[at : at + 5] = [10 * loss for loss in losses[at : at + 5]]
     verdicts = judged(Guard(GuardConfig()), ((loss, 1.0) for loss in losses))
-    assert [(step, verdict.streak) for step, verdict in enumerate(verdicts) if verdict.reason == "spike"] == [
+    assert [(step, verdict.streak) for step, verdict in enumerate(verdicts) if verdict.rule == "spike"] == [
         (at + n, n + 1) for n in range(5)
     ]
     assert sum(verdict != Verdict() for verdict in verdicts) == 5
@@ -85,7 +85,7 @@ def test_three_times_the_loss_is_found_soon_after_a_fast_fall() -> None:
     losses = list(falling_losses(4, "normal", 121, warmup=10, tau=40))
     losses[120] *= 3
     verdicts = judged(Guard(GuardConfig()), ((loss, 1.0) for loss in losses))
-    assert [verdict.reason for verdict in verdicts] == [None] * 120 + ["spike"]
+    assert [verdict.rule for verdict in verdicts] == [None] * 120 + ["spike"]
 
 
 @pytest.mark.parametrize("at", [60, 150, 400, 1500])
@@ -93,13 +93,13 @@ def test_a_tenth_of_the_loss_is_a_drop_at_once(at: int) -> None:
     losses = list(falling_losses(4, "normal", at + 50))
     losses[at] /= 10
     verdicts = judged(Guard(GuardConfig()), ((loss, 1.0) for loss in losses))
-    assert [(step, verdict.reason) for step, verdict in enumerate(verdicts) if verdict.reason] == [(at, "drop")]
+    assert [(step, verdict.rule) for step, verdict in enumerate(verdicts) if verdict.rule] == [(at, "drop")]
 
 
 def test_a_loss_that_climbs_by_a_third_within_half_a_window_is_a_spike() -> None:
     guard = settled(200)
     verdicts = judged(guard, ((3.0 + 1.0 * n / 64, 1.0) for n in range(65)), first=201)
-    assert verdicts[-1].reason == "spike"
+    assert verdicts[-1].rule == "spike"
 
 
 def test_a_level_that_doubles_over_many_windows_is_followed() -> None:
@@ -108,12 +108,12 @@ def test_a_level_that_doubles_over_many_windows_is_followed() -> None:
     assert {verdict.message for verdict in verdicts} == {""}
 
 
-@pytest.mark.parametrize("reason", REASONS)
-def test_each_fault_is_found_at_its_step_with_its_numbers_and_an_advice(reason: str) -> None:
+@pytest.mark.parametrize("rule", RULES)
+def test_each_fault_is_found_at_its_step_with_its_numbers_and_an_advice(rule: str) -> None:
     guard = settled()
-    verdict = guard.judge(21, *BAD[reason])
-    assert (verdict.reason, verdict.streak) == (reason, 1)
-    value = BAD[reason][reason in ("exploding", "vanishing")]
+    verdict = guard.judge(21, *BAD[rule])
+    assert (verdict.rule, verdict.streak) == (rule, 1)
+    value = BAD[rule][rule in ("exploding", "vanishing")]
     assert verdict.message.startswith("step 21: ")
     assert f"{value:.6g}" in verdict.message
     assert verdict.message.count(". ") >= 2
@@ -124,13 +124,13 @@ def test_each_fault_is_found_at_its_step_with_its_numbers_and_an_advice(reason: 
 @pytest.mark.parametrize("healthy_steps", [0, 20])
 def test_a_number_that_is_not_finite_is_found_from_the_first_step_on(numbers: Numbers, healthy_steps: int) -> None:
     verdict = settled(healthy_steps).judge(healthy_steps + 1, *numbers)
-    assert (verdict.action, verdict.reason) == ("skip", "non_finite")
+    assert (verdict.action, verdict.rule) == ("skip", "non_finite")
 
 
 def test_the_limits_of_the_norm_themselves_are_healthy() -> None:
     guard = Guard(GuardConfig(max_grad_norm=5, min_grad_norm=0.5))
-    reasons = [verdict.reason for verdict in judged(guard, ((3.0, norm) for norm in (5.0, 5.0001, 0.5, 0.4999)))]
-    assert reasons == [None, "exploding", None, "vanishing"]
+    rules = [verdict.rule for verdict in judged(guard, ((3.0, norm) for norm in (5.0, 5.0001, 0.5, 0.4999)))]
+    assert rules == [None, "exploding", None, "vanishing"]
 
 
 @pytest.mark.parametrize("level", [0.0, 1e-9, 2.5, -4.0, 1e300])
@@ -140,30 +140,30 @@ def test_a_constant_loss_has_room_for_small_changes(level: float) -> None:
     losses = [level] * 200 + [level + small, level - small] + [level] * 200
     assert {verdict.message for verdict in judged(guard, ((loss, 1.0) for loss in losses))} == {""}
     large = max(1.0, abs(level))
-    assert guard.judge(403, level + large, 1.0).reason == "spike"
-    assert guard.judge(404, level - large, 1.0).reason == "drop"
+    assert guard.judge(403, level + large, 1.0).rule == "spike"
+    assert guard.judge(404, level - large, 1.0).rule == "drop"
 
 
 def test_losses_are_judged_from_the_tenth_step_on() -> None:
     assert settled(8).judge(9, *BAD["spike"]) == Verdict()
-    assert settled(9).judge(10, *BAD["spike"]).reason == "spike"
+    assert settled(9).judge(10, *BAD["spike"]).rule == "spike"
 
 
 def test_noise_widens_the_range() -> None:
     quiet, noisy = settled(), Guard(GuardConfig())
     judged(noisy, ((3.0 + 0.5 * (n % 2), 1.0) for n in range(20)))
-    assert (quiet.judge(21, 5.0, 1.0).reason, noisy.judge(21, 5.0, 1.0).reason) == ("spike", None)
+    assert (quiet.judge(21, 5.0, 1.0).rule, noisy.judge(21, 5.0, 1.0).rule) == ("spike", None)
 
 
-@pytest.mark.parametrize("reason", ["spike", "drop"])
-def test_a_bad_loss_does_not_become_normal_until_it_has_lasted_for_a_whole_window(reason: str) -> None:
+@pytest.mark.parametrize("rule", ["spike", "drop"])
+def test_a_bad_loss_does_not_become_normal_until_it_has_lasted_for_a_whole_window(rule: str) -> None:
     guard = settled(loss_window=32)
-    bad = [guard.judge(21 + n, *BAD[reason]) for n in range(32)]
-    assert {(verdict.action, verdict.reason) for verdict in bad} == {("log", reason)}
+    bad = [guard.judge(21 + n, *BAD[rule]) for n in range(32)]
+    assert {(verdict.action, verdict.rule) for verdict in bad} == {("log", rule)}
     assert ["counts as normal" in verdict.message for verdict in bad] == [False] * 31 + [True]
-    after = judged(guard, [BAD[reason]] * 40, first=53)
-    assert [verdict.reason for verdict in after] == [reason] + [None] * 39  # one more, which a host one step late judges as well
-    assert guard.judge(93, 3.0, 1.0).reason == ("drop" if reason == "spike" else "spike")
+    after = judged(guard, [BAD[rule]] * 40, first=53)
+    assert [verdict.rule for verdict in after] == [rule] + [None] * 39  # one more, which a host one step late judges as well
+    assert guard.judge(93, 3.0, 1.0).rule == ("drop" if rule == "spike" else "spike")
 
 
 def test_a_skipped_step_leaves_no_trace_in_what_is_expected() -> None:
@@ -175,29 +175,24 @@ def test_a_skipped_step_leaves_no_trace_in_what_is_expected() -> None:
 
 def test_a_large_norm_that_is_only_logged_keeps_the_guard_seeing_losses() -> None:
     guard = Guard(GuardConfig())
-    assert {verdict.reason for verdict in judged(guard, [(3.0, 50.0)] * 20)} == {"exploding"}
+    assert {verdict.rule for verdict in judged(guard, [(3.0, 50.0)] * 20)} == {"exploding"}
     verdict = guard.judge(21, 30.0, 50.0)
-    assert verdict.reason == "spike"
+    assert verdict.rule == "spike"
     assert "gradient norm 50" in verdict.message
 
 
 @pytest.mark.parametrize(
-    ("reason", "action"),
-    [
-        (reason, action)
-        for reason in REASONS
-        for action in ("log", "skip", "rollback", "stop")
-        if (reason, action) != NEVER_ONLY_LOGGED
-    ],
+    ("rule", "action"),
+    [(rule, action) for rule in RULES for action in ("log", "skip", "rollback", "stop") if (rule, action) != NEVER_ONLY_LOGGED],
 )
-def test_each_fault_leads_to_the_action_that_is_set_for_it(reason: str, action: str) -> None:
-    options: dict[str, Any] = {reason: action}
-    assert settled(**options).judge(21, *BAD[reason]).action == action
+def test_each_fault_leads_to_the_action_that_is_set_for_it(rule: str, action: str) -> None:
+    options: dict[str, Any] = {rule: action}
+    assert settled(**options).judge(21, *BAD[rule]).action == action
 
 
 def test_of_two_faults_the_graver_action_is_taken_and_both_are_told() -> None:
     verdict = settled(exploding="rollback").judge(21, 30.0, 11.0)
-    assert (verdict.action, verdict.reason) == ("rollback", "exploding")
+    assert (verdict.action, verdict.rule) == ("rollback", "exploding")
     assert "loss 30" in verdict.message
     assert "gradient norm 11" in verdict.message
 
@@ -218,7 +213,7 @@ def test_more_rollbacks_than_allowed_stop_the_run_though_each_brings_an_older_me
         assert guard.judge(21, *BAD["spike"]).action == "rollback"
         guard.after_rollback(checkpoint)
     verdict = guard.judge(21, *BAD["spike"])
-    assert (verdict.action, verdict.reason) == ("stop", "spike")
+    assert (verdict.action, verdict.rule) == ("stop", "spike")
     assert "guard.max_rollbacks = 2" in verdict.message
 
 
@@ -257,7 +252,7 @@ STREAMS = st.lists(st.tuples(LOSSES, NORMS), max_size=60)
 ACTIONS = st.sampled_from(["log", "skip", "rollback", "stop"])
 CONFIGS = st.builds(
     GuardConfig,
-    **{reason: ACTIONS for reason in REASONS if reason != "non_finite"},
+    **{rule: ACTIONS for rule in RULES if rule != "non_finite"},
     non_finite=st.sampled_from(["skip", "rollback", "stop"]),
     loss_window=st.integers(8, 12),
     max_skips=st.integers(0, 3),

@@ -16,6 +16,7 @@ from trainer.machine import host as host_module
 from trainer.machine.gpus import GpuReading, KernelLog, NoGpus, NvmlGpus, opened_gpus, throttle_reasons, xids_in
 from trainer.machine.host import Host, HostReading
 from trainer.machine.sampler import HardwareReading, HardwareSampler
+from trainer.run.events import HardwareEvent
 
 UUID = "5f0e6f2a-1c7b-4f5d-9a57-6b1f8f7d2f10"
 H100 = {
@@ -135,7 +136,7 @@ def test_what_a_gpu_does_not_know_is_left_out_and_the_rest_is_there(monkeypatch:
     _, gpu = NvmlGpus().read()
     assert (gpu.name, gpu.index, gpu.temperature_c) == ("NVIDIA GeForce RTX 4090", 1, 66.0)
     assert gpu.ecc_corrected is gpu.ecc_uncorrected is gpu.power_limit_w is gpu.throttle is None
-    shown = HardwareReading((gpu,), HOST).to_json()["gpus"][0]
+    [shown] = HardwareEvent.of(1, HardwareReading((gpu,), HOST), None).gpus
     assert "ecc_corrected" not in shown
     assert shown["answers"] is True
 
@@ -322,7 +323,7 @@ def test_xids_of_the_kernel_s_log_stand_in_where_the_driver_tells_none(tmp_path:
     sampler = HardwareSampler(NoGpus(), Fixed(HOST), 1, KernelLog(path))  # type: ignore[arg-type]
     path.write_text("NVRM: Xid (PCI:0000:3b:00): 31, pid=7\n")
     assert sampler.read().xids == (31,)
-    assert sampler.read().to_json() == {"gpus": [], "host": HardwareReading((), HOST).to_json()["host"]}
+    assert sampler.read() == HardwareReading((), HOST), "an Xid is reported once"
 
 
 @pytest.mark.gpu

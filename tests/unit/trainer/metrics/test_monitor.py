@@ -3,8 +3,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,13 @@ from trainer.health.alerts import Alert
 from trainer.machine.gpus import GpuReading
 from trainer.machine.host import HostReading
 from trainer.machine.sampler import HardwareReading
-from trainer.metrics import JsonLinesSink, Monitor, RunFacts, Sample, Sink, StepMetrics, TerminalSink, opened_monitor
+from trainer.metrics import JsonLinesSink, Monitor, RunFacts, Sink, StepMetrics, TerminalSink, opened_monitor
 from trainer.metrics.layers import LayerNorms, LayerReading
 from trainer.metrics.sinks import json_lines
-from trainer.metrics.step_metrics import numbers_in
 from trainer.metrics.totals import RunningNumbers
 from trainer.model.loss import perplexity
-from trainer.run.events import Known, events_until, read_events
+from trainer.run.events import Event, HardwareEvent, LayersEvent, SampleEvent, ScoresEvent, TrainEvent
+from trainer.run.metrics_file import Known, events_until, read_events
 
 HOST = HostReading(1500.0, 1000.0, 16000.0, 0.5, 100.0)
 READING = HardwareReading((GpuReading(0, "GPU", temperature_c=61.0, throttle=()),), HOST)
@@ -37,7 +37,20 @@ ALERT = Alert("spike", 7, "warning", "step 7: loss 9 is above 3", "log", 9.0)
 
 
 def step(number: int, loss: float = 2.5, **changes: Any) -> StepMetrics:
-    return replace(StepMetrics(number, 100, loss, 0.5, 1e-3, number * 10, 1000.0, None, 0.001), **changes)
+    return replace(
+        StepMetrics(
+            step=number,
+            last_step=100,
+            loss=loss,
+            grad_norm=0.5,
+            learning_rate=1e-3,
+            targets=number * 10,
+            tokens_per_s=1000.0,
+            mfu=None,
+            loader_wait_s=0.001,
+        ),
+        **changes,
+    )
 
 
 def events(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
@@ -50,33 +63,23 @@ class Recorder(Sink):
 
     def __init__(self) -> None:
         self.steps: list[StepMetrics] = []
-        self.alerts: list[tuple[Alert, int]] = []
-        self.readings: list[tuple[int, HardwareReading]] = []
+        self.alerts: list[Alert] = []
+        self.readings: list[HardwareEvent] = []
 
-    def train(self, metrics: StepMetrics) -> None:
-        self.steps.append(metrics)
-
-    def alert(self, alert: Alert, count: int) -> None:
-        self.alerts.append((alert, count))
-
-    def hardware(self, step: int, reading: HardwareReading, memory_trend: float | None) -> None:
-        self.readings.append((step, reading))
-
-
-@dataclass(frozen=True)
-class Table:
-    """Scores, as they are handed over."""
-
-    values: Mapping[str, Any]
-
-    def to_json(self) -> Mapping[str, Any]:
-        return self.values
+    def write(self, event: Event) -> None:
+        match event:
+            case StepMetrics():
+                self.steps.append(event)
+            case Alert():
+                self.alerts.append(event)
+            case HardwareEvent():
+                self.readings.append(event)
 
 
 def test_a_loss_is_kept_exactly(tmp_path: Path) -> None:
     loss = 2.1234567890123457
     sink = JsonLinesSink(tmp_path / "metrics.jsonl", None)
-    sink.train(step(1, loss))
+    sink.write(step(1, loss))
     sink.close()
     [event] = events(tmp_path / "metrics.jsonl")
     assert float.fromhex(str(event["loss_hex"])) == loss
@@ -87,31 +90,31 @@ def test_after_a_resume_every_step_appears_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     sink = JsonLinesSink(path, None)
     for number in range(1, 8):
-        sink.train(step(number))
-        sink.layers(LayerReading(number, {"norm": LayerNorms(1.0, 2.0, 0.5)}, {}, {}))
-        sink.hardware(number, READING, 3.5)
-    sink.evaluation(5, Evaluation(2.0, 4, 60))
-    sink.alert(ALERT, 1)
+        sink.write(step(number))
+        sink.write(LayersEvent(number, {"norm": 1.0}, {"norm": 2.0}, {"norm": 0.25}))
+        sink.write(HardwareEvent.of(number, READING, 3.5))
+    sink.write(Evaluation(2.0, 4, 60).event(5))
+    sink.write(ALERT)
     sink.close()
     with path.open("a") as file:
         file.write('{"event": "train", "step": 8, "lo')  # killed while writing
     resumed = JsonLinesSink(path, Known(5))
     for number in range(6, 9):
-        resumed.train(step(number))
+        resumed.write(step(number))
     resumed.close()
     assert [event["step"] for event in events(path, "train")] == list(range(1, 9))
     assert [event["step"] for event in events(path, "eval")] == [5]
     assert [event["step"] for event in events(path, "layers")] == list(range(1, 6))
     assert [event["step"] for event in events(path, "hardware")] == list(range(1, 6))
     assert events(path, "alert") == []
-    assert [event["step"] for event in read_events(path) if event["event"] == "train"] == list(range(1, 9))
+    assert [event.step for event in read_events(path) if isinstance(event, TrainEvent)] == list(range(1, 9))
 
 
 def test_a_fresh_start_keeps_nothing_of_a_run_that_was_never_saved(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     for _ in range(2):
         sink = JsonLinesSink(path, None)
-        sink.evaluation(0, Evaluation(5.0, 4, 60))
+        sink.write(Evaluation(5.0, 4, 60).event(0))
         sink.close()
     assert len(events(path)) == 1
 
@@ -120,9 +123,9 @@ def test_a_rollback_cuts_the_file_at_its_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     sink = JsonLinesSink(path, None)
     for number in range(1, 6):
-        sink.train(step(number))
+        sink.write(step(number))
     sink.rewind(Known(3))
-    sink.train(step(4, 1.5))
+    sink.write(step(4, 1.5))
     sink.close()
     assert [(event["step"], event["loss"]) for event in events(path)] == [(1, 2.5), (2, 2.5), (3, 2.5), (4, 1.5)]
 
@@ -130,21 +133,21 @@ def test_a_rollback_cuts_the_file_at_its_step(tmp_path: Path) -> None:
 def test_a_last_line_that_lost_only_its_end_is_kept_as_a_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     first = JsonLinesSink(path, None)
-    first.train(step(1))
+    first.write(step(1))
     first.close()
     path.write_bytes(path.read_bytes().rstrip(b"\n"))
     resumed = JsonLinesSink(path, Known(1))
-    resumed.train(step(2))
+    resumed.write(step(2))
     resumed.close()
-    assert [event["step"] for event in read_events(path)] == [1, 2]
+    assert [event.step for event in read_events(path)] == [1, 2]
 
 
 def test_a_text_that_is_no_unicode_is_kept_as_valid_json(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     sink = JsonLinesSink(path, None)
-    sink.samples(1, (Sample("a\udcff", "é"),), None)
+    sink.write(SampleEvent(1, "a\udcff", "é"))
     sink.rewind(Known(1))
-    sink.samples(1, (Sample("b\ud800", "c"),), None)
+    sink.write(SampleEvent(1, "b\ud800", "c"))
     sink.close()
     assert [event["text"] for event in events(path)] == ["a\udcffé", "b\ud800c"]
 
@@ -155,7 +158,7 @@ def test_a_full_disk_is_an_error_of_the_storage_that_names_the_file(tmp_path: Pa
     sink = JsonLinesSink(path, None)
     sink.close()
     monkeypatch.setattr(sink, "_file", Path("/dev/full").open("a"))  # noqa: SIM115 - the sink closes it
-    for action in (lambda: sink.train(step(1)), sink.close):
+    for action in (lambda: sink.write(step(1)), sink.close):
         with pytest.raises(StorageError, match=r"metrics\.jsonl: no space left on the device.*; make room"):
             action()
 
@@ -189,10 +192,10 @@ def test_the_name_of_a_new_file_is_on_the_device_too(tmp_path: Path, monkeypatch
 def test_a_number_that_is_not_finite_stays_visible_in_valid_json_however_deep_it_lies(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     sink = JsonLinesSink(path, None)
-    sink.train(step(1, math.nan))
-    sink.layers(LayerReading(1, {"norm": LayerNorms(math.nan, 0.0, math.inf)}, {}, {}))
-    sink.alert(replace(ALERT, value=math.inf), 1)
-    sink.samples(1, (), Table({"fluency": math.nan, "of": [1.0, -math.inf]}))
+    sink.write(step(1, math.nan))
+    sink.write(LayerReading(1, {"norm": LayerNorms(math.nan, 0.0, math.inf)}, {}, {}).event)
+    sink.write(replace(ALERT, value=math.inf))
+    sink.write(ScoresEvent(1, {"fluency": math.nan, "of": [1.0, -math.inf]}))
     sink.close()
     train, layers, alert, scores = (json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines())
     assert (train["loss"], train["perplexity"]) == ("nan", "nan")
@@ -203,9 +206,8 @@ def test_a_number_that_is_not_finite_stays_visible_in_valid_json_however_deep_it
 
 def test_an_evaluation_is_kept_with_its_groups(tmp_path: Path) -> None:
     sink = JsonLinesSink(tmp_path / "metrics.jsonl", None)
-    sink.evaluation(
-        5, Evaluation(2.0, 4, 60, num_bytes=100, by_source={"code": Score(1.0, 40, 70), "prose": Score(math.inf, 20, 30)})
-    )
+    by_source = {"code": Score(1.0, 40, 70), "prose": Score(math.inf, 20, 30)}
+    sink.write(Evaluation(2.0, 4, 60, num_bytes=100, by_source=by_source).event(5))
     sink.close()
     [event] = events(tmp_path / "metrics.jsonl")
     assert event["val_loss"] == 2.0
@@ -217,8 +219,8 @@ def test_an_evaluation_is_kept_with_its_groups(tmp_path: Path) -> None:
 
 def test_an_alert_and_samples_are_kept_with_all_their_facts(tmp_path: Path) -> None:
     sink = JsonLinesSink(tmp_path / "metrics.jsonl", None)
-    sink.alert(ALERT, 1)
-    sink.samples(4, (Sample("Once ", "upon"), Sample("", "a time")), Table({"distinct_1": 0.5}))
+    sink.write(ALERT)
+    sink.samples(4, (SampleEvent(4, "Once ", "upon"), SampleEvent(4, "", "a time")), ScoresEvent(4, {"distinct_1": 0.5}))
     sink.close()
     alert, first, second, scores = events(tmp_path / "metrics.jsonl")
     assert alert == {
@@ -240,7 +242,7 @@ def test_without_a_terminal_there_is_one_line_every_few_steps() -> None:
     stream = io.StringIO()
     sink = TerminalSink(0, 100, 10, stream)
     for number in range(1, 101):
-        sink.train(step(number))
+        sink.write(step(number))
     lines = stream.getvalue().splitlines()
     assert [line.split()[1] for line in lines] == ["1/100", *(f"{number}/100" for number in range(10, 101, 10))]
     assert "loss 2.5000" in lines[0]
@@ -249,9 +251,9 @@ def test_without_a_terminal_there_is_one_line_every_few_steps() -> None:
 def test_alerts_samples_and_scores_are_lines_for_people() -> None:
     stream = io.StringIO()
     sink = TerminalSink(0, 100, 10, stream)
-    sink.train(step(20, loss_average=2.75))
-    sink.alert(ALERT, 3)
-    sink.samples(20, (Sample("a", "b\nc"),), Table({"distinct_1": 0.51234, "words": ["x"]}))
+    sink.write(step(20, loss_average=2.75))
+    sink.write(ALERT)
+    sink.samples(20, (SampleEvent(20, "a", "b\nc"),), ScoresEvent(20, {"distinct_1": 0.51234, "words": ["x"]}))
     first, *rest = stream.getvalue().splitlines()
     assert "loss 2.5000 (average 2.7500)" in first
     assert rest == ["warning: step 7: loss 9 is above 3", "step 20  sample 'ab\\nc'", "step 20  scores  distinct_1 0.5123"]
@@ -273,8 +275,7 @@ def test_shares_of_a_step_are_known_where_its_duration_is() -> None:
 
 
 def test_scores_are_the_values_that_are_numbers() -> None:
-    assert numbers_in(Table({"a": 1, "b": 0.5, "c": True, "d": "x", "e": None})) == {"a": 1.0, "b": 0.5}
-    assert numbers_in(None) == {}
+    assert ScoresEvent(1, {"a": 1, "b": 0.5, "c": True, "d": "x", "e": None}).numbers == {"a": 1.0, "b": 0.5}
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60), st.integers(2, 20))
@@ -354,7 +355,7 @@ def test_readings_of_the_machine_come_with_the_step_that_was_reported_last() -> 
     monitor = Monitor([sink], readings=lambda: waiting.pop(0))
     for number in (1, 2, 3):
         monitor.train(step(number))
-    assert sink.readings == [(1, READING), (3, READING), (3, READING)]
+    assert sink.readings == [HardwareEvent.of(number, READING, None) for number in (1, 3, 3)]
 
 
 def test_the_time_of_the_monitor_itself_is_told_with_the_next_step() -> None:
@@ -373,8 +374,8 @@ def test_an_alert_with_the_action_stop_is_what_the_run_stops_for() -> None:
     monitor.hardware(3, replace(READING, xids=(79,)))
     assert monitor.stop_alert is None
     monitor.hardware(4, HardwareReading((), replace(HOST, disk_free_gb=0.1)))
-    assert monitor.stop_alert == sink.alerts[-1][0]
-    assert [(alert.rule, alert.step, count) for alert, count in sink.alerts] == [("xid", 3, 1), ("disk", 4, 1)]
+    assert monitor.stop_alert == replace(sink.alerts[-1], count=0)
+    assert [(alert.rule, alert.step, alert.count) for alert in sink.alerts] == [("xid", 3, 1), ("disk", 4, 1)]
     assert monitor.alert_counts == {"xid": 1, "disk": 1}
 
 
@@ -385,7 +386,7 @@ def test_a_slow_rank_and_slow_steps_reach_the_sinks_as_alerts() -> None:
     monitor.slow_rank(9, SlowRank(3, 2.5, "data", 0.5, 0.2))
     for number in range(1, 200):
         monitor.train(step(number, tokens_per_s=1000.0 if number < 100 else 300.0))
-    assert [(alert.rule, alert.step) for alert, _ in sink.alerts] == [("slow_rank", 9), ("throughput", 104)]
+    assert [(alert.rule, alert.step) for alert in sink.alerts] == [("slow_rank", 9), ("throughput", 104)]
 
 
 def test_a_rank_without_sinks_judges_nothing() -> None:
@@ -398,13 +399,9 @@ def test_a_rank_without_sinks_judges_nothing() -> None:
 def test_a_sink_that_cares_for_nothing_takes_everything() -> None:
     sink = Sink()
     sink.begin(RunFacts("run", {}))
-    sink.train(step(1))
-    sink.evaluation(1, Evaluation(2.0, 4, 60))
-    sink.samples(1, (), None)
-    sink.layers(LayerReading(1, {}, {}, {}))
-    sink.hardware(1, READING, None)
-    sink.saving(1, 0.1)
-    sink.alert(ALERT, 1)
+    sink.write(step(1))
+    sink.samples(1, (SampleEvent(1, "", "text"),), ScoresEvent(1, {}))
+    sink.histograms(LayerReading(1, {}, {}, {}))
     sink.rewind(Known(0))
     sink.sync()
     sink.finish("finished")

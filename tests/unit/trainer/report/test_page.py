@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from common.errors import CheckpointError
 from common.html.curves import Curve
@@ -22,7 +20,7 @@ from tests.support.run_example import HOSTILE, example_events, train_event, writ
 from trainer.config import TrainConfig
 from trainer.report import report_at_end, write_report
 from trainer.report.charts import hardware_charts, layer_charts
-from trainer.report.recorded_run import number, read_run
+from trainer.report.recorded_run import read_run
 from trainer.report.results import introduction
 from trainer.report.run_page import render_report
 
@@ -241,19 +239,3 @@ def test_the_command_that_trains_again_is_one_that_the_trainer_understands(tmp_p
     words = shlex.split(line)
     config = load_settings(TrainConfig, words[words.index("--recipe") :], help_parser(TrainConfig, "train", ""), {})
     assert (config.optim.lr, config.run, config.data) == (0.002, tmp_path / "a run-again", Path("/data"))
-
-
-@given(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers())))
-def test_numbers_out_of_json_are_numbers_or_nothing(value: object) -> None:
-    found = number(value)
-    assert found is None or isinstance(found, float)
-    if isinstance(value, float):
-        assert found is not None
-        assert found.hex() == value.hex()
-
-
-def test_numbers_that_json_has_no_word_for_are_read_from_their_names() -> None:
-    assert number("inf") == math.inf
-    assert math.isnan(number("nan") or 0)
-    assert number("many") is None
-    assert number(10**400) is None

@@ -1,80 +1,64 @@
 import json
-from pathlib import Path
-from typing import Any
+import math
+from typing import Any, get_args
 
 import pytest
 
-from common.errors import CheckpointError
-from trainer.evaluation.results import Evaluation
-from trainer.metrics import JsonLinesSink, Sample, StepMetrics
-from trainer.run.events import read_events
-
-
-def write(path: Path, *changes: tuple[int, dict[str, Any]]) -> Path:
-    """What a run of three steps writes, with the given keys of the given lines changed."""
-    sink = JsonLinesSink(path, None)
-    sink.evaluation(0, Evaluation(3.5, 4, 60))
-    for step in range(1, 4):
-        sink.train(StepMetrics(step, 3, 2.5 / step, float("nan"), 1e-3, step * 10, 1000.0, None, 0.001))
-    sink.samples(3, (Sample("", "text"),), None)
-    sink.close()
-    events = [json.loads(line) for line in path.read_text().splitlines()]
-    for line, facts in changes:
-        events[line - 1] |= facts
-    path.write_text("".join(json.dumps(event) + "\n" for event in events))
-    return path
-
-
-def test_events_are_read_in_their_order(tmp_path: Path) -> None:
-    events = list(read_events(write(tmp_path / "metrics.jsonl")))
-    assert [(event["event"], event["step"]) for event in events] == [
-        ("eval", 0),
-        ("train", 1),
-        ("train", 2),
-        ("train", 3),
-        ("sample", 3),
-    ]
-
-
-def test_a_loss_that_is_not_finite_is_no_damage(tmp_path: Path) -> None:
-    path = write(tmp_path / "metrics.jsonl", (3, {"loss": "nan", "loss_hex": "nan"}))
-    assert len(list(read_events(path))) == 5
-
-
-@pytest.mark.parametrize(
-    ("line", "facts", "finding"),
-    [
-        (3, {"step": 3}, "line 3: step 3, where step 2 is expected"),
-        (2, {"loss": 2.5000000001}, r"line 2: loss is 2\.5000000001, but loss_hex says 2\.5;"),
-        (4, {"loss_hex": "0x1p+0"}, "line 4: loss is"),
-        (1, {"val_loss": 3.25}, "line 1: val_loss is"),
-        (1, {"step": 1}, "line 1: step 1, where step 0"),
-        (2, {"loss_hex": None}, "line 2: not an event"),
-    ],
+from common.files import plain
+from tests.support.run_example import HOSTILE, example_events
+from trainer.machine.gpus import GpuReading
+from trainer.machine.host import HostReading
+from trainer.machine.sampler import HardwareReading
+from trainer.run.events import (
+    AlertEvent,
+    EndEvent,
+    EvalEvent,
+    Event,
+    HardwareEvent,
+    LayersEvent,
+    SampleEvent,
+    SaveEvent,
+    Score,
+    ScoresEvent,
+    TrainEvent,
+    UnknownEvent,
+    parse_event,
 )
-def test_what_no_run_writes_is_named(tmp_path: Path, line: int, facts: dict[str, Any], finding: str) -> None:
-    with pytest.raises(CheckpointError, match=finding):
-        list(read_events(write(tmp_path / "metrics.jsonl", (line, facts))))
+
+HOST = HostReading(1500.0, 1000.0, 16000.0, None, 100.0)
+EVENTS: list[Event] = [
+    TrainEvent(step=1, loss=2.5, grad_norm=math.inf, learning_rate=1e-3, targets=10, tokens_per_s=100.0, loader_wait_s=0.5),
+    EvalEvent(2, 2.5, 60, 1.5, {"source": {"code": Score(1.0, 40, 70)}, "kind": {}, "length": {}}),
+    SampleEvent(3, "Once ", "upon"),
+    ScoresEvent(4, {"distinct_1": 0.5, "mtld": None}),
+    LayersEvent(5, {"norm": 1.0}, {"norm": 0.0}, {"norm": math.inf}),
+    HardwareEvent.of(6, HardwareReading((GpuReading(0, "GPU", temperature_c=61.0),), HOST, (79,)), 3.5),
+    SaveEvent(7, 0.25),
+    AlertEvent("spike", 8, "warning", "loss 9 is above 3", "log", 9.0),
+    EndEvent(9, "stopped", "SIGTERM"),
+    UnknownEvent(10, {"event": "of another version", "step": 10, "x": [1]}),
+]
 
 
-def test_a_line_that_is_missing_is_noticed(tmp_path: Path) -> None:
-    path = write(tmp_path / "metrics.jsonl")
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:2] + lines[3:]))
-    with pytest.raises(CheckpointError, match="line 3: step 3, where step 2"):
-        list(read_events(path))
+def test_every_event_is_among_these() -> None:
+    assert {type(event) for event in EVENTS} == set(get_args(Event))
 
 
-def test_a_line_that_is_no_json_is_named_unless_it_is_a_torn_last_one(tmp_path: Path) -> None:
-    path = write(tmp_path / "metrics.jsonl")
-    content = path.read_text()
-    path.write_text(content + '{"event": "train", "st')
-    assert len(list(read_events(path))) == 5
-    path.write_text(content.replace('{"event": "train"', '"event": "train"', 1))
-    with pytest.raises(CheckpointError, match="line 2: not an event"):
-        list(read_events(path))
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_what_is_written_is_read_back(event: Event) -> None:
+    assert parse_event(json.loads(json.dumps(plain(event.to_json())))) == event
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"metrics\.jsonl: missing"):
-        list(read_events(tmp_path / "metrics.jsonl"))
+@pytest.mark.parametrize("event", [*example_events(), *example_events(20, HOSTILE)], ids=lambda event: event["event"])
+def test_an_event_without_its_optional_fields_is_read(event: dict[str, Any]) -> None:
+    kept = {name: value for name, value in event.items() if name in ("event", "step", "loss", "grad_norm", "val_loss")}
+    assert parse_event(kept).step == parse_event(event).step == event["step"]
+
+
+def test_a_field_that_no_run_writes_and_that_no_reader_needs_is_left_out() -> None:
+    values = ([], {}, "x", None, 5, True, 10**400, {"a": 5, "b": {"loss": "x"}, "c": []})
+    for value in values:
+        for event in EVENTS:
+            written = plain(event.to_json())
+            for name in written.keys() - {"event", "step", "loss", "grad_norm", "val_loss", "tokens", "rule"}:
+                assert parse_event(written | {name: value}).step == event.step

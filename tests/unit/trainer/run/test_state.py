@@ -10,8 +10,8 @@ import pytest
 from trainer.config import GuardConfig
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
-from trainer.run.events import Known
 from trainer.run.ledger import LedgerHead
+from trainer.run.metrics_file import Known
 from trainer.run.progress import Progress
 from trainer.run.state import RunState
 

@@ -28,12 +28,13 @@ from trainer.health.alerts import Alert
 from trainer.machine.gpus import GpuReading
 from trainer.machine.host import HostReading
 from trainer.machine.sampler import HardwareReading
-from trainer.metrics import RunFacts, Sample, StepMetrics, TensorBoardSink
+from trainer.metrics import RunFacts, StepMetrics, TensorBoardSink
 from trainer.metrics.layers import BIN_LIMITS, Histogram, LayerNorms, LayerObserver, LayerReading
-from trainer.metrics.sinks.points import FINAL_METRICS, hardware_points, train_points
+from trainer.metrics.sinks.points import FINAL_METRICS, points_of
 from trainer.metrics.sinks.tensorboard_figures import length_histogram, perplexity_bars
 from trainer.metrics.sinks.tensorboard_layout import LAYOUT, hyper_parameters
-from trainer.run.events import Known
+from trainer.run.events import HardwareEvent, SampleEvent, SaveEvent
+from trainer.run.metrics_file import Known
 
 HOST = HostReading(1500.0, 1000.0, 16000.0, 0.5, 100.0)
 GPU = GpuReading(1, "GPU", utilisation=0.98, temperature_c=61.0, throttle=("idle",), ecc_corrected=2)
@@ -50,7 +51,23 @@ SETTINGS = {
 
 
 def step(number: int, loss: float = 2.5, **changes: Any) -> StepMetrics:
-    return replace(StepMetrics(number, 100, loss, 0.5, 1e-3, number * 10, 1000.0, 0.4, 0.001, 0.01, 2.6, 1e-5), **changes)
+    return replace(
+        StepMetrics(
+            step=number,
+            last_step=100,
+            loss=loss,
+            grad_norm=0.5,
+            learning_rate=1e-3,
+            targets=number * 10,
+            tokens_per_s=1000.0,
+            mfu=0.4,
+            loader_wait_s=0.001,
+            seconds=0.01,
+            loss_average=2.6,
+            monitor_s=1e-5,
+        ),
+        **changes,
+    )
 
 
 def read(directory: Path) -> EventAccumulator:
@@ -78,10 +95,10 @@ def sink(tmp_path: Path) -> Iterator[TensorBoardSink]:
 
 def test_curves_have_a_point_every_few_steps_and_at_both_ends(sink: TensorBoardSink, tmp_path: Path) -> None:
     for number in range(1, 36):
-        sink.train(step(number, last_step=35))
+        sink.write(step(number, last_step=35))
     sink.close()
     events = read(tmp_path)
-    assert set(events.Tags()["scalars"]) == set(train_points(step(1)))
+    assert set(events.Tags()["scalars"]) == set(points_of(step(1)))
     for tag in events.Tags()["scalars"]:
         assert steps_of(events, tag) == [1, 10, 20, 30, 35]
 
@@ -90,7 +107,7 @@ def test_a_step_that_is_not_finite_is_counted_where_it_happens(sink: TensorBoard
     for number in range(1, 21):
         bad = number in (7, 10)
         count = sum(number >= at for at in (7, 10))
-        sink.train(step(number, math.nan if bad else 2.5, non_finite_steps=count))
+        sink.write(step(number, math.nan if bad else 2.5, non_finite_steps=count))
     sink.close()
     events = read(tmp_path)
     assert [(event.step, event.value) for event in events.Scalars("health/non_finite_steps")] == [(1, 0), (7, 1), (10, 2), (20, 2)]
@@ -101,13 +118,14 @@ def test_a_step_that_is_not_finite_is_counted_where_it_happens(sink: TensorBoard
 def test_no_point_appears_twice_after_a_resume_or_a_rollback(how: str, tmp_path: Path) -> None:
     def everything(sink: TensorBoardSink, first: int, last: int) -> None:
         for number in range(first, last + 1):
-            sink.train(step(number))
-            sink.layers(reading_of(number))
-            sink.hardware(number, HardwareReading((GPU,), HOST), 1.0)
-            sink.saving(number, 0.1)
-            sink.evaluation(number, Evaluation(2.0, 4, 60, by_source={"code": Score(1.0, 40)}))
-            sink.samples(number, (Sample("a", "b"),), None)
-            sink.alert(Alert("spike", number, "warning", "text", "log"), number)
+            sink.write(step(number))
+            sink.write(reading_of(number).event)
+            sink.histograms(reading_of(number))
+            sink.write(HardwareEvent.of(number, HardwareReading((GPU,), HOST), 1.0))
+            sink.write(SaveEvent(number, 0.1))
+            sink.write(Evaluation(2.0, 4, 60, by_source={"code": Score(1.0, 40)}).event(number))
+            sink.samples(number, (SampleEvent(number, "a", "b"),), None)
+            sink.write(Alert("spike", number, "warning", "text", "log", count=number))
 
     sink = TensorBoardSink(tmp_path, None, 1)
     sink.begin(RunFacts("a", SETTINGS))
@@ -143,12 +161,13 @@ def reading_of(number: int) -> LayerReading:
 
 def test_the_layout_names_curves_that_exist(sink: TensorBoardSink, tmp_path: Path) -> None:
     sink.begin(RunFacts("a", SETTINGS))
-    sink.train(step(1))
-    sink.evaluation(1, Evaluation(2.0, 4, 60, num_bytes=9, by_source={"code": Score(1.0, 40)}))
-    sink.layers(reading_of(1))
-    sink.saving(1, 0.1)
-    sink.hardware(1, HardwareReading((replace(GPU, memory_used_mib=1.0, power_w=1.0, sm_clock_mhz=1.0),), HOST), 1.0)
-    sink.alert(Alert("disk", 1, "critical", "text", "log"), 1)
+    sink.write(step(1))
+    sink.write(Evaluation(2.0, 4, 60, num_bytes=9, by_source={"code": Score(1.0, 40)}).event(1))
+    sink.write(reading_of(1).event)
+    sink.write(SaveEvent(1, 0.1))
+    gpu = replace(GPU, memory_used_mib=1.0, power_w=1.0, sm_clock_mhz=1.0)
+    sink.write(HardwareEvent.of(1, HardwareReading((gpu,), HOST), 1.0))
+    sink.write(Alert("disk", 1, "critical", "text", "log", count=1))
     sink.close()
     events = read(tmp_path)
     layout = Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
@@ -163,8 +182,8 @@ def test_runs_can_be_compared_by_their_settings_and_last_numbers(tmp_path: Path)
         sink = TensorBoardSink(tmp_path / name / "tensorboard", None, 10)
         sink.begin(RunFacts(name, SETTINGS | {"optim": {"lr": rate, "kind": "adamw"}}))
         for number in range(1, 14):
-            sink.train(step(number, loss_average=float(number)))
-        sink.evaluation(13, Evaluation(last, 4, 60))
+            sink.write(step(number, loss_average=float(number)))
+        sink.write(Evaluation(last, 4, 60).event(13))
         sink.finish("finished" if name == "a" else "stopped")
         sink.close()
     assert {path.name for path in (tmp_path / "a" / "tensorboard").iterdir() if path.is_dir()} == set(), "no run within the run"
@@ -211,8 +230,8 @@ def test_settings_are_flat_and_without_paths() -> None:
 
 
 def test_texts_keep_their_line_breaks_and_alerts_their_rule(sink: TensorBoardSink, tmp_path: Path) -> None:
-    sink.samples(5, (Sample("Once\n", "upon"),), None)
-    sink.alert(Alert("disk", 6, "critical", "step 6: full", "stop"), 1)
+    sink.samples(5, (SampleEvent(5, "Once\n", "upon"),), None)
+    sink.write(Alert("disk", 6, "critical", "step 6: full", "stop", count=1))
     sink.close()
     events = read(tmp_path)
     assert texts(events, "sample") == ["    Once\n    upon"]
@@ -221,9 +240,9 @@ def test_texts_keep_their_line_breaks_and_alerts_their_rule(sink: TensorBoardSin
 
 
 def test_a_text_that_is_no_unicode_is_shown_with_the_numbers_of_what_it_holds(sink: TensorBoardSink, tmp_path: Path) -> None:
-    sink.samples(1, (Sample("a\udcff", "b"),), None)
-    sink.alert(Alert("disk", 1, "critical", "a\udcff", "log"), 1)
-    sink.evaluation(1, Evaluation(2.0, 4, 60, by_source={"a\udcff": Score(1.0, 9)}))
+    sink.samples(1, (SampleEvent(1, "a\udcff", "b"),), None)
+    sink.write(Alert("disk", 1, "critical", "a\udcff", "log", count=1))
+    sink.write(Evaluation(2.0, 4, 60, by_source={"a\udcff": Score(1.0, 9)}).event(1))
     sink.close()
     events = read(tmp_path)
     assert texts(events, "sample") == [r"    a\udcffb"]
@@ -241,7 +260,7 @@ def test_a_histogram_is_shown_with_the_counts_that_were_measured(sink: TensorBoa
     observer.after_update(1)
     reading = observer.reading(1)
     assert reading is not None
-    sink.layers(reading)
+    sink.histograms(reading)
     sink.close()
     [event] = read(tmp_path).Histograms("weights/weight")
     shown = event.histogram_value
@@ -258,7 +277,8 @@ def test_a_histogram_is_shown_with_the_counts_that_were_measured(sink: TensorBoa
 
 
 def test_hardware_curves_are_named_by_gpu_and_unit() -> None:
-    points = hardware_points(HardwareReading((GPU, replace(GPU, index=2, answers=False, throttle=("hw_thermal",))), HOST), None)
+    lost = replace(GPU, index=2, answers=False, throttle=("hw_thermal",))
+    points = points_of(HardwareEvent.of(1, HardwareReading((GPU, lost), HOST), None))
     assert points["gpu_1/temperature_c"] == 61.0
     assert (points["gpu_1/throttled"], points["gpu_2/throttled"]) == (0.0, 1.0)
     assert (points["gpu_1/answers"], points["gpu_2/answers"]) == (1.0, 0.0)
@@ -268,7 +288,7 @@ def test_hardware_curves_are_named_by_gpu_and_unit() -> None:
 
 
 def test_runs_are_compared_by_curves_that_exist() -> None:
-    assert {name for name in FINAL_METRICS if not name.startswith("validation")} <= set(train_points(step(1)))
+    assert {name for name in FINAL_METRICS if not name.startswith("validation")} <= set(points_of(step(1)))
 
 
 def test_the_data_is_shown_as_a_picture_if_its_report_is_there(sink: TensorBoardSink, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import math
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,32 +17,43 @@ from trainer.evaluation.results import Evaluation
 from trainer.health.alerts import Alert
 from trainer.machine.host import HostReading
 from trainer.machine.sampler import HardwareReading
-from trainer.metrics import RunFacts, Sample, Sink, StepMetrics
-from trainer.metrics.layers import LayerNorms, LayerReading
+from trainer.metrics import RunFacts, Sink, StepMetrics
 from trainer.metrics.sinks import mlflow_sink
 from trainer.metrics.sinks.mlflow_sink import MlflowSink
-from trainer.metrics.sinks.points import train_points
+from trainer.metrics.sinks.points import points_of
 from trainer.metrics.sinks.wandb_sink import WandbSink
+from trainer.run.events import HardwareEvent, LayersEvent, SampleEvent, SaveEvent
 
 HOST = HostReading(1500.0, 1000.0, 16000.0, 0.5, 100.0)
-ALERT = Alert("spike", 7, "warning", "step 7: loss 9 is above 3", "log", 9.0)
+ALERT = Alert("spike", 7, "warning", "step 7: loss 9 is above 3", "log", 9.0, count=1)
 FACTS = RunFacts("a", {"optim": {"lr": 0.001}, "data": "/data"})
 
 
 def step(number: int, loss: float = 2.5) -> StepMetrics:
-    return replace(StepMetrics(number, 35, loss, 0.5, 1e-3, number * 10, 1000.0, None, 0.001), loss_average=2.6)
+    return StepMetrics(
+        step=number,
+        last_step=35,
+        loss=loss,
+        grad_norm=0.5,
+        learning_rate=1e-3,
+        targets=number * 10,
+        tokens_per_s=1000.0,
+        mfu=None,
+        loader_wait_s=0.001,
+        loss_average=2.6,
+    )
 
 
 def everything(sink: Sink) -> None:
     """One of each event."""
     for number in range(1, 36):
-        sink.train(step(number, math.nan if number == 7 else 2.5))
-    sink.evaluation(35, Evaluation(2.0, 4, 60))
-    sink.samples(35, (Sample("Once ", "upon"),), None)
-    sink.layers(LayerReading(30, {"norm": LayerNorms(1.0, 2.0, 0.5)}, {}, {}))
-    sink.hardware(30, HardwareReading((), HOST), 1.5)
-    sink.saving(30, 0.1)
-    sink.alert(ALERT, 1)
+        sink.write(step(number, math.nan if number == 7 else 2.5))
+    sink.write(Evaluation(2.0, 4, 60).event(35))
+    sink.samples(35, (SampleEvent(35, "Once ", "upon"),), None)
+    sink.write(LayersEvent(30, {"norm": 1.0}, {"norm": 2.0}, {"norm": 0.25}))
+    sink.write(HardwareEvent.of(30, HardwareReading((), HOST), 1.5))
+    sink.write(SaveEvent(30, 0.1))
+    sink.write(ALERT)
     sink.finish("finished")
     sink.close()
 
@@ -266,7 +277,7 @@ def test_a_wandb_that_goes_away_loses_points_and_not_the_run(
 def test_a_run_that_failed_is_shown_as_failed(wandb: FakeWandb, mlflow: FakeMlflow, tmp_path: Path) -> None:
     for sink in (WandbSink(tmp_path, "project", 10), MlflowSink(tmp_path, "store", "experiment", 10)):
         sink.begin(FACTS)
-        sink.train(step(1))
+        sink.write(step(1))
         sink.close()
     assert wandb.exit_code == 1
     assert mlflow.runs["run 0"]["status"] == "FAILED"
@@ -291,11 +302,11 @@ def test_no_step_waits_for_a_store_that_does_not_answer_and_the_end_not_for_long
 def test_a_store_that_failed_is_asked_for_nothing_that_would_have_to_be_waited_for(mlflow: FakeMlflow, tmp_path: Path) -> None:
     sink = MlflowSink(tmp_path, "store", "experiment", 10)
     sink.begin(FACTS)
-    sink.train(step(1))
+    sink.write(step(1))
     mlflow.error = ConnectionError("refused")
-    sink.train(step(10))
+    sink.write(step(10))
     mlflow.error = None
-    sink.samples(1, (Sample("Once ", "upon"),), None)
+    sink.samples(1, (SampleEvent(1, "Once ", "upon"),), None)
     sink.finish("finished")
     assert mlflow.waited == 0
     assert "samples/step-00000001.txt" not in mlflow.runs["run 0"]
@@ -313,7 +324,7 @@ def test_a_store_that_does_not_take_the_run_is_not_told_of_its_end(mlflow: FakeM
 def test_names_that_mlflow_does_not_take_are_changed(mlflow: FakeMlflow, tmp_path: Path) -> None:
     sink = MlflowSink(tmp_path, "store", "experiment", 10)
     sink.begin(FACTS)
-    sink.layers(LayerReading(1, {"a(b)": LayerNorms(1.0, 2.0, 0.5)}, {}, {}))
+    sink.write(LayersEvent(1, {"a(b)": 1.0}, {"a(b)": 2.0}, {"a(b)": 0.25}))
     assert {point.key for point in mlflow.runs["run 0"]["points"]} == {
         f"{kind}/a_b_" for kind in ("gradient_norm", "weight_norm", "update_ratio")
     }
@@ -338,7 +349,7 @@ def test_the_real_mlflow_takes_everything_in_a_folder(tmp_path: Path, monkeypatc
     everything(sink)
     run = (tmp_path / ".mlflow-id").read_text()
     [folder] = tmp_path.glob(f"store/*/{run}")
-    for name in train_points(step(1)):
+    for name in points_of(step(1)):
         lines = (folder / "metrics" / name).read_text().splitlines()
         assert sorted(int(line.split()[2]) for line in lines) == [1, 7, 10, 20, 30, 35]
     assert json.dumps((folder / "params" / "optim.lr").read_text()) == '"0.001"'
