@@ -12,19 +12,22 @@ __all__ = ["PrintableStream", "printable", "printable_stdout"]
 
 _STEERING = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"))
 """Unicode categories of characters that show nothing, or that change how others are shown."""
-_KEPT = frozenset("\n\t\u200c\u200d")
+_KEPT = "\n\t\u200c\u200d"
 """Line feed and tab, and the two joiners that Persian, Indian scripts and emoji are written with."""
 
 
-def printable(text: str) -> str:
-    """`text` with every character named that a terminal would obey instead of show.
+def printable(text: str, kept: str = _KEPT) -> str:
+    """Return `text` with each invisible character, which a terminal could obey, replaced by its number.
 
-    Escape becomes `⟨U+001B⟩`, a mark that reverses the direction of text `⟨U+202E⟩`. Line feeds, tabs and all
-    visible characters stay.
+    Escape becomes `⟨U+001B⟩`, and a mark that reverses the direction of text becomes `⟨U+202E⟩`. All visible characters stay.
+
+    Args:
+        text: may come from a stranger.
+        kept: invisible characters that stay. The default is line feed, tab and the two joiners.
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(map(_shown, text))
+    return "".join(one if one in kept or unicodedata.category(one) not in _STEERING else f"⟨U+{ord(one):04X}⟩" for one in text)
 
 
 class PrintableStream:
@@ -59,9 +62,3 @@ def printable_stdout() -> Iterator[None]:
         return
     with redirect_stdout(cast(TextIO, PrintableStream(sys.stdout))):
         yield
-
-
-def _shown(character: str) -> str:
-    if character in _KEPT or unicodedata.category(character) not in _STEERING:
-        return character
-    return f"⟨U+{ord(character):04X}⟩"

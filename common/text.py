@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import unicodedata
+from common.terminal import printable
 
 __all__ = ["decimal", "duration", "format_bytes", "share", "size", "visible"]
-
-_UNSEEN = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"))
-"""Unicode categories of characters that show nothing, or that change how others are shown."""
 
 
 def size(num_bytes: float) -> str:
@@ -54,20 +51,12 @@ def duration(seconds: float) -> str:
 
 
 def visible(text: str) -> str:
-    """Text in which every character that a reader would not see, or that would disturb the rest of the line, is named: `⟨U+202E⟩`.
+    """Return `text` with each invisible character, joiners included, replaced by its number, such as `⟨U+202E⟩`.
 
-    Line feeds and tabs stay. What comes back holds no control character, no direction mark and no lone surrogate, so it can go to
-    a terminal and into UTF-8.
+    Line feeds and tabs stay. The result has no other control character, no direction mark and no lone surrogate, so it can be
+    shown on a terminal and encoded in UTF-8.
     """
-    if text.isprintable() and text.isascii():
-        return text
-    return "".join(_named(character) for character in text)
-
-
-def _named(character: str) -> str:
-    if character in "\n\t" or unicodedata.category(character) not in _UNSEEN:
-        return character
-    return f"⟨U+{ord(character):04X}⟩"
+    return printable(text, kept="\n\t")
 
 
 def format_bytes(size: int) -> str:

@@ -36,13 +36,13 @@ from torch.distributed.run import get_args_parser, parse_min_max_nnodes, run
 
 from common.errors import ConfigError, ExitCode
 from trainer.distributed.network import STORE_VARIABLE
+from trainer.launch.stop_request import STOP_SIGNALS
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE, LAUNCHER_VARIABLE
 
 EXPLAINED_BY_THE_RANK = set(ExitCode) - {ExitCode.DONE, ExitCode.CRASHED}
 # What torchrun logs about a rank that ended, a signal that it passes on, and a node that left first: the report and the entrypoint
 # say it better.
 SAID_ELSEWHERE = ("failed (exitcode", "Sending process", "Received ", "Error waiting on exit barrier")
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 OTHER_NODES_S = 30.0
 """How long a node whose ranks are done waits for other nodes, which need its store. A node that was killed never comes."""
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common.errors import ExitCode, ProjectError
-from trainer.watchdog.processes import EXIT_FILE_VARIABLE
+from trainer.watchdog.processes import EXIT_FILE_VARIABLE, is_running
 
 __all__ = ["only_first_failure"]
 
@@ -90,11 +90,4 @@ def _num_ranks_here() -> int:
     """The processes that the parent of this one has started and that run still."""
     parent = os.getppid()
     children = [pid for path in Path(f"/proc/{parent}/task").glob("*/children") for pid in path.read_text().split()]
-    return sum(_is_running(pid) for pid in children)
-
-
-def _is_running(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return sum(is_running(int(pid)) for pid in children)

@@ -17,11 +17,13 @@ __all__ = [
     "ProcessId",
     "ask_for_stacks",
     "end_with_parent",
+    "is_running",
     "leave_reason",
     "own_container",
     "process_facts",
     "process_state",
     "send_signal",
+    "set_death_signal",
     "signal_if_running",
 ]
 
