@@ -1,4 +1,4 @@
-"""Numbers, times and text from strangers, as people read them."""
+"""Formats numbers, times and text of strangers for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["decimal", "duration", "format_bytes", "share", "size", "visible"]
 
 
 def size(num_bytes: float) -> str:
-    """Bytes in decimal units: `517 bytes`, `1.2 kB`, `3.4 TB`."""
+    """Return a number of bytes in decimal units: `517 bytes`, `1.2 kB`, `3.4 TB`."""
     if num_bytes < 1000:
         return f"{num_bytes:,.0f} bytes"
     for unit in ("kB", "MB", "GB", "TB"):
@@ -37,7 +37,7 @@ def decimal(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time: `0.4 s`, `45 s`, `3 min 20 s`, `2 h 05 min`, `3 d 4 h`."""
+    """Return a duration: `0.4 s`, `45 s`, `3 min 20 s`, `2 h 05 min`, `3 d 4 h`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -60,7 +60,7 @@ def visible(text: str) -> str:
 
 
 def format_bytes(size: int) -> str:
-    """Bytes for people: "512 B", "1.5 GiB"."""
+    """Return a number of bytes in binary units: "512 B", "1.5 GiB"."""
     value, units = float(size), iter(("B", "KiB", "MiB", "GiB"))
     for unit in units:
         if value < 1024:
