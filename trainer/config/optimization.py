@@ -1,4 +1,4 @@
-"""Settings of loss, optimizer, schedule and weight average."""
+"""Settings of the loss, the optimizer, the schedule and the weight average."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["EmaConfig", "LossConfig", "OptimConfig", "ScheduleConfig"]
 
 
 class LossConfig(Section):
-    """What is minimised."""
+    """The loss that training minimises."""
 
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="Share of the target's probability that is spread over the vocabulary."
@@ -21,13 +21,13 @@ class LossConfig(Section):
     temperature: float = Field(1.0, gt=0, le=100, description="Logits are divided by this before the softmax.")
     normalise: Literal["tokens", "sequences"] = Field(
         "tokens",
-        description="Mean over targets, or over the means of documents. A document that packing cut counts once for each piece.",
+        description="tokens: mean over targets; sequences: mean over the means of documents (of each piece, if packing cut one).",
     )
     chunk_tokens: int | None = Field(
         None,
         ge=1,
         le=1 << 24,
-        description="Number of positions whose logits exist at one time; none: chosen from the vocabulary's size.",
+        description="Number of positions whose logits are in memory at one time; none: chosen from the size of the vocabulary.",
     )
 
 
@@ -49,11 +49,11 @@ class OptimConfig(Section):
 
 
 class ScheduleConfig(Section):
-    """Learning rate over the steps."""
+    """The learning rate over the steps."""
 
     kind: Literal["cosine", "linear", "wsd", "polynomial", "exponential", "step", "constant"] = Field(
         "cosine",
-        description="Shape after the warm-up. wsd: constant, then a straight line down in the last `decay_share`.",
+        description="Shape after the warm-up. wsd: constant, then a linear decay in the last `decay_share` of the steps.",
     )
     warmup_steps: int = Field(100, ge=0, description="Number of steps in which the learning rate rises linearly to its peak.")
     decay_steps: int | None = Field(
@@ -61,7 +61,7 @@ class ScheduleConfig(Section):
     )
     floor: float = Field(0.1, ge=0, le=1, description="Lowest learning rate, as a share of the peak.")
     decay_share: float = Field(
-        0.2, gt=0, le=1, description="wsd: share of the steps to `decay_steps` in which the learning rate falls."
+        0.2, gt=0, le=1, description="wsd: share of `decay_steps` in which the learning rate falls, at their end."
     )
     power: float = Field(2.0, gt=0, le=10, description="polynomial: exponent of the decay.")
     milestones: tuple[Annotated[int, Field(ge=1)], ...] = Field(
@@ -73,7 +73,7 @@ class ScheduleConfig(Section):
     def _check_shape(self) -> Self:
         if self.kind == "step" and (not self.milestones or list(self.milestones) != sorted(set(self.milestones))):
             raise ValueError(
-                f"schedule.kind = step needs rising schedule.milestones and has {list(self.milestones)}; "
+                f"schedule.kind = step needs increasing schedule.milestones, and they are {list(self.milestones)}; "
                 "name the steps, lowest first"
             )
         if self.kind == "step" and self.milestones[0] < self.warmup_steps:
@@ -82,14 +82,14 @@ class ScheduleConfig(Section):
                 "warm up for fewer steps, or begin later"
             )
         if self.kind == "exponential" and self.floor == 0:
-            raise ValueError("schedule.kind = exponential never reaches schedule.floor = 0; use a floor above it, such as 0.01")
+            raise ValueError("schedule.kind = exponential never reaches schedule.floor = 0; use a floor above 0, such as 0.01")
         return self
 
 
 class EmaConfig(Section):
-    """A moving average of the weights, which is evaluated, and generates text, when it is on."""
+    """A moving average of the weights. If it is on, evaluations and generated text use it."""
 
     decay: float | None = Field(None, gt=0, lt=1, description="Share of the average that a step keeps, such as 0.999; none: off.")
     warmup_steps: int = Field(
-        100, ge=0, description="Number of steps in which the decay rises, so that the first weights are soon forgotten."
+        100, ge=0, description="Warm-up W of the decay, which is at most (1 + step) / (W + step); 0: no warm-up."
     )
