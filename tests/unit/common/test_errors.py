@@ -121,7 +121,8 @@ def test_what_a_command_returns_is_its_exit_code() -> None:
 
 
 def test_the_readme_lists_every_exit_code() -> None:
-    listed = re.findall(r"^\| (\d+) \| ", (ROOT / "README.md").read_text(encoding="utf-8").partition("| exit code |")[2], re.MULTILINE)
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| exit code |")[2]
+    listed = re.findall(r"^\| (\d+) \| ", table, re.MULTILINE)
     assert listed == [str(int(code)) for code in sorted(ExitCode)]
 
 
