@@ -28,10 +28,7 @@ _EXPLAINED = {
     ),
     errno.EROFS: ("its file system is mounted read-only", "name a folder that can be written to, or mount it with write access"),
     errno.EISDIR: ("it is a directory, and a file is needed there", f"move the directory away, {_RUN_AGAIN}"),
-    errno.ELOOP: (
-        "a symbolic link on its path cannot be followed",
-        f"replace the link by its target, {_RUN_AGAIN}",
-    ),
+    errno.ELOOP: ("a symbolic link on its path cannot be followed", f"replace the link by its target, {_RUN_AGAIN}"),
     errno.EIO: (
         "input/output error, as the device failed to read or write it",
         f"look at `dmesg`, the disk and the mount, {_RUN_AGAIN}",

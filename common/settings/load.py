@@ -44,10 +44,7 @@ MAX_SETTINGS_BYTES = 1 << 20
 
 
 def load_settings(
-    model: type[SettingsT],
-    arguments: Sequence[str],
-    parser: argparse.ArgumentParser,
-    environment: Mapping[str, str] = os.environ,
+    model: type[SettingsT], arguments: Sequence[str], parser: argparse.ArgumentParser, environment: Mapping[str, str] = os.environ
 ) -> SettingsT:
     """Build `model` from command line, environment, recipe and defaults. The first of them that sets a value wins.
 
@@ -71,10 +68,7 @@ def load_settings(
 
 
 def load_options(
-    model: type[OptionsT],
-    arguments: Sequence[str],
-    parser: argparse.ArgumentParser,
-    environment: Mapping[str, str] = os.environ,
+    model: type[OptionsT], arguments: Sequence[str], parser: argparse.ArgumentParser, environment: Mapping[str, str] = os.environ
 ) -> OptionsT:
     """Build the options of a small command from its command line and the environment variables that its fields name.
 

@@ -15,16 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from common.errors import ConfigError
 from common.settings.messages import nearest
-from common.settings.model import (
-    Options,
-    Settings,
-    environment_names,
-    is_list,
-    place_in_recipe,
-    place_of,
-    setting_names,
-    spelling,
-)
+from common.settings.model import Options, Settings, environment_names, is_list, place_in_recipe, place_of, setting_names, spelling
 
 __all__ = ["SchemaOptions", "help_parser", "schema_text"]
 

@@ -52,8 +52,7 @@ class ScheduleConfig(Section):
     """The learning rate over the steps."""
 
     kind: Literal["cosine", "linear", "wsd", "polynomial", "exponential", "step", "constant"] = Field(
-        "cosine",
-        description="Shape after the warm-up. wsd: constant, then a linear decay in the last `decay_share` of the steps.",
+        "cosine", description="Shape after the warm-up. wsd: constant, then a linear decay in the last `decay_share` of the steps."
     )
     warmup_steps: int = Field(100, ge=0, description="Number of steps in which the learning rate rises linearly to its peak.")
     decay_steps: int | None = Field(

@@ -52,13 +52,7 @@ _TIED = "--tied-to"
 
 @contextmanager
 def watched(
-    run: Path,
-    patience: Patience,
-    *,
-    rank: int,
-    local_rank: int = 0,
-    processes: Sequence[ProcessId] = (),
-    enabled: bool = True,
+    run: Path, patience: Patience, *, rank: int, local_rank: int = 0, processes: Sequence[ProcessId] = (), enabled: bool = True
 ) -> Iterator[Heartbeat]:
     """Yield the heartbeat of this rank. While the context lasts, the watchdog of the node watches it.
 
