@@ -25,12 +25,8 @@ def _cgroup_rooms(proc: Path, cgroups: Path) -> Iterator[int]:
         if not controllers:
             root, limit, usage, inactive = cgroups, "memory.max", "memory.current", "inactive_file"
         elif "memory" in controllers.split(","):
-            root, limit, usage, inactive = (
-                cgroups / "memory",
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-                "total_inactive_file",
-            )
+            root, limit, usage = cgroups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            inactive = "total_inactive_file"
         else:
             continue
         # Inside a container the path is often that of the host, while the cgroup of the container is mounted at the root.
@@ -48,11 +44,7 @@ def process_bytes(name: str) -> int:
 
 
 def _field(path: Path, name: str) -> int:
-    """Return the number after a name, in a file of lines "name number …".
-
-    Raises:
-        ValueError: no line begins with the name.
-    """
+    """Return the number after a name in a file of lines "name number …". Raises ValueError if no line has the name."""
     for line in path.read_text(encoding="utf-8").splitlines():
         words = line.split()
         if words and words[0] == name:

@@ -62,11 +62,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def _inner(name: object) -> object:
-    """Return `name` if it is a relative path that stays inside the folder.
-
-    Raises:
-        ValueError: it is any other value.
-    """
+    """Return `name`. Raises ValueError if it is not a relative path that stays inside the folder."""
     if not isinstance(name, str) or not name or "\0" in name:
         raise ValueError("is not a path")
     path = PurePosixPath(name)

@@ -135,7 +135,6 @@ def _bad(line: Line, chart: Chart) -> list[tuple[float, str]]:
 
 
 def _runs(there: NDArray[np.bool_]) -> Iterator[slice]:
-    """Yield the runs of neighbours that are true."""
     edges = np.flatnonzero(np.diff(np.concatenate(([0], there.astype(np.int8), [0]))))
     for start, stop in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
         yield slice(start, stop)

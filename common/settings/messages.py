@@ -17,13 +17,7 @@ __all__ = ["explain", "nearest"]
 
 
 def explain(model: type[BaseModel], error: ValidationError, *place: str) -> str:
-    """Return what is wrong with the values of a model.
-
-    Args:
-        model: the settings.
-        error: of its validation.
-        place: names of the sections that hold this model, if it is a part of another.
-    """
+    """Return what is wrong with the values of a model. `place` names the sections that hold it, if it is part of another model."""
     return "; ".join(dict.fromkeys(_explain(model, detail, place) for detail in error.errors()))
 
 
@@ -69,7 +63,6 @@ def _entry_names(model: type[BaseModel], names: Sequence[str]) -> list[str]:
 
 
 def _places_of(model: type[BaseModel], name: str) -> str:
-    """Return where a setting can be given."""
     fields = setting_names(model)
     if issubclass(model, Options):
         variable = place_of(fields[name]).variable if name in fields else None

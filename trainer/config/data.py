@@ -57,6 +57,4 @@ class BadDataConfig(Section):
         "stop",
         description="Action when a shard cannot be read. stop: training stops; quarantine: its rows become padding on all ranks.",
     )
-    max_share: float = Field(
-        0.05, ge=0, le=1, description="Training stops when more than this share of a split's rows is in quarantine."
-    )
+    max_share: float = Field(0.05, ge=0, le=1, description="Training stops when more than this share of a split is in quarantine.")

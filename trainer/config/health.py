@@ -40,9 +40,7 @@ class GuardConfig(Section):
     max_skips: int = Field(20, ge=0, description="Training stops when more than this many updates in a row were withheld.")
     max_rollbacks: int = Field(3, ge=0, description="Training stops when the run would be rolled back more than this many times.")
     window_steps: int = Field(10, ge=1, description="Number of steps whose rows a rollback leaves out, from the bad step on.")
-    rollback_lr_factor: float = Field(
-        1.0, gt=0, le=1, description="Factor by which a rollback multiplies the learning rate; 1 keeps it."
-    )
+    rollback_lr_factor: float = Field(1.0, gt=0, le=1, description="A rollback multiplies the learning rate by this; 1 keeps it.")
 
     @model_validator(mode="after")
     def _check_norms(self) -> Self:
@@ -68,16 +66,12 @@ class AlertsConfig(Section):
     window_steps: int = Field(50, ge=5, le=10_000, description="Number of last steps over which waiting and speed are measured.")
     slow_rank: AlertAction = Field("log", description="Alert when one rank is slower than the others.")
     throttling: AlertAction = Field("log", description="Alert when a GPU lowers its clocks because of heat or power supply.")
-    gpu_errors: AlertAction = Field(
-        "log", description="Alert when ECC errors increase, an Xid error occurs, or a GPU does not answer."
-    )
+    gpu_errors: AlertAction = Field("log", description="Alert when ECC errors rise, an Xid error occurs, or a GPU does not answer.")
     corrected_errors: int = Field(
         100, ge=1, description="Alert after this many more corrected ECC errors. One uncorrected error is always an alert."
     )
     host_memory: AlertAction = Field("log", description="Alert when the run's memory on the host grows faster than host_memory_mb.")
-    host_memory_mb: float = Field(
-        100.0, gt=0, description="Alert when host memory grows by more than this many MB per 1,000 steps."
-    )
+    host_memory_mb: float = Field(100.0, gt=0, description="Alert when host memory grows by more than this many MB in 1,000 steps.")
     disk: AlertAction = Field("log", description="Alert when less than disk_free_gb is free on the run's disk.")
     disk_free_gb: float = Field(5.0, ge=0, description="Alert when fewer than this many GB are free on the run's disk.")
     plateau: AlertAction = Field("log", description="Alert when the validation loss has stopped falling.")

@@ -19,16 +19,12 @@ class ModelConfig(Section):
     heads: int = Field(6, ge=1, le=1024, description="Number of query heads.")
     kv_heads: int | None = Field(None, ge=1, le=1024, description="Number of key and value heads; none: as many as query heads.")
     head_dim: int | None = Field(None, ge=2, le=1024, description="Width of one head; none: width / heads.")
-    mlp_width: int | None = Field(
-        None, ge=8, description="Hidden width of SwiGLU; none: 8/3 of width, rounded up to a multiple of 64."
-    )
+    mlp_width: int | None = Field(None, ge=8, description="Hidden width of SwiGLU; none: 8/3 width, rounded up to multiples of 64.")
     context: int = Field(1024, ge=2, le=1 << 20, description="Length of the longest row that the model accepts, in tokens.")
     rope_theta: float = Field(10_000.0, gt=1, description="Base of the rotary embedding.")
     norm_eps: float = Field(1e-6, gt=0, lt=1e-2, description="Epsilon of RMSNorm.")
     tie_embeddings: bool = Field(True, description="Whether the output projection shares the embedding's weights.")
-    vocab_multiple: int = Field(
-        64, ge=1, le=1024, description="The vocabulary is padded to a multiple of this, for faster kernels."
-    )
+    vocab_multiple: int = Field(64, ge=1, le=1024, description="The vocabulary is padded to a multiple of this for faster kernels.")
     init_std: float = Field(0.02, gt=0, lt=1, description="Standard deviation of the initial weights.")
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none",

@@ -14,9 +14,7 @@ __all__ = ["EmaConfig", "LossConfig", "OptimConfig", "ScheduleConfig"]
 class LossConfig(Section):
     """The loss that training minimises."""
 
-    label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="Share of the target's probability that is spread over the vocabulary."
-    )
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of the target's probability spread over the vocabulary.")
     z_loss: float = Field(0.0, ge=0, le=1, description="Weight of the squared logarithm of the softmax's denominator; 0: none.")
     temperature: float = Field(1.0, gt=0, le=100, description="Logits are divided by this before the softmax.")
     normalise: Literal["tokens", "sequences"] = Field(
@@ -42,9 +40,7 @@ class OptimConfig(Section):
     beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the gradient average.")
     beta2: float = Field(0.95, ge=0, lt=1, description="Decay of the squared-gradient average.")
     eps: float = Field(1e-8, gt=0, lt=1, description="Epsilon of AdamW.")
-    clip_norm: float = Field(
-        1.0, gt=0, description="Gradients with a larger global norm are scaled down to this norm; 1e9 turns clipping off."
-    )
+    clip_norm: float = Field(1.0, gt=0, description="Gradients with a larger global norm are scaled down to this; 1e9: no limit.")
     muon_momentum: float = Field(0.95, ge=0, lt=1, description="Decay of Muon's momentum.")
 
 
@@ -55,13 +51,9 @@ class ScheduleConfig(Section):
         "cosine", description="Shape after the warm-up. wsd: constant, then a linear decay in the last `decay_share` of the steps."
     )
     warmup_steps: int = Field(100, ge=0, description="Number of steps in which the learning rate rises linearly to its peak.")
-    decay_steps: int | None = Field(
-        None, ge=1, description="Step at which the floor is reached; none: the last step of the limits."
-    )
+    decay_steps: int | None = Field(None, ge=1, description="Step at which the floor is reached; none: the last step of the run.")
     floor: float = Field(0.1, ge=0, le=1, description="Lowest learning rate, as a share of the peak.")
-    decay_share: float = Field(
-        0.2, gt=0, le=1, description="wsd: share of `decay_steps` in which the learning rate falls, at their end."
-    )
+    decay_share: float = Field(0.2, gt=0, le=1, description="wsd: last share of `decay_steps`, in which the learning rate falls.")
     power: float = Field(2.0, gt=0, le=10, description="polynomial: exponent of the decay.")
     milestones: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (), description="step: steps at which the learning rate is multiplied by `gamma`."
@@ -89,6 +81,4 @@ class EmaConfig(Section):
     """A moving average of the weights. If it is on, evaluations and generated text use it."""
 
     decay: float | None = Field(None, gt=0, lt=1, description="Share of the average that a step keeps, such as 0.999; none: off.")
-    warmup_steps: int = Field(
-        100, ge=0, description="Warm-up W of the decay, which is at most (1 + step) / (W + step); 0: no warm-up."
-    )
+    warmup_steps: int = Field(100, ge=0, description="Warm-up W: the decay is at most (1 + step) / (W + step); 0: no warm-up.")

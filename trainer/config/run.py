@@ -17,12 +17,10 @@ class LimitsConfig(Section):
 
     steps: int | None = Field(None, ge=1, description="Training ends after this many optimizer steps.")
     epochs: float | None = Field(
-        None, gt=0, description="Training ends after this many passes over the training rows; fractions are allowed."
+        None, gt=0, description="Training ends after this many passes over the training rows, such as 1.5."
     )
     tokens: int | None = Field(None, ge=1, description="Training ends after this many training targets, counted over all ranks.")
-    minutes: float | None = Field(
-        None, gt=0, description="Training ends after this many minutes of training time, counted over all resumes."
-    )
+    minutes: float | None = Field(None, gt=0, description="Training ends after this many minutes of training, over all resumes.")
 
 
 class EvalConfig(Section):
@@ -30,9 +28,7 @@ class EvalConfig(Section):
 
     every_steps: int = Field(250, ge=1, description="Steps between evaluations. The first and the last step are always evaluated.")
     max_rows: int | None = Field(None, ge=1, description="Number of validation rows to use, spread evenly over all; none: all.")
-    micro: int | None = Field(
-        None, ge=1, le=65536, description="Number of rows in one forward pass of one rank; none: batch.micro."
-    )
+    micro: int | None = Field(None, ge=1, le=65536, description="Number of rows in one forward pass of a rank; none: batch.micro.")
     prompt: str = Field("", description="Text that the sample at each evaluation continues.")
     prompts: tuple[str, ...] = Field(
         (),
@@ -62,15 +58,9 @@ class CheckpointConfig(Section):
     """When a checkpoint is saved, and which checkpoints are kept."""
 
     every_steps: int = Field(500, ge=1, description="Steps between checkpoints. The last step is always saved.")
-    every_minutes: float = Field(
-        30.0, gt=0, description="A checkpoint is saved after this many minutes if every_steps takes longer."
-    )
-    keep_last: int = Field(
-        2, ge=1, le=1000, description="Number of newest checkpoints to keep. The best by validation loss is kept too."
-    )
-    keep_every: int | None = Field(
-        None, ge=1, description="Checkpoints of steps that are multiples of this are kept as well; none: no others."
-    )
+    every_minutes: float = Field(30.0, gt=0, description="A checkpoint is saved after this many minutes if every_steps is longer.")
+    keep_last: int = Field(2, ge=1, le=1000, description="Number of last checkpoints to keep, besides the best by validation loss.")
+    keep_every: int | None = Field(None, ge=1, description="Checkpoints whose step is a multiple of this are kept too; none: off.")
 
 
 class LogConfig(Section):

@@ -56,7 +56,6 @@ def openmp_threads(variables: Mapping[str, str]) -> int | None:
 
 
 def _num_nodes(text: str) -> int:
-    """Return the largest number of nodes that PET_NNODES allows."""
     found = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", text, re.ASCII)
     least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= least <= most:

@@ -31,12 +31,7 @@ class Patience:
     """Limit in the slow phases, and in the first three steps, in which code is compiled."""
 
     def limit_s(self, phase: Phase, step_seconds: Collection[float]) -> float:
-        """Return the seconds of silence that are allowed in a phase; infinite once a rank is done.
-
-        Args:
-            phase: of the rank.
-            step_seconds: durations of the last steps.
-        """
+        """Return the seconds of silence that are allowed in a phase, after steps of these durations; infinite in `done`."""
         if phase == "done":
             return math.inf
         stall_s = self.stall_s or max(_LEAST_STALL_S, _SLOWER * max(step_seconds, default=0.0))

@@ -47,12 +47,7 @@ class Heartbeat:
         self.beat()
 
     def at(self, phase: Phase, step: int | None = None) -> None:
-        """Enter a phase.
-
-        Args:
-            phase: that begins now.
-            step: number of the step that begins with this phase; None: the step goes on. It decreases if the run goes back.
-        """
+        """Enter a phase. `step` is the number of the step that begins with it, if one does; it decreases if the run goes back."""
         if step is not None and step != self._step:
             self._lap += step < self._step
             now = self._clock()

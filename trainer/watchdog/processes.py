@@ -87,13 +87,9 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 def leave_reason(text: str) -> bool:
-    """Write the reason why this process ends into the exit file: its exit code, and possibly a message.
+    """Write the exit code of this process, and possibly a message, into the exit file, if the launcher has named one.
 
-    Returns:
-        Whether it was written: False if another process has already written a reason. True if there is no exit file.
-
-    Raises:
-        OSError: the file cannot be written.
+    Returns False if another process has already written a reason there. Raises OSError if the file cannot be written.
     """
     if not (path := os.environ.get(EXIT_FILE_VARIABLE)):
         return True
@@ -128,7 +124,7 @@ def process_state(process: ProcessId) -> str | None:
 
 
 def send_signal(process: ProcessId, number: signal.Signals) -> None:
-    """Send a signal to a process and to no other, even if the process ends at this moment and another gets its pid.
+    """Send a signal to exactly this process, even if it ends at this moment and another process gets its pid.
 
     Raises:
         ProcessLookupError: it has ended.
