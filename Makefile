@@ -27,12 +27,12 @@ smoke: .venv/dev ## test the image and all three services on a Docker engine; fa
 TESTS = .venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test: .venv/dev ## unit tests and one test of each promise, ten minutes on two cores (ARGS=tests/unit: only some)
-	@$(TESTS) -m 'not containers and not long' $(ARGS)
+	@$(TESTS) -m 'not containers and not optional and not long' $(ARGS)
 
-test-all: .venv/dev ## the tests that make test leaves out, except those that need an engine
-	@$(TESTS) -m 'not containers and long' $(ARGS)
+test-all: .venv/dev ## the tests that make test leaves out, except those that need an engine or an optional package
+	@$(TESTS) -m 'not containers and not optional and long' $(ARGS)
 
-test-optional: .venv/dev ## install the optional locks (lm-eval, Ray) into .venv-optional, and run the tests that need them
+test-optional: .venv/dev ## install the optional locks (lm-eval, Ray, wandb, MLflow) into .venv-optional, and run the tests that need them
 	@env/test-optional
 
 faults: .venv/dev ## the fault campaigns with their full counts (hours), and their tables in docs/faults.md (ARGS=tests/faults/test_runs.py: only some)

@@ -103,7 +103,7 @@ def check_form(form: type[Form], value: object) -> None:
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value from JSON is a number, or a string such as "nan" for a number that JSON cannot represent."""
+    """Whether a value out of JSON is a number, or a text such as "nan" that stands for one that JSON has no word for."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return False
     try:

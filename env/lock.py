@@ -8,6 +8,7 @@ All files come from one resolution, so a package has the same version in all of 
     requirements-image.lock  what the image adds to its base, which already has torch
     requirements-ray.lock    what `prepare --engine ray` adds to either of the two
     requirements-eval.lock   what `evaluate --lm-eval` adds to either of the two
+    requirements-tracking.lock  what Weights & Biases and MLflow add to either of the two
     requirements-dev.lock    tests, linters and types, on top of requirements.lock
     requirements-tools.lock  what this script runs on
     base/requirements.lock   the stand-in base image
@@ -44,6 +45,7 @@ INPUTS = {
     "requirements-image.lock": ("requirements.in",),
     "requirements-ray.lock": ("requirements-ray.in",),
     "requirements-eval.lock": ("requirements-eval.in",),
+    "requirements-tracking.lock": ("requirements-tracking.in",),
     "requirements-dev.lock": ("requirements.in", "requirements-torch.in", "requirements-ray.in", "requirements-dev.in"),
     "requirements-tools.lock": ("requirements-tools.in",),
     "base/requirements.lock": ("base/requirements.in",),
@@ -121,6 +123,7 @@ def main() -> None:
         image = compile_lock("requirements.in", Path(pins.name))
         ray = compile_lock("requirements-ray.in", Path(pins.name))
         harness = compile_lock("requirements-eval.in", Path(pins.name))
+        tracking = compile_lock("requirements-tracking.in", Path(pins.name))
         base = compile_lock("base/requirements.in", Path(pins.name))
     cuda = {name: native.pop(name) for name in list(native) if is_of_cuda(name)}
     native["torch"] = with_cpu_hashes(native["torch"])
@@ -132,6 +135,7 @@ def main() -> None:
     write("requirements-image.lock", image)
     write("requirements-ray.lock", beyond(ray, image))
     write("requirements-eval.lock", beyond(harness, native | cuda))
+    write("requirements-tracking.lock", beyond(tracking, native | cuda))
     write("requirements-dev.lock", beyond(everything, native | cuda))
     write("requirements-tools.lock", compile_lock("requirements-tools.in"))
     write("base/requirements.lock", base)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,6 @@ from trainer.inference.text_model import TextModel
 from trainer.loop import train
 from trainer.model.attention import make_layout
 from trainer.run.directory import load_config
-
-needs_harness = pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs lm-eval (env/requirements-eval.lock)")
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +115,8 @@ def test_the_command_shows_all_groups_and_refuses_what_does_not_fit(run: Path) -
         assert (refused.returncode, message in refused.stderr) == (2, True), refused.stderr
 
 
-@pytest.mark.skipif(importlib.util.find_spec("lm_eval") is not None, reason="lm-eval is installed")
-def test_without_the_harness_its_tasks_are_refused_with_the_install_command(run: Path) -> None:
+def test_without_the_harness_its_tasks_are_refused_with_the_install_command(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(ConfigError, match="pip install"):
         benchmark_run(run, "latest", "arc_easy", None, as_json=False)
 
@@ -210,7 +208,7 @@ def write_tasks(folder: Path) -> Path:
     return folder
 
 
-@needs_harness
+@pytest.mark.optional
 @pytest.mark.filterwarnings("ignore")
 def test_the_harness_runs_tasks_of_a_folder_without_a_network(
     run: Path, harness_model: HarnessModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -237,7 +235,7 @@ def test_the_harness_runs_tasks_of_a_folder_without_a_network(
     assert [line.split()[0] for line in table[1:]] == ["task", "tiny_pages", "tiny_pages", "tiny_questions"]
 
 
-@needs_harness
+@pytest.mark.optional
 @pytest.mark.filterwarnings("ignore")
 def test_an_unknown_task_is_refused_by_its_name(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no task no_such_task"):

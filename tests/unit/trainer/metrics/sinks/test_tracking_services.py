@@ -1,6 +1,5 @@
 """Weights & Biases and MLflow, with stand-ins for the packages, and with the packages themselves where they are installed."""
 
-import importlib.util
 import json
 import math
 import sys
@@ -320,7 +319,7 @@ def test_names_that_mlflow_does_not_take_are_changed(mlflow: FakeMlflow, tmp_pat
     }
 
 
-@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed: pip install wandb")
+@pytest.mark.optional
 def test_the_real_wandb_takes_everything_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -331,7 +330,7 @@ def test_the_real_wandb_takes_everything_without_a_network(tmp_path: Path, monke
     assert kept.stat().st_size > 1000
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed: pip install mlflow-skinny")
+@pytest.mark.optional
 def test_the_real_mlflow_takes_everything_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     sink = MlflowSink(tmp_path, str(tmp_path / "store"), "experiment", 10)
