@@ -100,7 +100,7 @@ def without(text: str, secrets: Iterable[str]) -> str:
 
 
 class RedactingFormatter(logging.Formatter):
-    """Formats log messages without the secrets of URLs, and without characters that control a terminal.
+    """A formatter of log messages that removes the secrets of URLs and the characters that control a terminal.
 
     Args:
         form: as for `logging.Formatter`.

@@ -19,7 +19,7 @@ _RECENT_STEPS = 50
 
 
 class Heartbeat:
-    """Tells the watchdog and the container's health check what this rank is doing. A beat takes a few microseconds.
+    """The heartbeat of this rank, for the watchdog and the container's health check. A beat takes a few microseconds.
 
     Args:
         path: the rank's file.

@@ -38,7 +38,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class ProcessId:
-    """Identifies one process: the kernel uses a pid again, but not with the same start time."""
+    """The identity of one process: the kernel uses a pid again, but not with the same start time."""
 
     pid: int
     started: int

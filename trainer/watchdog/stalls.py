@@ -26,7 +26,7 @@ class Still:
 
 
 class StallDetector:
-    """Decides from repeated observations of the ranks whether their group makes no progress, and which rank is the cause.
+    """A detector that decides from repeated observations whether a group makes no progress, and which rank is the cause.
 
     The slowest rank limits the group, because all others wait for it in the next exchange.
     """
