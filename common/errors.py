@@ -6,7 +6,7 @@
     │   ├── SourceError        look at the input text: missing, empty, unreadable or malformed
     │   └── PreparedDataError  prepare again: the manifest or a shard is missing or damaged
     ├── CheckpointError    4   choose another checkpoint or run: this checkpoint is missing, damaged or belongs to another run
-    ├── GuardError         5   look at the run: training stopped itself because of bad loss, gradients or alerts
+    ├── GuardError         5   look at the run: training stopped itself because its numbers are bad, or because of an alert
     ├── WorkerError       71   give more memory or use fewer workers: a worker process was killed
     ├── StorageError      74   free space or give access: a file could not be written or read
     └── StoppedBySignal   75   nothing: run the same command again to continue
@@ -84,7 +84,7 @@ class CheckpointError(ProjectError):
 
 
 class GuardError(ProjectError):
-    """Training stopped itself: because of a bad loss or gradient, or because of an alert whose action is `stop`."""
+    """Training stopped itself: a loss, gradient or weight is bad, replicas differ, or an alert has the action `stop`."""
 
     exit_code = ExitCode.GUARD
 
