@@ -1,11 +1,11 @@
-# One image for all three services. BASE_IMAGE brings Python, PyTorch, CUDA, cuDNN and NCCL; everything else comes from the lock.
+# One image for all three services. BASE_IMAGE has Python, PyTorch, CUDA, cuDNN and NCCL; all other packages come from the lock.
 #   make image                       builds trainer:local on the base that .env names (`make up` writes it)
 #   drivers older than 580           BASE_IMAGE=pytorch/pytorch:2.13.0-cuda12.6-cudnn9-runtime@sha256:6acf597eeb8e376a96580dde4952f37cc017fef732bb40bfc73f28f25e3f64b4
 #                                    (and CUDA_VERSION=12.6 in env/versions.env; see docs/containers.md)
-#   no registry within reach         make base, then BASE_IMAGE=trainer-base:2.13.0-cuda13.0
+#   registry not reachable           make base, then BASE_IMAGE=trainer-base:2.13.0-cuda13.0
 ARG BASE_IMAGE=pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime@sha256:db80a41f8428644cebcb3d75b0b62df334ab6c0e75785951eb25f48bfbd42407
 
-# The base's Python is externally managed, so a venv on top of it holds what we add and sees the base's torch.
+# The base's Python is externally managed, so further packages are in a venv, which also sees the base's torch.
 FROM ${BASE_IMAGE} AS venv
 RUN python3 -m venv --system-site-packages --without-pip /opt/venv
 COPY env/requirements-image.lock /tmp/requirements-image.lock
@@ -15,7 +15,7 @@ RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
  && python3 -m pip --python /opt/venv/bin/python install --progress-bar off --no-cache-dir --disable-pip-version-check \
         --root-user-action=ignore --no-deps --require-hashes -r /tmp/requirements-image.lock
 
-# Bytecode is made here once: the services run on a read-only root. It is trusted without a look at the sources' dates.
+# Bytecode is made here once, because the services run on a read-only root. Python uses it without checking the dates of the sources.
 FROM ${BASE_IMAGE} AS app
 WORKDIR /app
 COPY env env
@@ -26,14 +26,17 @@ COPY trainer trainer
 RUN python3 -m compileall -q --invalidation-mode unchecked-hash common data_pipeline trainer env
 
 FROM ${BASE_IMAGE}
-# PYTHONSAFEPATH: nothing is imported from the working directory, which may be the folder of a stranger's run.
+# PYTHONSAFEPATH: Python imports nothing from the working directory, which may be the run folder of a stranger.
 ENV LANG=C.UTF-8 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/app PYTHONSAFEPATH=1 \
     PATH=/app/entrypoints:/opt/venv/bin:$PATH
 
-# g++ and Python's headers: torch.compile builds C++ on CPU and a launcher for each Triton kernel on GPU, and the runtime base has gcc
-# alone. Ubuntu's image already has a user 1000. The home is open to all because it is a tmpfs in the services: runc gives a tmpfs the
-# mode of the folder that it covers, and RUN_UID may be anyone. /cache belongs to root, so that no user can replace the folder that
-# another has made in it. No service needs a program that changes its user or group. apt has no lock, so the packages are listed.
+# - g++ and Python's headers: torch.compile builds C++ on CPU and a launcher for each Triton kernel on GPU, and the base has only gcc.
+# - User 1000 is replaced, because Ubuntu's image already has one.
+# - All users can write to the home: it is a tmpfs in the services, RUN_UID may be any user, and runc gives a tmpfs the mode of the
+#   folder below it.
+# - /cache belongs to root, so that no user can replace the folder of another user in it.
+# - Set-user-id and set-group-id bits are removed, because no service needs them.
+# - apt has no lock, so the installed packages are listed in a file.
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends g++ python3-dev \
  && apt-get clean && rm -rf /var/lib/apt/lists/* \
@@ -45,10 +48,9 @@ RUN apt-get update \
  && find / -xdev -perm /6000 ! -type l -exec chmod ug-s {} + \
  && install -d /app && dpkg-query --show --showformat='${binary:Package}=${Version}\n' >/app/apt-packages.txt
 
-# Everything that libraries want to write goes to a tmpfs (home) or a volume (cache). /cache also has to allow execution, for the
-# kernels that torch.compile builds; each user has a folder there (trainer/machine/private_caches.py), and so does the
-# list of extension files that a user has trained with (trainer/extensions/trust.py). USER is set because a user id
-# without an entry in /etc/passwd has no name to look up.
+# Libraries write only to a tmpfs (home) or a volume (cache). /cache must allow execution, for the kernels that torch.compile builds.
+# Each user has a folder there (trainer/machine/private_caches.py), also for the list of extension files that the user has trained
+# with (trainer/extensions/trust.py). USER is set because a user id without an entry in /etc/passwd has no name.
 ENV HOME=/home/trainer USER=trainer XDG_CACHE_HOME=/cache XDG_STATE_HOME=/cache
 
 COPY --from=venv /opt/venv /opt/venv

@@ -1,4 +1,4 @@
-# Every target is one short line of an executable that also works by itself. `make` alone prints this list.
+# Every target runs an executable that also works without make. `make` without a target prints this list.
 SHELL := bash
 .DEFAULT_GOAL := help
 .PHONY: help demo up down image base smoke test test-all test-optional faults gpu lint compose-env lock
@@ -6,39 +6,39 @@ SHELL := bash
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: ## the whole job once: text in, trained model out; in containers, or without an engine natively (DEMO=native|docker)
+demo: ## prepare text and train a small model once; in containers, or natively without an engine (DEMO=native|docker)
 	@env/demo
 
-up: ## look at this machine, write .env once, then docker compose up (ARGS=-d: in the background)
+up: ## inspect this machine, write .env once, then docker compose up (ARGS=-d: in the background)
 	@env/up $(ARGS)
 
-down: ## stop and remove the services; the volume with data and runs stays
+down: ## stop and remove the services; the volume with data and runs is kept
 	@docker compose down
 
-image: ## build the image on the base that .env names (made by looking at the machine, as make up does)
+image: ## build the image on the base that .env names (make image writes .env if needed, as make up does)
 	@env/up --env
 
-base: ## build the stand-in base image, for machines without a registry
+base: ## build the stand-in base image, for machines that reach no registry
 	@env/base/build
 
-smoke: .venv/dev ## test the image and all three services on a real engine; fails where there is none
+smoke: .venv/dev ## test the image and all three services on a Docker engine; fails if there is none
 	@.venv/bin/python -m pytest tests/containers -m containers
 
 TESTS = .venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-test: .venv/dev ## unit tests and one test of each promise, ten minutes on two cores; a file on each core at a time (ARGS=tests/unit: some)
+test: .venv/dev ## unit tests and one test of each promise, ten minutes on two cores (ARGS=tests/unit: only some)
 	@$(TESTS) -m 'not containers and not optional and not long' $(ARGS)
 
-test-all: .venv/dev ## the tests that make test leaves out and that need neither an engine nor an optional package
+test-all: .venv/dev ## the tests that make test leaves out, except those that need an engine or an optional package
 	@$(TESTS) -m 'not containers and not optional and long' $(ARGS)
 
 test-optional: .venv/dev ## install the optional locks (lm-eval, Ray, wandb, MLflow) into .venv-optional, and run the tests that need them
 	@env/test-optional
 
-faults: .venv/dev ## the fault campaigns with their full counts (hours), and their tables in docs/faults.md (ARGS=tests/faults/test_runs.py: some)
+faults: .venv/dev ## the fault campaigns with their full counts (hours), and their tables in docs/faults.md (ARGS=tests/faults/test_runs.py: only some)
 	@.venv/bin/python -m tests.faults $(ARGS)
 
-gpu: ## tests and benchmarks on a GPU, also without a network (env/gpu-bundle fills workspace/gpu before; ARGS="tests train", ARGS=--rehearse)
+gpu: ## tests and benchmarks on a GPU; run env/gpu-bundle first, on a machine with a network (ARGS="tests train", ARGS=--rehearse)
 	@env/gpu $(ARGS)
 
 lint: .venv/dev ## style, types, directions of import, shell scripts
@@ -53,7 +53,7 @@ lint: .venv/dev ## style, types, directions of import, shell scripts
 compose-env: .venv/dev ## write the settings of both packages into docker-compose.yml
 	@.venv/bin/python env/compose_env.py
 
-lock: ## resolve env/requirements*.in again and write every lock
+lock: ## resolve env/requirements*.in again and write all locks
 	@python3 -m venv .venv-lock
 	@.venv-lock/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r env/requirements-tools.lock
 	@.venv-lock/bin/python env/lock.py

@@ -1,1 +1,1 @@
-"""What both packages use: errors, files, text for people, settings. Imports neither of them, nor torch."""
+"""Code that both packages use: errors, files, text for people, settings, pages. It imports neither package, nor torch."""

@@ -1,4 +1,4 @@
-"""The frame of every command: one function is called, and its errors become exit codes."""
+"""The frame of every command: it calls one function and turns the errors of that function into exit codes."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ __all__ = ["Command", "end_at_once", "importing", "run_command"]
 
 @dataclass(frozen=True)
 class Command:
-    """A command in a table of commands. It names its parts, so that the table loads neither pydantic nor torch."""
+    """A row in a table of commands. It only names its modules, so that the table imports neither pydantic nor torch."""
 
     name: str
     summary: str
-    """Its line in the list of commands."""
+    """The description in the list of commands."""
     settings: str
-    """`package.module:Class`, a model of `Settings` or `Options`. Its module loads nothing heavy, so `--help` is fast."""
+    """`package.module:Class`, a model of `Settings` or `Options`. The module imports nothing slow, so `--help` is fast."""
     work: str
-    """`package.module:function`, which is called with the settings. It is loaded after they are checked."""
+    """`package.module:function`, which is called with the settings. It is imported after the settings are checked."""
     description: str = ""
-    """The first sentence of its help; empty: the first paragraph of the docstring of `settings`."""
+    """The first sentence of the help text. If it is empty, the first paragraph of the docstring of `settings` is used."""
     arguments: str = ""
-    """The rest of its command line, for a list of commands that shows it."""
+    """The arguments after the name, as a list of commands shows them."""
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Around imports that need installed packages. A launcher starts a crashed training again, which would not help here.
+    """Turn every error of the imports within the context into a ConfigError.
+
+    The launcher starts a crashed training again, but another start would fail at the same import.
 
     Raises:
-        ConfigError: an import failed, in whatever way; another start would fail in the same way.
+        ConfigError: an import failed.
     """
     try:
         yield
@@ -59,26 +61,30 @@ def run_command(
     arguments: Sequence[str],
     announce: Callable[[str, ExitCode], None] | None = None,
 ) -> ExitCode:
-    """Runs `main(arguments)`; an error that users can act on becomes one line on stderr, any other keeps its traceback.
+    """Run `main(arguments)`. An error that users can act on becomes one line on stderr; any other error keeps its traceback.
 
-    Returns what `main` returns, DONE for None. A module that is missing or broken is an error of the installation, with the code
-    of ConfigError.
+    Characters that the terminal's encoding cannot show are printed as escapes. Characters that would control a terminal are
+    replaced by their numbers: in output if it goes to a terminal, and in error lines always, because logs are shown on terminals.
 
-    An error without a message is one that another process of the same command reports. `announce` replaces the printing. What the
-    terminal's encoding cannot show is printed as an escape. What would steer a terminal is named, in error lines everywhere, as
-    logs are shown on terminals later, and in output that goes to one now.
+    Args:
+        main: does the work. An error without a message is one that another process of the same command reports.
+        arguments: of the command line.
+        announce: is called with an error line and its exit code, instead of printing the line.
+
+    Returns:
+        The result of `main`, or DONE if it is None. If a module is missing or broken, the exit code of ConfigError.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _print_traceback
-    if isinstance(logging.lastResort, logging.Handler):  # commands that set no logging up show their warnings through it
+    if isinstance(logging.lastResort, logging.Handler):  # shows the warnings of commands that do not configure logging
         logging.lastResort.setFormatter(RedactingFormatter())
     try:
         with printable_stdout():
             return main(arguments) or ExitCode.DONE
-    except BrokenPipeError:  # whoever read the output, `head` perhaps, has seen enough
+    except BrokenPipeError:  # the reader of the output, for example `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.DONE
     except (ImportError, SyntaxError) as error:
@@ -86,18 +92,18 @@ def run_command(
         return ExitCode.CONFIG
     except (ProjectError, OSError, UnusableFileError, KeyboardInterrupt) as error:
         code = exit_code_of(error)
-        told = explain_file_error(error) if isinstance(error, OSError | UnusableFileError) else str(error)
-        message = redacted(told) or ("" if isinstance(error, ProjectError) else type(error).__name__)
+        explanation = explain_file_error(error) if isinstance(error, OSError | UnusableFileError) else str(error)
+        message = redacted(explanation) or ("" if isinstance(error, ProjectError) else type(error).__name__)
         if message:
             (announce or _print)(printable(f"{'stopped' if code == ExitCode.STOPPED else 'error'}: {message}"), code)
         return code
 
 
 def end_at_once(code: int) -> NoReturn:
-    """Ends this process with an exit code, without the interpreter's teardown, which takes seconds once torch is loaded.
+    """End this process with an exit code, without the teardown of the interpreter, which takes seconds once torch is loaded.
 
-    What was registered with `atexit` is called, and the streams are flushed. Where a thread that is no daemon runs still, the
-    interpreter ends in its own way, and so waits for it.
+    Functions that were registered with `atexit` are called, and the streams are flushed. If a non-daemon thread is still running,
+    the interpreter ends in the ordinary way, which waits for that thread.
     """
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
         sys.exit(code)
@@ -105,7 +111,7 @@ def end_at_once(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:  # nobody reads it any more
+        except BrokenPipeError:  # the reader has closed the pipe
             pass
         except OSError:  # a full disk
             code = code or ExitCode.STORAGE
@@ -113,7 +119,7 @@ def end_at_once(code: int) -> NoReturn:
 
 
 def _not_loaded(error: Exception) -> str:
-    """An import that failed: with what, where, and what to do."""
+    """Return the message for a failed import: the error, its place, and what to do."""
     if isinstance(error, SyntaxError):
         what, place = error.msg, f"{error.filename}, line {error.lineno}"
     else:
@@ -127,7 +133,7 @@ def _not_loaded(error: Exception) -> str:
 
 
 def _print_traceback(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
-    """Libraries put addresses into their messages as they were given, with passwords and keys."""
+    """Print a traceback without secrets: libraries put URLs into their messages, with passwords and keys."""
     sys.stderr.write(redacted("".join(traceback.format_exception(kind, error, place))))
 
 

@@ -1,17 +1,17 @@
-"""The errors that users meet: one leaf for each decision that they have to take, and the exit code that tells it to programs.
+"""The errors that users see: one class for each decision that a user has to take, with the exit code that programs read.
 
     ProjectError
     ├── ConfigError        2   change a setting: it is unknown, out of range, or contradicts another
     ├── DataError          3
     │   ├── SourceError        look at the input text: missing, empty, unreadable or malformed
     │   └── PreparedDataError  prepare again: the manifest or a shard is missing or damaged
-    ├── CheckpointError    4   choose another checkpoint or run: this one is missing, damaged or belongs to another run
-    ├── GuardError         5   look at the run: training stopped itself because its numbers went bad
+    ├── CheckpointError    4   choose another checkpoint or run: this checkpoint is missing, damaged or belongs to another run
+    ├── GuardError         5   look at the run: training stopped itself because its numbers are bad, or because of an alert
     ├── WorkerError       71   give more memory or use fewer workers: a worker process was killed
-    ├── StorageError      74   make room or give access: a file could not be written or read
-    └── StoppedBySignal   75   nothing: run the same command again to go on
+    ├── StorageError      74   free space or give access: a file could not be written or read
+    └── StoppedBySignal   75   nothing: run the same command again to continue
 
-Every message says what was found, what is needed, where, and what to do.
+Every message says what was found, what was expected, where, and what to do.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class ExitCode(IntEnum):
-    """What a command's exit status means; documented in the README and kept stable."""
+    """The exit codes of all commands. The README documents them, and they do not change."""
 
     DONE = 0
     CRASHED = 1
@@ -52,7 +52,7 @@ class ExitCode(IntEnum):
 
 
 class ProjectError(Exception):
-    """Something the user can act on; shown as one line without a traceback."""
+    """An error that the user can act on. It is shown as one line without a traceback."""
 
     exit_code = ExitCode.CRASHED
 
@@ -84,13 +84,13 @@ class CheckpointError(ProjectError):
 
 
 class GuardError(ProjectError):
-    """Training stopped itself because a loss or gradient went bad."""
+    """Training stopped itself: a loss, gradient or weight is bad, replicas differ, or an alert has the action `stop`."""
 
     exit_code = ExitCode.GUARD
 
 
 class WorkerError(ProjectError):
-    """A worker process was killed, most likely by the system for lack of memory."""
+    """A worker process was killed, most likely by the kernel for lack of memory."""
 
     exit_code = ExitCode.WORKER
 
@@ -101,14 +101,14 @@ class StorageError(ProjectError):
     exit_code = ExitCode.STORAGE
 
 
-class StoppedBySignal(ProjectError):  # noqa: N818 - it is an outcome, and it reads as one where it is caught
+class StoppedBySignal(ProjectError):  # noqa: N818 - this is an outcome and not a fault
     """A signal asked for a stop and the state was saved."""
 
     exit_code = ExitCode.STOPPED
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """The exit status with which a command ends on `error`."""
+    """Return the exit code of a command that ends with `error`."""
     if isinstance(error, ProjectError):
         return error.exit_code
     if isinstance(error, OSError | UnusableFileError):

@@ -1,13 +1,16 @@
-"""Reading and writing files safely: bounded reads of regular files, writes that a reader sees whole or not at all, digests.
+"""Safe access to files: bounded reads of regular files, atomic writes, digests.
 
-A folder of data or of a run may come from a stranger. So nothing below it is opened through a symbolic link, and a pipe, device or
-endless file in place of an expected file is an error, not a wait.
+A folder of data or of a run may come from a stranger. So no file below it is opened through a symbolic link. A pipe, a device or an
+endless file in place of an expected file is an error, and no read waits for it.
 
-A power failure may keep any part of what was not forced to the device, in any order: a new name without the content behind it, or
-the other way round. So everything that must survive one is written in this order: the content of each file (`sync_file`), the
-entries of its folder (`sync_directory`), the rename that makes it visible, the entries of the folder with that name, and once, for
-a folder that may be new, the entries of all folders above it (`sync_upwards`). `write_atomic` does this for a file,
-`commit_directory` for a folder.
+A power failure may keep any part of the data that was not yet forced to the device, in any order: for example a new name without
+the content of the file. So data that must survive a power failure is written in this order:
+
+1. the content of each file (`sync_file`) and the entries of its folder (`sync_directory`)
+2. the rename that makes it visible, and the entries of the folder that holds the new name
+3. once, for a folder that may be new, the entries of all folders above it (`sync_upwards`)
+
+`write_atomic` does steps 1 and 2 for a file, `commit_directory` for a folder.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ __all__ = [
 ]
 
 MAX_VALUES = 1 << 20
-"""Values that a JSON file may hold, unless its reader allows more."""
+"""The most values that a JSON file may hold, unless its reader allows more."""
 _READ_BYTES = 1 << 20
 _UNFINISHED = re.compile(r"\..+\.\d+\.[0-9a-f]{16}\.tmp")
 _NAMES_NO_FILE = (errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO)
@@ -63,19 +66,19 @@ _KINDS = {
 
 
 class UnusableFileError(ValueError):
-    """A file is not a regular file, is larger than its kind may be, or lies outside the folder that it belongs to."""
+    """A file is not a regular file, is larger than the limit for its kind, or lies outside the folder that it belongs to."""
 
 
 def open_input(path: Path, *, below: Path | None = None) -> BinaryIO:
-    """A regular file, opened for reading; never waits for the other end of a pipe.
+    """Open a regular file for reading. This never waits for the other end of a pipe.
 
     Args:
         path: of the file.
-        below: the folder that the file belongs to. From there on down no symbolic link is followed and `..` is refused; the
-            folder itself may be reached through links. Without it, links are followed.
+        below: the folder that the file belongs to. Below it no symbolic link is followed and `..` is refused; the path of the
+            folder itself may contain links. None: all links are followed.
 
     Raises:
-        UnusableFileError: it is no regular file, or a link or `..` leads to it.
+        UnusableFileError: it is not a regular file, or its path below the folder contains a link or `..`.
         OSError: it does not exist or cannot be read.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK
@@ -92,7 +95,7 @@ def open_input(path: Path, *, below: Path | None = None) -> BinaryIO:
     try:
         kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
         if kind != stat.S_IFREG:
-            raise UnusableFileError(f"{path} is {_KINDS.get(kind, 'no regular file')}; a regular file is needed there")
+            raise UnusableFileError(f"{path} is {_KINDS.get(kind, 'not a regular file')}; a regular file is needed there")
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -100,47 +103,47 @@ def open_input(path: Path, *, below: Path | None = None) -> BinaryIO:
 
 
 def read_input(path: Path, max_bytes: int, *, below: Path | None = None) -> bytes:
-    """The content of a regular file of at most `max_bytes`; see `open_input`.
+    """Return the content of a regular file of at most `max_bytes`. For `below` see `open_input`.
 
     Raises:
         UnusableFileError: as `open_input`, or the file is larger.
         OSError: it does not exist or cannot be read.
     """
     with open_input(path, below=below) as file:
-        is_larger = os.fstat(file.fileno()).st_size > max_bytes  # a file with holes can claim any size: nothing of it is read
-        content = b"" if is_larger else file.read(max_bytes + 1)  # files in /proc and growing files have more than their size
+        is_larger = os.fstat(file.fileno()).st_size > max_bytes  # a sparse file can have any size, so none of it is read
+        content = b"" if is_larger else file.read(max_bytes + 1)  # files in /proc and growing files hold more than their size
     if is_larger or len(content) > max_bytes:
-        raise UnusableFileError(f"{path} is larger than {max_bytes} bytes, the most that a file of its kind may have")
+        raise UnusableFileError(f"{path} is larger than {max_bytes} bytes, the limit for a file of this kind")
     return content
 
 
 def open_output(path: Path, flags: int, *, below: Path) -> int:
-    """A descriptor for writing to a file below a folder of the program; the file is created if it is missing.
+    """Open a file for writing and return its descriptor. The file is created if it is missing.
 
     Args:
         path: of the file.
-        flags: `os.O_WRONLY` or `os.O_RDWR`, and `os.O_APPEND`. Not `os.O_TRUNC`, which would cut before it is known what.
+        flags: `os.O_WRONLY` or `os.O_RDWR`, and `os.O_APPEND`. Not `os.O_TRUNC`: it would empty the file before the checks.
         below: the folder that the file belongs to; see `open_input`.
 
     Raises:
-        UnusableFileError: it is no regular file, a link or `..` leads to it, or it has a second name (a hard link), so that what is
-            written there would change a file elsewhere.
+        UnusableFileError: it is not a regular file; its path below the folder contains a link or `..`; or it has a second name
+            (a hard link), so that a write would also change a file elsewhere.
         OSError: it cannot be opened or created.
     """
     try:
         descriptor = _open_below(below, path, flags | os.O_CREAT | os.O_NONBLOCK)
     except OSError as error:
-        if error.errno in (errno.EISDIR, errno.ENXIO):  # ENXIO: a pipe that nobody reads
-            raise UnusableFileError(f"{path} is no regular file; remove it and run the same command again") from None
+        if error.errno in (errno.EISDIR, errno.ENXIO):  # ENXIO: a pipe without a reader
+            raise UnusableFileError(f"{path} is not a regular file; remove it and run the same command again") from None
         raise
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            kind = _KINDS.get(stat.S_IFMT(status.st_mode), "no regular file")
+            kind = _KINDS.get(stat.S_IFMT(status.st_mode), "not a regular file")
             raise UnusableFileError(f"{path} is {kind}; remove it and run the same command again")
         if status.st_nlink > 1:
             raise UnusableFileError(
-                f"{path} has {status.st_nlink} names (hard links), and writing to it would change it under all of them; replace it "
+                f"{path} has {status.st_nlink} names (hard links), and a write would change the file under all names; replace it "
                 "by a copy and run the same command again"
             )
     except BaseException:
@@ -150,10 +153,10 @@ def open_output(path: Path, flags: int, *, below: Path) -> int:
 
 
 def own_folder(path: Path) -> Path:
-    """`path`, created if it is missing (not its parents).
+    """Create the folder `path` if it is missing, but not its parents, and return it.
 
     Raises:
-        UnusableFileError: a symbolic link or a file has that name, so that what is written there would land elsewhere.
+        UnusableFileError: a symbolic link or a file has that name.
     """
     try:
         path.mkdir()
@@ -198,32 +201,32 @@ def _open_entry(name: str, flags: int, folder: int, path: Path) -> int:
 
 
 def canonical_json(value: Any) -> bytes:
-    """`value` as JSON in its one form: sorted keys, UTF-8, two-space indent, final newline; refuses NaN and infinity.
+    """Return `value` as JSON in its canonical form: sorted keys, UTF-8, two-space indent, final newline.
 
     Raises:
-        ValueError: a number is not finite, so other readers could not parse it.
+        ValueError: a number is NaN or infinite, which JSON cannot represent.
     """
     return (json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, indent=2) + "\n").encode()
 
 
 def digest_bytes(data: bytes) -> str:
-    """`sha256:` and the hexadecimal digest of `data`."""
+    """Return `sha256:` and the hexadecimal digest of `data`."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def sealed(value: dict[str, Any]) -> bytes:
-    """`value` as canonical JSON that carries its own digest, under the key `seal`, over the rest."""
+    """Return `value` as canonical JSON. The key `seal` holds the digest of all other keys."""
     return canonical_json(value | {"seal": digest_bytes(canonical_json(value))})
 
 
 def parse_json(data: bytes, max_values: int = MAX_VALUES) -> Any:
-    """The value that JSON text holds; takes at most some hundred bytes of memory for each of `max_values`.
+    """Return the value of a JSON text. This takes at most a few hundred bytes of memory for each of `max_values`.
 
     Raises:
-        ValueError: it is no JSON, holds more values, or nests them too deeply.
+        ValueError: the text is not JSON, holds more values, or nests them too deeply.
     """
-    if (found := sum(map(data.count, (b",", b"[", b"{")))) > max_values:  # commas in texts count too: a bound, no exact number
-        raise ValueError(f"up to {found} values, more than {max_values} that a file of this kind may hold")
+    if (found := sum(map(data.count, (b",", b"[", b"{")))) > max_values:  # an upper bound: commas inside of strings count too
+        raise ValueError(f"up to {found} values; a file of this kind may hold at most {max_values}")
     try:
         return json.loads(data)
     except RecursionError:
@@ -231,10 +234,10 @@ def parse_json(data: bytes, max_values: int = MAX_VALUES) -> Any:
 
 
 def unsealed(data: bytes) -> dict[str, Any]:
-    """What `sealed` was given, if not one byte has changed since.
+    """Return the value that was given to `sealed`.
 
     Raises:
-        ValueError: this is not sealed JSON, or it was changed.
+        ValueError: this is not sealed JSON, or a byte of it has changed.
     """
     value = parse_json(data)
     if not isinstance(value, dict) or "seal" not in value:
@@ -249,7 +252,7 @@ def unsealed(data: bytes) -> dict[str, Any]:
 
 
 def digest_file(path: Path, *, below: Path | None = None) -> str:
-    """`sha256:` and the hexadecimal digest of a regular file's content, read in pieces of 1 MiB; `below` as in `open_input`.
+    """Return `sha256:` and the hexadecimal digest of a regular file, read in chunks of 1 MiB. For `below` see `open_input`.
 
     Raises:
         UnusableFileError: as `open_input`.
@@ -260,7 +263,7 @@ def digest_file(path: Path, *, below: Path | None = None) -> str:
 
 
 def digest_stream(file: BinaryIO) -> str:
-    """`sha256:` and the hexadecimal digest of what is left to read of an open file."""
+    """Return `sha256:` and the hexadecimal digest of an open file, from its current position to its end."""
     digest = hashlib.sha256()
     while chunk := file.read(_READ_BYTES):
         digest.update(chunk)
@@ -268,7 +271,7 @@ def digest_stream(file: BinaryIO) -> str:
 
 
 def sync_file(path: Path) -> None:
-    """Forces a file's content to the storage device. A failure is not retried: after one the kernel may have dropped the pages."""
+    """Force a file's content to the storage device. A failure is not retried, because the kernel may have dropped the pages."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -277,15 +280,15 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Forces a directory's entries to the storage device, so that a rename in it survives a power failure."""
+    """Force a directory's entries to the storage device, so that a rename in it survives a power failure."""
     sync_file(path)
 
 
 def sync_upwards(path: Path) -> None:
-    """Forces the entries of a directory, and of those above it up to the mount point, to the storage device: its name stays.
+    """Force the entries of a directory, and of its parents up to the mount point, to the storage device.
 
-    It does so whether or not this process has created any of them: one that was killed may have. It ends below a directory that
-    this user may not read.
+    This also covers directories that this process has not created, because a killed process may have created them. It stops at
+    a parent that this user may not read.
     """
     folder = path.resolve()
     sync_directory(folder)
@@ -298,19 +301,19 @@ def sync_upwards(path: Path) -> None:
 
 
 def unfinished_path(path: Path) -> Path:
-    """A fresh name beside `path` that nobody can predict: for what becomes `path` when it is complete."""
+    """Return a new, unpredictable name in the folder of `path`: for what is renamed to `path` when it is complete."""
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether this is the name of something that a process still writes, or wrote when it was killed."""
+    """Return whether `unfinished_path` made this name: a process is writing there, or was killed while it wrote."""
     return _UNFINISHED.fullmatch(path.name) is not None
 
 
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replaces `path` by `data`: temporary file, fsync, rename, fsync of the directory.
+    """Write `data` to `path` atomically: temporary file, fsync, rename, fsync of the directory.
 
-    Without `durable` nothing is forced to the device. After a power failure the file may be old, new, missing or damaged, so that
+    Without `durable` nothing is forced to the device. After a power failure the file may be old, new, missing or damaged, so
     its reader has to check it against a digest.
     """
     temporary = unfinished_path(path)
@@ -329,7 +332,7 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def commit_directory(temporary: Path, final: Path) -> None:
-    """Gives a finished directory its final name, durably: fsync of every file and directory in it, rename, fsync of the parent.
+    """Rename a finished directory durably: fsync of every file and directory in it, rename, fsync of the parent.
 
     Raises:
         OSError: `final` exists and is not empty, or a file could not be forced to the device.
@@ -343,7 +346,7 @@ def commit_directory(temporary: Path, final: Path) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value for JSON, which has no word for a number that is not finite; a text keeps it visible for every parser."""
+    """Return a copy of a value for JSON. Numbers that are not finite become strings, because JSON cannot represent them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""How much memory this process may still use on the host, within its control groups."""
+"""How much host memory this process may still use, within the limits of its control groups."""
 
 from __future__ import annotations
 
@@ -10,49 +10,41 @@ __all__ = ["available_host_bytes", "process_bytes"]
 
 
 def available_host_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """What the system has left, or what this process's cgroup and those above it have left, whichever is least.
+    """Return the bytes that are free in the system or in the cgroups of this process, whichever is less.
 
-    Files that a cgroup has read count as used there, but the kernel drops them when memory is short; they count as left.
+    A cgroup counts its cached files as used. The kernel drops inactive ones when memory is short, so they count as free here.
     """
     return min([_field(proc / "meminfo", "MemAvailable:") * 1024, *_cgroup_rooms(proc, cgroups)])
 
 
 def _cgroup_rooms(proc: Path, cgroups: Path) -> Iterator[int]:
-    """Bytes left in each limited cgroup from this process's own up to the root, of version 2 and 1."""
+    """Yield the free bytes of each limited cgroup, from the one of this process up to the root, for versions 2 and 1."""
     lines = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines() if (proc / "self/cgroup").exists() else []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers:
             root, limit, usage, inactive = cgroups, "memory.max", "memory.current", "inactive_file"
         elif "memory" in controllers.split(","):
-            root, limit, usage, inactive = (
-                cgroups / "memory",
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-                "total_inactive_file",
-            )
+            root, limit, usage = cgroups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            inactive = "total_inactive_file"
         else:
             continue
-        # Inside a container the path is often that of the host, and the container's own cgroup stands at the root.
+        # Inside a container the path is often that of the host, while the cgroup of the container is mounted at the root.
         relative = Path(path.strip("/"))
         for directory in (root / relative, *(root / parent for parent in relative.parents)):
             with suppress(OSError, ValueError):
-                most = int((directory / limit).read_text(encoding="ascii"))  # "max", or a number near 2^63, where there is none
+                most = int((directory / limit).read_text(encoding="ascii"))  # without a limit: "max", or a number near 2^63
                 used = int((directory / usage).read_text(encoding="ascii"))
                 yield max(0, most - max(0, used - _field(directory / "memory.stat", inactive)))
 
 
 def process_bytes(name: str) -> int:
-    """A figure of this process from `/proc/self/status`, in bytes."""
+    """Return a value of this process from `/proc/self/status`, such as `VmHWM`, in bytes."""
     return _field(Path("/proc/self/status"), f"{name}:") * 1024
 
 
 def _field(path: Path, name: str) -> int:
-    """The number after a name in a file of lines "name number …".
-
-    Raises:
-        ValueError: no line has that name.
-    """
+    """Return the number after a name in a file of lines "name number …". Raises ValueError if no line has the name."""
     for line in path.read_text(encoding="utf-8").splitlines():
         words = line.split()
         if words and words[0] == name:

@@ -1,4 +1,4 @@
-"""The folders of this machine that Compose mounts, by the settings that name them (docker-compose.yml)."""
+"""The folders of the host that Compose mounts, and the settings that name them (docker-compose.yml)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 __all__ = ["TEXT", "named_mount"]
 
 TEXT = "TEXT_DIR"
-"""Names the folder with text, which is mounted read-only."""
+"""The setting that names the folder with text, which is mounted read-only."""
 _SETTINGS = {"/text": TEXT, "/workspace": "WORKSPACE"}
 
 
 def named_mount(path: Path) -> str | None:
-    """The setting that names the mounted folder in which a path lies; None outside of containers."""
+    """Return the setting that names the mounted folder in which a path lies; None outside of containers."""
     absolute = path.absolute()
     return next((name for root, name in _SETTINGS.items() if absolute.is_relative_to(root) and os.path.ismount(root)), None)

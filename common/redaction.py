@@ -1,8 +1,8 @@
-"""Addresses without their secrets, for everything that is printed or stored.
+"""Removes secrets from URLs, in all text that is printed or stored.
 
-A URL can hold a password in front of its host, keys in its query or its options, and other URLs, joined by `::`. People put
-characters into passwords that have a meaning in a URL (`/`, `#`, `?`, `@`, `:`), so an address can often be read in several ways.
-What is shown here is a secret in none of these readings. Where they have nothing in common, only the protocol is left.
+A URL can hold a password before its host, keys in its query or its options, and other URLs, joined by `::`. Passwords may hold
+characters that have a meaning in a URL (`/`, `#`, `?`, `@`, `:`), so a URL can often be parsed in several ways. A part is shown
+only if it is a secret in none of these ways. If there is no such part, only the protocol is shown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 HIDDEN = "***"
-"""Stands for the part of an address that could be a secret."""
+"""Replaces the parts of a URL that could be a secret."""
 
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*"
 _LINK = re.compile(rf"::(?={_SCHEME}(?:://|::)|/)")
@@ -42,10 +42,10 @@ _FEWEST_CHARS = 4
 
 
 def redacted(text: str) -> str:
-    """`text`, with each URL in it reduced to protocol, host and path.
+    """Return `text` with each URL in it reduced to protocol, host and path.
 
-    A text that begins with a URL is one URL to its end if there is no white space or quotation mark after its last `@`: a password
-    can hold those too.
+    If a text begins with a URL, and no white space or quotation mark follows its last `@`, then the whole text is one URL: a
+    password can hold white space and quotation marks too.
     """
     if "://" not in text:
         return text
@@ -55,29 +55,29 @@ def redacted(text: str) -> str:
 
 
 def redacted_url(url: str) -> str:
-    """A URL, or several joined by `::`, without user, password, query, fragment and options."""
+    """Return a URL, or several joined by `::`, without user, password, query, fragment and options."""
     return "::".join(map(_bare, url_chain(url)))
 
 
 def url_chain(url: str) -> list[str]:
-    """The parts of a chained URL such as `simplecache::https://host/file`; one part where nothing is chained."""
+    """Return the parts of a chained URL such as `simplecache::https://host/file`; any other URL is one part."""
     return _LINK.split(url)
 
 
 def redacted_repr(value: Any) -> str:
-    """`repr` of a setting's value for a message, with the texts in it redacted."""
+    """Return the `repr` of a setting's value for a message, with redacted strings."""
     return repr(_with_texts(value, redacted))
 
 
 def redacted_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as they may be stored: texts that are URLs are redacted, at any depth; other texts, such as prompts, stay."""
+    """Return settings that may be stored: strings that are URLs are redacted at any depth; others, such as prompts, stay."""
     return {name: _with_texts(value, _redacted_address) for name, value in values.items()}
 
 
 def secrets_of(url: str) -> list[str]:
-    """Every part of a URL that `redacted` leaves out, as it is and in other encodings, the longest first.
+    """Return every part of a URL that `redacted` removes, unchanged and in other encodings, the longest first.
 
-    The error texts of a service quote pieces of its address; `without` takes these out.
+    The error messages of a service quote parts of its URL; `without` removes them.
     """
     found: set[str] = set()
     for part in url_chain(url):
@@ -93,18 +93,18 @@ def secrets_of(url: str) -> list[str]:
 
 
 def without(text: str, secrets: Iterable[str]) -> str:
-    """`text` with `HIDDEN` in place of each secret, and its URLs redacted."""
+    """Return `text` with `HIDDEN` in place of each secret, and with redacted URLs."""
     for secret in secrets:
         text = text.replace(secret, HIDDEN)
     return redacted(text)
 
 
 class RedactingFormatter(logging.Formatter):
-    """Writes log messages without the secrets of the URLs in them, and without characters that steer a terminal.
+    """A formatter of log messages that removes the secrets of URLs and the characters that control a terminal.
 
     Args:
         form: as for `logging.Formatter`.
-        secrets: what is left out besides, as `secrets_of` gives it: libraries log pieces of the addresses that they were given.
+        secrets: further texts to remove, from `secrets_of`: libraries log parts of the URLs that they use.
     """
 
     def __init__(self, form: str = "%(message)s", secrets: Iterable[str] = ()) -> None:
@@ -112,7 +112,7 @@ class RedactingFormatter(logging.Formatter):
         self._secrets = tuple(secrets)
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of a log record."""
+        """Return the line of a log record."""
         return printable(without(super().format(record), self._secrets))
 
 
@@ -129,7 +129,7 @@ def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _bare(url: str) -> str:
-    """One URL of a chain: `protocol://host/path`."""
+    """Return one URL of a chain as `protocol://host/path`."""
     protocol, is_url, rest = url.partition("://")
     if not is_url:
         return url if re.fullmatch(_SCHEME, url) or "@" not in url else HIDDEN
@@ -138,7 +138,7 @@ def _bare(url: str) -> str:
     if "@" in rest and (":" in authority or "@" in authority or "://" in rest):
         user, _, rest = rest.rpartition("@")
         if re.search(r"[?#;&=]", user) and ("@" in user or "@" in authority or _HOST.fullmatch(authority)):
-            return hidden  # the last @ ends a password with such a sign, or it is in a query or an option
+            return hidden  # the last @ ends a password with one of these characters, or it is part of a query or an option
         authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     if not _HOST.fullmatch(authority):
         return hidden

@@ -1,4 +1,4 @@
-"""What users read about an error of the operating system: which file, what is wrong with it, and what to do."""
+"""Messages for errors of the operating system: which file, what is wrong, and what to do."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from common.text import size
 __all__ = ["explain_file_error", "explain_os_error", "naming"]
 
 _OF_OPEN_FILES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
-"""Errors of reads, writes and syncs of open files; sockets give none of them."""
+"""Errors of reads, writes and syncs of open files. Sockets raise none of these."""
 _OF_TARGETS = (errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY)
-"""Errors of a rename or link that are about the name that the file was to have."""
+"""Errors of a rename or link that are about the new name."""
 _RUN_AGAIN = "and run the same command again"
 _EXPLAINED = {
     errno.EDQUOT: ("the disk quota of this user is used up", f"remove files or ask for a larger quota, {_RUN_AGAIN}"),
@@ -28,10 +28,7 @@ _EXPLAINED = {
     ),
     errno.EROFS: ("its file system is mounted read-only", "name a folder that can be written to, or mount it with write access"),
     errno.EISDIR: ("it is a directory, and a file is needed there", f"move the directory away, {_RUN_AGAIN}"),
-    errno.ELOOP: (
-        "a symbolic link on its path cannot be followed",
-        f"replace the link by what it leads to, {_RUN_AGAIN}",
-    ),
+    errno.ELOOP: ("a symbolic link on its path cannot be followed", f"replace the link by its target, {_RUN_AGAIN}"),
     errno.EIO: (
         "input/output error, as the device failed to read or write it",
         f"look at `dmesg`, the disk and the mount, {_RUN_AGAIN}",
@@ -45,14 +42,17 @@ _EXPLAINED = {
     errno.EEXIST: ("it exists already", f"move it away, {_RUN_AGAIN}"),
     errno.ENOTEMPTY: ("it is not empty", f"move away what is in it, {_RUN_AGAIN}"),
 }
-"""What is wrong, and what to do."""
+"""What is wrong, and what to do, by error number."""
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Gives an OSError that names no file this one: what is read or written within, or the folder that receives it.
+    """Add this path to an OSError from within the context, if the error names no file.
 
-    A read, write or sync of a file that is open already names none.
+    Errors of reads, writes and syncs of open files name no file.
+
+    Args:
+        path: the file that is read or written, or the folder that receives it.
     """
     try:
         yield
@@ -63,7 +63,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def explain_os_error(error: OSError) -> str:
-    """One line: the file, the reason and what to do; what the error says itself if it is not about a file."""
+    """Return one line: the file, the reason and what to do. If the error is not about a file, return its own message."""
     name = error.filename2 if error.errno in _OF_TARGETS and error.filename2 is not None else error.filename
     path = Path(os.fsdecode(name)) if isinstance(name, str | bytes | os.PathLike) else None
     if error.errno is None or (path is None and error.errno not in _OF_OPEN_FILES):
@@ -73,11 +73,11 @@ def explain_os_error(error: OSError) -> str:
 
 
 def explain_file_error(error: OSError | UnusableFileError) -> str:
-    """The same for either kind of error; see `explain_os_error`."""
+    """Return one line for either kind of error; see `explain_os_error`."""
     if isinstance(error, OSError):
         return explain_os_error(error)
-    told = str(error)
-    return told if "; " in told else f"{told}; remove or replace it, {_RUN_AGAIN}"
+    message = str(error)
+    return message if "; " in message else f"{message}; remove or replace it, {_RUN_AGAIN}"
 
 
 def _reason_and_remedy(error: OSError, path: Path | None) -> tuple[str, str]:
@@ -93,7 +93,7 @@ def _reason_and_remedy(error: OSError, path: Path | None) -> tuple[str, str]:
 
 
 def _no_permission(error: OSError, path: Path) -> tuple[str, str]:
-    """Who may not, whose it is, and the commands and settings that change it."""
+    """Return a reason with the user and the owner of the file, and the command or setting that gives access."""
     user, group = os.geteuid(), os.getegid()
     place, status = _nearest(path)
     reason = f"{(error.strerror or 'permission denied').lower()} for user {user}, group {group}"
@@ -112,7 +112,7 @@ def _no_permission(error: OSError, path: Path) -> tuple[str, str]:
 
 
 def _nearest(path: Path) -> tuple[Path, os.stat_result | None]:
-    """The file, or the folder nearest to it that exists as far as this user can see."""
+    """Return the file, or else its nearest parent that this user can see, and the status of that; None if there is none."""
     for place in (path, *path.absolute().parents):
         with suppress(OSError):
             return place, place.stat()

@@ -1,4 +1,4 @@
-"""Text that may come from a stranger, made safe for a terminal: nothing in it can move the cursor, recolour, retitle or reorder."""
+"""Makes text of strangers safe for a terminal: it cannot move the cursor, change colours or the title, or reorder characters."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from typing import IO, Any, TextIO, cast
 __all__ = ["PrintableStream", "printable", "printable_stdout"]
 
 _STEERING = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"))
-"""Unicode categories of characters that show nothing, or that change how others are shown."""
-_KEPT = frozenset("\n\t\u200c\u200d")
-"""Line feed and tab, and the two joiners that Persian, Indian scripts and emoji are written with."""
+"""Unicode categories of characters that are invisible, or that change how other characters are shown."""
+_KEPT = "\n\t\u200c\u200d"
+"""Line feed and tab, and the two joiners, which Persian, Indian scripts and emoji need."""
 
 
-def printable(text: str) -> str:
-    """`text` with every character named that a terminal would obey instead of show.
+def printable(text: str, kept: str = _KEPT) -> str:
+    """Return `text` with each invisible character, which a terminal could obey, replaced by its number.
 
-    Escape becomes `⟨U+001B⟩`, a mark that reverses the direction of text `⟨U+202E⟩`. Line feeds, tabs and all
-    visible characters stay.
+    Escape becomes `⟨U+001B⟩`, and a mark that reverses the direction of text becomes `⟨U+202E⟩`. All visible characters stay.
+
+    Args:
+        text: may come from a stranger.
+        kept: invisible characters that stay. The default is line feed, tab and the two joiners.
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(map(_shown, text))
+    return "".join(one if one in kept or unicodedata.category(one) not in _STEERING else f"⟨U+{ord(one):04X}⟩" for one in text)
 
 
 class PrintableStream:
-    """A text stream that shows what is written to it on a terminal, and lets nothing steer that terminal.
-
-    All else is that of the stream behind it.
-    """
+    """A text stream to a terminal. It makes all text printable; every other attribute is that of the stream behind it."""
 
     def __init__(self, stream: IO[str]) -> None:
         self.behind = stream
-        """Takes everything as it is."""
+        """The original stream, which writes text unchanged."""
 
     def write(self, text: str) -> int:
-        """Writes `text`, made printable."""
+        """Write `text`, made printable."""
         self.behind.write(printable(text))
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Writes each of the lines."""
+        """Write each of the lines, made printable."""
         for line in lines:
             self.write(line)
 
@@ -53,15 +53,9 @@ class PrintableStream:
 
 @contextmanager
 def printable_stdout() -> Iterator[None]:
-    """Within it, what is printed is made printable where it goes to a terminal; pipes and files receive it as it is."""
+    """Make all output printable within the context, if stdout is a terminal. Pipes and files receive it unchanged."""
     if not sys.stdout.isatty():
         yield
         return
     with redirect_stdout(cast(TextIO, PrintableStream(sys.stdout))):
         yield
-
-
-def _shown(character: str) -> str:
-    if character in _KEPT or unicodedata.category(character) not in _STEERING:
-        return character
-    return f"⟨U+{ord(character):04X}⟩"

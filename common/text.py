@@ -1,17 +1,14 @@
-"""Numbers, times and text from strangers, as people read them."""
+"""Formats numbers, times and text of strangers for people."""
 
 from __future__ import annotations
 
-import unicodedata
+from common.terminal import printable
 
 __all__ = ["decimal", "duration", "format_bytes", "share", "size", "visible"]
 
-_UNSEEN = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"))
-"""Unicode categories of characters that show nothing, or that change how others are shown."""
-
 
 def size(num_bytes: float) -> str:
-    """Bytes in decimal units: `517 bytes`, `1.2 kB`, `3.4 TB`."""
+    """Return a number of bytes in decimal units: `517 bytes`, `1.2 kB`, `3.4 TB`."""
     if num_bytes < 1000:
         return f"{num_bytes:,.0f} bytes"
     for unit in ("kB", "MB", "GB", "TB"):
@@ -40,7 +37,7 @@ def decimal(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time: `0.4 s`, `45 s`, `3 min 20 s`, `2 h 05 min`, `3 d 4 h`."""
+    """Return a duration: `0.4 s`, `45 s`, `3 min 20 s`, `2 h 05 min`, `3 d 4 h`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -54,24 +51,16 @@ def duration(seconds: float) -> str:
 
 
 def visible(text: str) -> str:
-    """Text in which every character that a reader would not see, or that would disturb the rest of the line, is named: `⟨U+202E⟩`.
+    """Return `text` with each invisible character, joiners included, replaced by its number, such as `⟨U+202E⟩`.
 
-    Line feeds and tabs stay. What comes back holds no control character, no direction mark and no lone surrogate, so it can go to
-    a terminal and into UTF-8.
+    Line feeds and tabs stay. The result has no other control character, no direction mark and no lone surrogate, so it can be
+    shown on a terminal and encoded in UTF-8.
     """
-    if text.isprintable() and text.isascii():
-        return text
-    return "".join(_named(character) for character in text)
-
-
-def _named(character: str) -> str:
-    if character in "\n\t" or unicodedata.category(character) not in _UNSEEN:
-        return character
-    return f"⟨U+{ord(character):04X}⟩"
+    return printable(text, kept="\n\t")
 
 
 def format_bytes(size: int) -> str:
-    """Bytes for people: "512 B", "1.5 GiB"."""
+    """Return a number of bytes in binary units: "512 B", "1.5 GiB"."""
     value, units = float(size), iter(("B", "KiB", "MiB", "GiB"))
     for unit in units:
         if value < 1024:

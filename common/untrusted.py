@@ -1,6 +1,6 @@
-"""Reading the files of a run folder, which may come from a stranger: regular files below it, of a size that fits their kind.
+"""Reads the files of a run folder, which may come from a stranger: only regular files below it, of limited size.
 
-No number in them is believed before it was checked: `check_form` compares what a file holds with the types and ranges that this
+No value in them is used before it is checked: `check_form` compares the content of a file with the types and ranges that this
 program writes.
 """
 
@@ -42,29 +42,29 @@ __all__ = [
 
 MAX_RECORD_BYTES = 16 << 20
 MAX_NOTE_BYTES = 1 << 20
-"""Of a change that one rank has noted."""
+"""For the file in which one rank has noted an adjustment."""
 MAX_PROMPTS_BYTES = 64 << 20
 MAX_EXTENSION_BYTES = 16 << 20
 MAX_LINE_BYTES = 16 << 20
-"""Of one event in the metrics or the ledger."""
+"""For one event in the metrics or the ledger."""
 MAX_LINES_BYTES = 16 << 30
-"""Of the metrics or the ledger as a whole: the events of forty million steps."""
+"""For the metrics or the ledger as a whole: the events of forty million steps."""
 _MAX_OTHER_BYTES = 256 << 20
 _READ_BYTES = 1 << 20
 _MAX_SHOWN_CHARS = 80
 _RESTORE = "restore it from a copy, or use another run"
 
 MAX_COUNT = 1 << 53
-"""No counter of a run reaches it; sums of two still fit 64 bits."""
+"""The highest value of a counter. No run reaches it, and the sum of two counters fits into 64 bits."""
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 """A whole number that counts something."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def _inner(name: object) -> object:
-    """`name`, if it is a relative path that stays inside; no path can be made of any other."""
+    """Return `name`. Raises ValueError if it is not a relative path that stays inside the folder."""
     if not isinstance(name, str) or not name or "\0" in name:
-        raise ValueError("is no path")
+        raise ValueError("is not a path")
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise ValueError("leads out of the folder")
@@ -75,20 +75,20 @@ InnerName = Annotated[str, BeforeValidator(_inner)]
 """The path of a file inside the folder that names it."""
 _Scalar = str | int | float | bool | None
 Plain = _Scalar | list[_Scalar] | dict[str, _Scalar | list[_Scalar]]
-"""What a fact of a record is made of."""
+"""The type of a fact in a record."""
 
 
 class Form(BaseModel):
-    """What a table in a file of a run has to hold; other names in it are not looked at."""
+    """The fields that a table in a file of a run must have. Other fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
 
 def check_form(form: type[Form], value: object) -> None:
-    """Compares a value out of JSON with what it has to be.
+    """Check that a value from JSON has the form.
 
     Raises:
-        ValueError: it is something else; the message names the first field that is wrong.
+        ValueError: it does not; the message names the first wrong field.
     """
     try:
         form.model_validate(value)
@@ -113,10 +113,10 @@ def number(value: object) -> float | None:
 
 
 def read_run_file(path: Path, max_bytes: int, below: Path) -> bytes:
-    """The content of a file of a run; links are not followed from the folder `below` on.
+    """Return the content of a file of a run. Below the folder `below` no link is followed.
 
     Raises:
-        CheckpointError: it is no regular file, larger than its kind may be, or outside the folder.
+        CheckpointError: it is not a regular file, is larger than `max_bytes`, or lies outside the folder.
         FileNotFoundError: it is missing.
         OSError: it cannot be read.
     """
@@ -125,7 +125,7 @@ def read_run_file(path: Path, max_bytes: int, below: Path) -> bytes:
 
 
 def read_lines(path: Path, below: Path) -> Iterator[bytes]:
-    """The lines of a large file of a run with their ends, one in memory at a time.
+    """Yield the lines of a large file of a run, with their line ends. One line is in memory at a time.
 
     Raises:
         CheckpointError: as `read_run_file`, or a line is too long.
@@ -139,13 +139,17 @@ def read_lines(path: Path, below: Path) -> Iterator[bytes]:
         while line := file.readline(MAX_LINE_BYTES + 1):
             number, total = number + 1, total + len(line)
             if len(line) > MAX_LINE_BYTES:
-                raise CheckpointError(f"{path}, line {number}: longer than {MAX_LINE_BYTES} bytes, as no event is; {_RESTORE}")
+                raise CheckpointError(f"{path}, line {number}: longer than {MAX_LINE_BYTES} bytes, the limit; {_RESTORE}")
             _check_size(path, total, MAX_LINES_BYTES)
             yield line
 
 
 def digest_run_file(run: Path, name: str) -> str:
-    """`sha256:` and the hexadecimal digest of a file of a run, by its path inside the run.
+    """Return `sha256:` and the hexadecimal digest of a file of a run.
+
+    Args:
+        run: the directory of the run.
+        name: path of the file inside the run.
 
     Raises:
         CheckpointError, OSError: as `read_run_file`.
@@ -157,7 +161,7 @@ def digest_run_file(run: Path, name: str) -> str:
 
 
 def copy_run_file(run: Path, name: str, target: Path) -> None:
-    """Writes a copy of a file of a run to `target`.
+    """Copy the file `name` of a run to the new file `target`.
 
     Raises:
         CheckpointError, OSError: as `read_run_file`.
@@ -176,13 +180,13 @@ def _chunks(path: Path, below: Path) -> Iterator[bytes]:
         total = 0
         while chunk := file.read(_READ_BYTES):
             total += len(chunk)
-            _check_size(path, total, max_bytes)  # it may grow while it is read
+            _check_size(path, total, max_bytes)  # the file may grow while it is read
             yield chunk
 
 
 def _check_size(path: Path, num_bytes: int, max_bytes: int) -> None:
     if num_bytes > max_bytes:
-        raise CheckpointError(f"{path}: larger than {max_bytes} bytes, the most that a file of its kind may have; {_RESTORE}")
+        raise CheckpointError(f"{path}: larger than {max_bytes} bytes, the limit for a file of this kind; {_RESTORE}")
 
 
 @contextmanager
@@ -192,7 +196,7 @@ def _as_checkpoint_error(path: Path) -> Iterator[None]:
     except UnusableFileError as error:
         raise CheckpointError(f"{error}; {_RESTORE}") from None
     except NotADirectoryError:
-        raise CheckpointError(f"{path}: a file stands where a folder of its path is expected; {_RESTORE}") from None
+        raise CheckpointError(f"{path}: a part of this path is a file, and a folder is expected there; {_RESTORE}") from None
 
 
 def _short(value: Any) -> str:

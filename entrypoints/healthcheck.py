@@ -1,7 +1,7 @@
-"""Looks at the heartbeats of a run: exit code 0 and one line where a rank has beaten lately, else 1. See `entrypoints/healthcheck`.
+"""Checks the heartbeats of a run: exit code 0 if a rank has written one lately, else 1. Prints one line.
 
-Only ranks count that are running in this container; see `trainer.run.running_ranks`. While there is none, the check fails, which
-Docker shows as "starting" for the service's `start_period`.
+Only ranks that are running in this container count; see `trainer.run.running_ranks`. While there are none, the check fails, which
+Docker shows as "starting" during the service's `start_period`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ __all__ = ["main"]
 
 
 def say(line: str) -> None:
-    """Prints a line, which Docker keeps as the outcome of the check."""
+    """Print a line, which Docker keeps as the result of the check."""
     sys.stdout.write(f"{line}\n")
 
 
 def main() -> int:
-    """Prints how old the newest heartbeat is; the exit code."""
+    """Print the age of the newest heartbeat and return the exit code."""
     run = os.environ.get("TRAIN_RUN")
     limit = os.environ.get("HEARTBEAT_MAX_AGE_S") or "300"
     if not run or not limit.isdecimal():
-        say(f"healthcheck: TRAIN_RUN = {run!r} must name the run directory, HEARTBEAT_MAX_AGE_S = {limit!r} whole seconds")
+        say(f"healthcheck: TRAIN_RUN = {run!r} must name the run directory, HEARTBEAT_MAX_AGE_S = {limit!r} a number of seconds")
         return 1
     ranks = ranks_of(Path(run))
     running = [rank for rank in ranks if not rank.absence]

@@ -1,6 +1,6 @@
 """Starts the ranks of this node: `entrypoints/torchrun.py [torchrun's options] -m trainer train [options]`; see `trainer.launch`.
 
-Settings are checked before torch is loaded, and a torch that cannot be loaded is an error of one line.
+Settings are checked before torch is loaded. If torch cannot be loaded, the error is one line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str]) -> ExitCode:
-    """Starts the ranks and waits for them; the exit code of this process."""
+    """Start the ranks, wait for them, and return the exit code of this process."""
     check_variables(os.environ)
     with importing():
         from trainer.launch.agent import launch
@@ -26,5 +26,5 @@ def main(arguments: Sequence[str]) -> ExitCode:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends this process like SIGTERM until there are ranks that could save
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # SIGINT ends this process, like SIGTERM, until ranks run that can save
     end_at_once(run_command(main, sys.argv[1:]))

@@ -1,6 +1,6 @@
 """Prints the versions of PyTorch, CUDA, NCCL and cuDNN in this interpreter and compares them with env/versions.env.
 
-Needs no GPU: the numbers come from the libraries themselves. Exit code 0 if all agree, 2 if one differs.
+It needs no GPU, because the libraries report their versions. The exit code is 0 if all agree, and 2 if one differs.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["expected_versions", "found_versions", "main"]
 
 
 def expected_versions(path: Path = EXPECTED) -> dict[str, str]:
-    """The NAME=VALUE lines of versions.env."""
+    """Return the NAME=VALUE lines of versions.env."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
 def found_versions() -> dict[str, str]:
-    """The same names as in versions.env, as this interpreter's torch reports them; 'none' for a part it was built without."""
+    """Return the versions that this interpreter's torch reports, by their names in versions.env; 'none' for a missing part."""
     cudnn = torch.backends.cudnn.version()  # 92000 for 9.20.0
     has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
     return {
@@ -35,7 +35,7 @@ def found_versions() -> dict[str, str]:
 
 
 def main() -> int:
-    """Prints one NAME=VALUE line a version; a line on stderr for each that is not the expected one."""
+    """Print one NAME=VALUE line for each version, and one line on stderr for each wrong version."""
     expected, found = expected_versions(), found_versions()
     print(f"PYTHON_VERSION={platform.python_version()}")
     for name, value in found.items():

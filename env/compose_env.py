@@ -1,7 +1,7 @@
-"""Fills the lists of settings in docker-compose.yml, so that any of them can be given as a variable (`make compose-env`).
+"""Writes the lists of settings in docker-compose.yml, so that each can be set as a variable (`make compose-env`).
 
-Compose passes a variable on only if the file names it. The names come from the two packages, which print them with `schema --env`;
-tests/containers/test_static.py fails when the file and the packages differ.
+Compose passes a variable on only if the file names it. The two packages print these names with `schema --env`.
+tests/containers/test_static.py fails if the file and the packages differ.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ __all__ = ["fill", "main", "settings_of"]
 
 
 def settings_of(package: str) -> list[str]:
-    """The environment variables that a package reads, in the order in which it lists them."""
+    """Return the environment variables that a package reads, in its order."""
     command = [sys.executable, "-m", package, "schema", "--env"]
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
 
 
 def fill(text: str, service: str, names: list[str]) -> str:
-    """The compose file with the names in the service's marked list; a name to which the file gives a value itself is left out."""
+    """Return the compose file with the names in the marked list of a service. Names that the file sets elsewhere are left out."""
     start = rf"( *)# settings of {service}, passed through .*\n"
     match = re.search(rf"{start}(?:.*\n)*? *# end of the list\n", text)
     if match is None:
-        raise ValueError(f"{COMPOSE.name}: no list 'settings of {service}, passed through … end of the list' to fill")
+        raise ValueError(f"{COMPOSE.name}: no list 'settings of {service}, passed through … end of the list' to write")
     outside = text[: match.start()] + text[match.end() :]
     own = [name for name in names if not re.search(rf"^ *{name}:", outside, re.MULTILINE)]
     indent, head = match[1], match[0].split("\n", 1)[0]
@@ -38,7 +38,7 @@ def fill(text: str, service: str, names: list[str]) -> str:
 
 
 def main() -> int:
-    """Rewrites docker-compose.yml."""
+    """Rewrite docker-compose.yml."""
     text = COMPOSE.read_text(encoding="utf-8")
     for service, package in SERVICES.items():
         text = fill(text, service, settings_of(package))

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# A Docker engine from Debian's packages, for machines and CI runners that have none.
+# Installs a Docker engine from Debian's packages, for machines and CI runners without an engine.
 #
-#   env/install-docker.sh           installs engine >= 26, Compose >= 2.26 and buildx where they are missing
+#   env/install-docker.sh           installs engine >= 26, Compose >= 2.26 and buildx if they are missing
 #   env/install-docker.sh --start   the same, then starts the engine if none answers
 #   env/install-docker.sh --stop    stops the engine that --start started, and no other
 #
-# Debian 12's own engine (20.10) is too old, so the packages come from Debian 13. They are read through a private apt state: the
-# machine's sources, lists and pins stay as they are, and everything that Debian 12 can supply still comes from Debian 12.
+# Debian 12's engine (20.10) is too old, so the packages come from Debian 13. The script uses a private apt state: the machine's
+# sources, lists and pins do not change, and all other packages still come from Debian 12.
 set -euo pipefail
 
-packages=(docker.io docker-cli docker-compose docker-buildx containerd) # from Debian 13: these five run with Debian 12's libc
+packages=(docker.io docker-cli docker-compose docker-buildx containerd) # from Debian 13; these five run with the libc of Debian 12
 engine_floor=26 compose_floor=2.26
 pidfile=/run/docker-started-by-hand.pid
 log=/var/log/dockerd.log
@@ -20,13 +20,13 @@ as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
 answers() { docker info >/dev/null 2>&1; }
 at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n1)" = "$1" ]; } # at_least FLOOR FOUND
 
-# What is there already. An engine that answers counts even when it is remote and dockerd is not installed here.
+# The installed versions. An engine that answers counts, even if it is remote and dockerd is not installed here.
 engine_version() {
     docker version --format '{{.Server.Version}}' 2>/dev/null | grep -E '^[0-9]' ||
         dockerd --version 2>/dev/null | sed -nE 's/^Docker version ([0-9.]+).*/\1/p'
 }
 compose_version() { docker compose version --short 2>/dev/null | sed 's/^v//'; }
-ours() { # the process id of the engine that --start started, while it runs
+ours() { # prints the pid of the engine that --start started, if it is running
     local pid
     pid=$(cat $pidfile 2>/dev/null) && [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = dockerd ] && echo "$pid"
 }
@@ -40,7 +40,7 @@ install_packages() {
     # shellcheck disable=SC1091
     . /etc/os-release
     [ "${ID:-}" = debian ] || fail "no engine >= $engine_floor with Compose >= $compose_floor and buildx was found, and this script" \
-        "installs on Debian only (found: ${PRETTY_NAME:-unknown}). Install Docker as its makers describe for this system."
+        "installs on Debian only (found: ${PRETTY_NAME:-unknown}). Install Docker by its documentation for this system."
     local uri state keyring=/usr/share/keyrings/debian-archive-keyring.gpg
     uri=$("$(dirname "$0")/apt-mirror" "$VERSION_CODENAME")
 
@@ -73,8 +73,8 @@ start() {
     if [ -d /run/systemd/system ]; then
         as_root systemctl start docker
     else
-        [ -n "$(ours)" ] || as_root rm -f $pidfile # left behind by an engine that was killed; its number may be another process's now
-        # Own session, so that the engine outlives this shell; --stop finds it by the file.
+        [ -n "$(ours)" ] || as_root rm -f $pidfile # from an engine that was killed; its pid may belong to another process now
+        # In a new session, so that the engine keeps running after this shell; --stop finds it by the pid file.
         # shellcheck disable=SC2016
         as_root setsid sh -c 'dockerd --pidfile "$1" >"$2" 2>&1 </dev/null &' sh $pidfile $log
     fi

@@ -1,9 +1,9 @@
 """Writes every hash-pinned lock file from the `.in` files beside it (`make lock`).
 
-One resolution covers all of them, so a package has the same version wherever it appears:
+All files come from one resolution, so a package has the same version in all of them:
 
     requirements.lock        native installation, with torch but without its CUDA libraries
-    requirements-cpu.lock    torch's CPU build alone, tried first on machines without a GPU
+    requirements-cpu.lock    only torch's CPU build, tried first on machines without a GPU
     requirements-cuda.lock   the CUDA libraries that the registry's torch wheel needs
     requirements-image.lock  what the image adds to its base, which already has torch
     requirements-ray.lock    what `prepare --engine ray` adds to either of the two
@@ -13,7 +13,7 @@ One resolution covers all of them, so a package has the same version wherever it
     requirements-tools.lock  what this script runs on
     base/requirements.lock   the stand-in base image
 
-Each lock begins with a digest of its inputs; `tests/unit/env/test_locks.py` recomputes it and so notices a stale lock.
+Each lock begins with a digest of its inputs. `tests/unit/env/test_locks.py` recomputes it and so detects an outdated lock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 ENV = Path(__file__).resolve().parent
 PYTHON_FLOOR = "3.11"
 CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
-NO_CUDA = ("nvidia-ml-py",)  # asks the driver; needs no library, and says so itself where there is no driver
+NO_CUDA = ("nvidia-ml-py",)  # reads from the driver and needs no CUDA library; it raises an error if there is no driver
 
 # The CPU builds of the same torch release. They are not on the registry that uv reads, so their hashes are added by hand.
 TORCH_CPU_HASHES = (
@@ -37,7 +37,7 @@ TORCH_CPU_HASHES = (
     "3fbf9c9d1f3c10c2d59d04aca426dee9ccc6ceb32d255c61e93acc3b4f75fae6",  # CPython 3.13, manylinux 2.28, x86-64
 )
 
-# lock file: the inputs it is compiled from, in the order in which they include one another
+# each lock file and its inputs, in the order in which they include each other
 INPUTS = {
     "requirements.lock": ("requirements.in", "requirements-torch.in"),
     "requirements-cpu.lock": ("requirements-torch.in",),
@@ -55,7 +55,7 @@ __all__ = ["INPUTS", "beyond", "header", "is_of_cuda", "main", "parse_blocks"]
 
 
 def header(lock: str) -> str:
-    """The first lines of a lock file: what it was made from, and how to make it again."""
+    """Return the first lines of a lock file: its inputs, and how to make it again."""
     digest = hashlib.sha256()
     for name in INPUTS[lock]:
         digest.update((ENV / name).read_bytes())
@@ -63,12 +63,12 @@ def header(lock: str) -> str:
 
 
 def is_of_cuda(package: str) -> bool:
-    """True for what comes with the registry's CUDA build of torch, and in the image with its base."""
+    """Return whether a package comes with the registry's CUDA build of torch, or with the base of the image."""
     return package.startswith(CUDA_PREFIXES) and package not in NO_CUDA
 
 
 def parse_blocks(text: str) -> dict[str, str]:
-    """Splits a compiled file into one block a package; a package with several versions (by marker) keeps all of them."""
+    """Split a compiled file into one block for each package. A block has all versions of its package (by marker)."""
     blocks: dict[str, str] = {}
     name = ""
     for line in text.splitlines(keepends=True):
@@ -81,15 +81,15 @@ def parse_blocks(text: str) -> dict[str, str]:
 
 
 def beyond(wanted: dict[str, str], given: dict[str, str]) -> dict[str, str]:
-    """The blocks that a lock adds to others: of packages that these do not have, or have for some machines only.
+    """Return the blocks of packages that other locks do not have, or have only for some machines.
 
-    A requirement with a marker (`colorama==0.4.6 ; sys_platform == 'win32'`) installs nothing where the marker does not hold.
+    A requirement with a marker (`colorama==0.4.6 ; sys_platform == 'win32'`) installs nothing on machines outside of the marker.
     """
     return {name: block for name, block in wanted.items() if name not in given or _markers(given[name]) - _markers(block) - {""}}
 
 
 def _markers(block: str) -> set[str]:
-    """Of all versions of a package; the empty one stands for every machine."""
+    """Return the markers of all versions of a package; the empty marker means every machine."""
     pins = re.findall(r"^[A-Za-z0-9._-]+==[^\n]*", block, re.MULTILINE)
     return {pin.removesuffix("\\").partition(";")[2].strip() for pin in pins}
 
@@ -114,7 +114,7 @@ def with_cpu_hashes(requirement: str) -> str:
 
 
 def main() -> None:
-    """Compiles and writes all locks; `uv` must be installed for this interpreter and reach a package registry."""
+    """Compile and write all locks. `uv` must be installed for this interpreter, and must reach a package registry."""
     everything = compile_lock("requirements-dev.in")
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as pins:
         pins.write("".join(re.sub(r" *\\\n +--hash=\S+", "", block) for block in everything.values()))

@@ -1,4 +1,4 @@
-"""Charts as values, before they are drawn: their lines, their axes, and the numbers on these."""
+"""The data of a chart before it is drawn: its lines, its axes, and the labels of the axes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from common.html.curves import Curve, Thinned, thin
 __all__ = ["WIDE", "Axis", "Chart", "Line", "axis_through", "measured", "short"]
 
 WIDE = 10.0
-"""Most charts are easier to read on a logarithmic axis if the highest value is more than this many times the lowest."""
+"""The default of `Chart.log_from` in the reports: the ratio of values above which a logarithmic axis is easier to read."""
 _LARGEST = 1e280
-"""Larger values are drawn at the edge of the picture, so that no difference of two values overflows."""
+"""Larger values are drawn at the edge of the picture. So no difference of two values overflows."""
 
 
 @dataclass(frozen=True)
@@ -27,21 +27,21 @@ class Line:
     name: str
     curve: Curve
     look: int = 0
-    """The number of its colour, dashes and marker."""
+    """The number of the colour, dashes and marker."""
     faint: bool = False
     """The line is only a background for another one."""
     points: bool = False
-    """Each value has a marker, unless there are many."""
+    """Each value has a marker, unless there are many values."""
 
     @cached_property
     def thinned(self) -> Thinned:
-        """The curve in as many columns as the picture can show."""
+        """The curve, reduced to the number of columns that the picture can show."""
         return thin(self.curve)
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A range of values, and the ones that have a label."""
+    """A range of values, and the values that have a label."""
 
     low: float
     high: float
@@ -49,9 +49,10 @@ class Axis:
     log: bool = False
 
     def places(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The places of values between the lowest (0) and the highest (1) of the axis.
+        """Return the places of values along the axis, from 0 (its lowest value) to 1 (its highest).
 
-        Values that the axis cannot show are nan: infinite ones, and on a logarithmic axis those that are not above zero.
+        The place is nan if the axis cannot show the value: if it is nan or infinite, and on a logarithmic axis if it is not
+        above zero.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             low, high, found = (np.log(np.array(value)) if self.log else value for value in (self.low, self.high, values))
@@ -61,7 +62,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves over one axis."""
+    """Curves over one horizontal axis."""
 
     title: str
     unit: str
@@ -70,7 +71,7 @@ class Chart:
     along: str = "step"
     """Name of the horizontal axis."""
     log_from: float | None = None
-    """The axis is logarithmic if all values are above zero and the highest is more than this many times the lowest."""
+    """The vertical axis is logarithmic if all values are above zero and the highest is more than this many times the lowest."""
     from_zero: bool = False
 
     @property
@@ -80,7 +81,7 @@ class Chart:
 
     @cached_property
     def x(self) -> Axis:
-        """The horizontal axis. It begins at zero, so that charts below each other can be compared."""
+        """The horizontal axis. It begins at zero, so that charts below each other have the same scale."""
         return axis_through([np.zeros(1), *(line.curve.x_N for line in self.shown)], whole=True)
 
     @cached_property
@@ -93,13 +94,13 @@ class Chart:
 def axis_through(
     values: Sequence[NDArray[np.float64]], *, log_from: float | None = None, margin: float = 0.0, whole: bool = False
 ) -> Axis:
-    """The axis that shows all finite ones of these values.
+    """Return an axis that shows all finite values among these.
 
     Args:
         values: may hold nan and infinities.
         log_from: the axis is logarithmic if all values are above zero and the highest is more than this many times the lowest.
         margin: free space above and below, as a share of the range.
-        whole: the values are counts, so only whole numbers have a label.
+        whole: the values are counts, so only integers have a label.
     """
     finite = [np.clip(one[np.isfinite(one)], -_LARGEST, _LARGEST) for one in values]
     low = min((float(one.min()) for one in finite if len(one)), default=0.0)
@@ -115,7 +116,7 @@ def axis_through(
 
 
 def _linear_axis(low: float, high: float, *, whole: bool) -> Axis:
-    """An axis with three to six round numbers, or fewer if they have to be whole."""
+    """Return an axis with three to six round numbers, or fewer if they must be integers."""
     size = max(10.0 ** math.floor(math.log10((high - low) / 5)), 1.0 if whole else 0.0)
     factors = (1, 2, 5, 10, 20) if whole else (1, 2, 2.5, 5, 10, 20)
     step = next(size * factor for factor in factors if high - low <= 5 * size * factor)
@@ -124,7 +125,7 @@ def _linear_axis(low: float, high: float, *, whole: bool) -> Axis:
 
 
 def _log_axis(low: float, high: float) -> Axis:
-    """An axis with at most six powers of ten. If it has fewer than three of them, twice and five times these are labels too."""
+    """Return an axis with at most six labels at powers of ten. With fewer than three, twice and five times these are labels too."""
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     powers = [10.0**power for power in range(first, last + 1)]
     if len(powers) < 3:
@@ -134,12 +135,12 @@ def _log_axis(low: float, high: float) -> Axis:
 
 
 def measured(value: float) -> str:
-    """A measured number with five digits: `2.3456`, `0.00012346`, `1.2e+09`, `nan`."""
+    """Return a measured number with five digits: `2.3456`, `0.00012346`, `1.2e+09`, `nan`."""
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.5g}"
 
 
 def short(value: float) -> str:
-    """A number for an axis: `0.25`, `1.5k`, `20M`, `1e-05`."""
+    """Return a number for an axis: `0.25`, `1.5k`, `20M`, `1e-05`."""
     for unit, sign in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if unit <= abs(value) < 1000 * unit and (abs(value) >= 1e4 or value % 1000 == 0):
             return f"{value / unit:.4g}{sign}"

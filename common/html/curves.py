@@ -1,4 +1,4 @@
-"""Curves as numbers: moving averages, and the few columns that stand for very many points.
+"""Curves as numbers: moving averages, and the reduction of many points to few columns.
 
 N points of a curve   C columns of a picture
 """
@@ -17,21 +17,21 @@ from numpy.typing import NDArray
 __all__ = ["MAX_COLUMNS", "Curve", "Thinned", "average_window", "median", "moving_average", "thin"]
 
 MAX_COLUMNS = 500
-"""Most points of a curve in a picture. The size of a page is thereby bounded for a run of any length."""
+"""The most points of a curve in a picture. This limits the size of a page for a run of any length."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Values over rising places, such as a loss over steps. Values that are nan or infinite are kept, and shown as such."""
+    """Values over increasing places, such as a loss over steps. It keeps values that are nan or infinite."""
 
     x_N: Floats
     y_N: Floats
 
     @staticmethod
     def of(points: Iterable[tuple[float, float]]) -> Curve:
-        """The curve through these points."""
+        """Return the curve through these points."""
         both = np.array(list(points), np.float64).reshape(-1, 2)
         return Curve(both[:, 0], both[:, 1])
 
@@ -51,18 +51,18 @@ class Curve:
 
 @dataclass(frozen=True)
 class Thinned:
-    """A curve in columns. If it has no more points than columns, each column is one point."""
+    """A curve in columns. If it has at most as many points as columns, each column is one point."""
 
     x_C: Floats
-    """Mean place of a column's points."""
+    """Mean place of the points of a column."""
     mean_C: Floats
-    """Mean of its finite values; nan if it has none."""
+    """Mean of the finite values of a column; nan if it has none."""
     low_C: Floats
     high_C: Floats
     bad_C: NDArray[np.int64]
-    """How many of its values are not finite."""
+    """Number of values of a column that are not finite."""
     whole: bool
-    """Every column is one point."""
+    """Whether every column is one point."""
 
 
 def thin(curve: Curve, max_columns: int = MAX_COLUMNS) -> Thinned:
@@ -79,14 +79,14 @@ def thin(curve: Curve, max_columns: int = MAX_COLUMNS) -> Thinned:
     sizes_C = np.diff(starts_C, append=num_points)
     finite_N = np.isfinite(curve.y_N)
     good_C = np.add.reduceat(finite_N.astype(np.int64), starts_C)
-    divisors_N = np.repeat(np.maximum(good_C, 1), sizes_C)  # divided before they are added: a sum could overflow, a mean cannot
+    divisors_N = np.repeat(np.maximum(good_C, 1), sizes_C)  # divided before they are added, as their sum could overflow
     mean_C = np.add.reduceat(np.where(finite_N, curve.y_N, 0.0) / divisors_N, starts_C)
     low_C = np.minimum.reduceat(np.where(finite_N, curve.y_N, np.inf), starts_C)
     high_C = np.maximum.reduceat(np.where(finite_N, curve.y_N, -np.inf), starts_C)
     some_C = good_C > 0
     return Thinned(
         x_C=np.add.reduceat(curve.x_N / np.repeat(sizes_C, sizes_C), starts_C),
-        mean_C=np.where(some_C, np.clip(mean_C, low_C, high_C), np.nan),  # rounding could leave the envelope by one bit
+        mean_C=np.where(some_C, np.clip(mean_C, low_C, high_C), np.nan),  # rounding could move the mean out of the range by one bit
         low_C=np.where(some_C, low_C, np.nan),
         high_C=np.where(some_C, high_C, np.nan),
         bad_C=sizes_C - good_C,
@@ -95,17 +95,17 @@ def thin(curve: Curve, max_columns: int = MAX_COLUMNS) -> Thinned:
 
 
 def average_window(num_points: int) -> int:
-    """Number of steps in a moving average: a twentieth of the run, at most 100; 1 if the average would equal the curve."""
+    """Return the number of points in a moving average: a twentieth of all, at least 1 (no averaging) and at most 100."""
     return max(1, min(100, num_points // 20))
 
 
 def moving_average(curve: Curve, window: int) -> Curve:
-    """The mean of the finite values among the last `window` points; nan if there is none."""
+    """Return the mean of the finite values among the last `window` points; nan if there are none."""
     if window <= 1 or not len(curve):
         return curve
     finite_N = np.isfinite(curve.y_N)
     ones = np.ones(min(window, len(curve)))
-    # A convolution, not differences of one long sum: a single huge loss would take the digits of all that come after it.
+    # Not differences of one cumulative sum: a single huge loss would cost the precision of all later values.
     with np.errstate(over="ignore"):
         sums_N = np.convolve(np.where(finite_N, curve.y_N, 0.0), ones)[: len(curve)]
     counts_N = np.convolve(finite_N.astype(np.float64), ones)[: len(curve)].round()
@@ -113,7 +113,7 @@ def moving_average(curve: Curve, window: int) -> Curve:
 
 
 def median(values: Floats) -> float | None:
-    """The median of the finite values; None if there are none."""
+    """Return the median of the finite values; None if there are none."""
     finite = values[np.isfinite(values)]
     found = float(np.median(finite)) if len(finite) else math.nan
     return found if math.isfinite(found) else None

@@ -1,4 +1,4 @@
-"""Histograms as inline SVG. Colours come from the page's style sheet, so that they follow light, dark and print."""
+"""Histograms as inline SVG. Colours come from the page's style sheet, for light mode, dark mode and print."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from common.text import decimal
 __all__ = ["Bin", "draw_histogram"]
 
 _PLOT = Plot(width=520, height=250, left=46, right=18, top=44, bottom=40)
-_LABEL_WIDTH = 9  # of one character, with room around it
+_LABEL_WIDTH = 9  # of one character with margins, in units of the picture
 _STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5)
 _MAX_LABELS = 7
 
 
 @dataclass(frozen=True)
 class Bin:
-    """Values from `low` to below `high`."""
+    """A bin of values: at least `low`, and less than `high`."""
 
     low: float
     high: float
     counts: tuple[int, ...]
-    """One for each series: the first is drawn as bars, the second as a line."""
+    """One count for each series. The first series is drawn as bars, the second as a line."""
 
 
 def draw_histogram(
     bins: Sequence[Bin], series: Sequence[str], unit: str, marks: Mapping[str, float], words: Callable[[Bin], str]
 ) -> Markup:
-    """A figure with the share of each series by bin, and named vertical marks at values.
+    """Return a figure with the share of each series by bin, and with labelled vertical marks at values.
 
     Args:
-        bins: without gaps, rising; all are drawn equally wide.
-        series: the names of the counts, for the legend.
-        unit: what the values are, for the axis.
+        bins: without gaps, in increasing order; all are drawn equally wide.
+        series: names of the counts, for the legend.
+        unit: label of the horizontal axis.
         marks: values by their label.
-        words: the description of a bin, shown while the pointer rests on it.
+        words: returns the description of a bin, which is shown under the pointer.
     """
     totals = [max(sum(bin_.counts[place] for bin_ in bins), 1) for place in range(len(series))]
     shares = [[bin_.counts[place] / total for bin_ in bins] for place, total in enumerate(totals)]
@@ -61,13 +61,13 @@ def draw_histogram(
 
 
 def _steps(starts: Sequence[float], heights: Sequence[float]) -> str:
-    """A line that is level over each bin."""
+    """Return the points of a line that is horizontal over each bin."""
     corners = [(x, y) for index, y in enumerate(heights) for x in starts[index : index + 2]]
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
 
 
 def _marks(bins: Sequence[Bin], marks: Mapping[str, float]) -> Iterator[tuple[float, float, int, str]]:
-    """For each mark the place of its line, the middle and base of its label, and the label. Labels never overlap."""
+    """Yield for each mark the x of its line, the x and y of its label, and the label. Up to three rows keep labels apart."""
     ends = [0.0, 0.0, 0.0]
     for label, value in sorted(marks.items(), key=lambda item: item[1]):
         x = _PLOT.x(_place_of(value, bins) / len(bins))
@@ -79,7 +79,7 @@ def _marks(bins: Sequence[Bin], marks: Mapping[str, float]) -> Iterator[tuple[fl
 
 
 def _labels(bins: Sequence[Bin]) -> list[tuple[int, str]]:
-    """Labels of borders at powers of two, or at any borders if there are few of those."""
+    """Return labels for borders at powers of two, or for all borders if there are fewer than three powers."""
     borders = [bin_.low for bin_ in bins] + [bins[-1].high]
     powers = [index for index, border in enumerate(borders) if border >= 1 and math.log2(border).is_integer()]
     labelled = powers if len(powers) > 2 else list(range(len(borders)))
@@ -87,7 +87,7 @@ def _labels(bins: Sequence[Bin]) -> list[tuple[int, str]]:
 
 
 def _place_of(value: float, bins: Sequence[Bin]) -> float:
-    """The place of a value, in bins from the left; the borders of equally wide bins grow by factors."""
+    """Return the place of a value in bins from the left. Within a bin they are logarithmic, as the borders grow by factors."""
     for index, bin_ in enumerate(bins):
         if value < bin_.high:
             if bin_.low > 0:

@@ -1,7 +1,7 @@
-"""Draws a chart as inline SVG. Colours come from the page's style sheet, so that they follow light, dark and print.
+"""Draws a chart as inline SVG. Colours come from the page's style sheet, for light mode, dark mode and print.
 
-Every line has a colour, dashes and a marker, and each of the three suffices to identify it. The path of a line carries the numbers
-that it was drawn from. The page's script shows them under the pointer; the picture is complete without it.
+Every line has a colour, dashes and a marker, and each of these three is enough to identify it. The path of a line carries its
+values as data attributes. The page's script shows these values under the pointer; the picture is complete without the script.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _MARKERS = (
     "m-4.2 -1.2h3v-3h2.4v3h3v2.4h-3v3h-2.4v-3h-3z",  # cross
     "m-3 -4h6v8h-6z",  # upright
 )
-_LOOKS = len(_MARKERS)  # and colours and dashes in the style sheet; the eighth line has the first one's colour
+_LOOKS = len(_MARKERS)  # the style sheet has as many colours and dashes; the eighth line has the colour of the first
 _CROSS = "m-3 -3l6 6m0 -6l-6 6"
 
 
 @dataclass(frozen=True)
 class _Drawn:
-    """What the template writes of a line."""
+    """The values of a line in the template."""
 
     name: str
     colour: int
     shape: int
-    """Of dashes and marker."""
+    """Number of the dashes and the marker."""
     faint: bool
     words: str
     band: str
@@ -49,13 +49,13 @@ class _Drawn:
     values: str
     marker: str
     markers: list[tuple[float, float, str]]
-    """Place, height and description of each point that has a marker."""
+    """X, y and description of each point that has a marker."""
     bad: list[tuple[float, str]]
-    """Place and description of each cross."""
+    """X and description of each cross."""
 
 
 def draw(chart: Chart) -> Markup:
-    """A figure with the chart's title, legend and picture; empty if the chart has no point."""
+    """Return a figure with the chart's title, legend and picture; empty if the chart has no points."""
     if not chart.shown:
         return Markup()
     return draw_template(
@@ -73,7 +73,7 @@ def draw(chart: Chart) -> Markup:
 def _drawn(line: Line, chart: Chart) -> _Drawn:
     thinned = line.thinned
     x_C, y_C = _widths(chart, thinned.x_C), _heights(chart, thinned.mean_C)
-    shape = (line.look + line.look // _LOOKS) % _LOOKS  # another one in each round of the colours, so that 49 lines differ
+    shape = (line.look + line.look // _LOOKS) % _LOOKS  # shifted after each round of colours, so that 49 lines differ
     return _Drawn(
         name=line.name,
         colour=line.look % _LOOKS,
@@ -93,7 +93,7 @@ def _drawn(line: Line, chart: Chart) -> _Drawn:
 
 
 def _words(line: Line, along: str) -> str:
-    """A description for readers who cannot see the line."""
+    """Return a description for readers who cannot see the line."""
     finite = line.curve.finite
     if not len(finite):
         return f"{line.name}: no finite value"
@@ -104,7 +104,7 @@ def _words(line: Line, along: str) -> str:
 
 
 def _band(line: Line, chart: Chart) -> str:
-    """The range between the lowest and the highest value of each column, if a column is more than a point."""
+    """Return the path around the range of each column, from lowest to highest value; empty if all columns are single points."""
     if line.thinned.whole:
         return ""
     x_C = _widths(chart, line.thinned.x_C)
@@ -125,7 +125,7 @@ def _markers(line: Line, chart: Chart) -> list[tuple[float, float, str]]:
 
 
 def _bad(line: Line, chart: Chart) -> list[tuple[float, str]]:
-    """Columns with values that are not finite, which get a cross at the upper edge."""
+    """Return a cross at the upper edge for each column with values that are not finite."""
     bad = line.thinned.bad_C > 0
     x_C, numbers = line.thinned.x_C[bad], line.thinned.bad_C[bad].tolist()
     return [
@@ -135,7 +135,6 @@ def _bad(line: Line, chart: Chart) -> list[tuple[float, str]]:
 
 
 def _runs(there: NDArray[np.bool_]) -> Iterator[slice]:
-    """The stretches of neighbours that are there."""
     edges = np.flatnonzero(np.diff(np.concatenate(([0], there.astype(np.int8), [0]))))
     for start, stop in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
         yield slice(start, stop)

@@ -1,7 +1,7 @@
-"""A page as one file: no network, pictures drawn inline; for light and dark, small screens, and paper.
+"""Renders a page as one file: without network access, with inline pictures, for light and dark mode, small screens and paper.
 
 All values are escaped. In addition, the content security policy of a page allows only the page's own style and script, which it
-names by their digests. Markup that got past the escaping could therefore load nothing and run nothing.
+names by their digests. So markup that is not escaped by mistake can still load nothing and run nothing.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from common.text import visible
 __all__ = ["UNKNOWN", "or_unknown", "render_page", "template_environment"]
 
 UNKNOWN = "—"
-"""Replaces a number that is not known."""
+"""Replaces an unknown number."""
 
 _HERE = Path(__file__).parent
 _MARKED = re.compile(r"<(svg|style|script|title)\b.*?</\1>|<[^>]*>|(?P<name>⟨U\+[0-9A-F]{4,6}⟩)", re.DOTALL)
-"""Matches the names of unseen characters, and all places where such a name must stay as it is: tags, and elements without HTML."""
+"""Matches the numbers of invisible characters, and the places where they stay unchanged: tags, and elements without HTML."""
 
 
 def template_environment(folder: Path, **filters: Callable[..., object]) -> Environment:
-    """Reads the templates of a folder, which can also use those of this package.
+    """Return an environment with the templates of a folder, which can also use the templates of this package.
 
     Args:
         folder: holds the templates.
@@ -47,7 +47,7 @@ def template_environment(folder: Path, **filters: Callable[..., object]) -> Envi
 
 
 def or_unknown(form: Callable[[Any], str]) -> Callable[[object], str]:
-    """A filter that writes a value in this form, and a dash for None and for names that do not exist."""
+    """Return a filter that formats a value with `form`, and that returns a dash for None and for undefined names."""
     return lambda value: UNKNOWN if value is None or isinstance(value, Undefined) else form(value)
 
 
@@ -58,7 +58,7 @@ def render_page(environment: Environment, template: str, *, script: bool = False
         environment: finds the template.
         template: name of the template's file.
         script: the page includes `hover.js`, which shows the values of line charts under the pointer.
-        values: what the template shows. Characters without a visible form are named in the page.
+        values: for the template. Invisible characters are replaced by their numbers in the page.
 
     Raises:
         LookupError: a value that the template needs is missing.

@@ -1,4 +1,4 @@
-"""The area of a picture in which values are drawn, and the templates of pictures."""
+"""The area of a picture in which values are drawn, and the rendering of picture templates."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Plot:
         return self.height - self.bottom
 
     def x(self, part: Number) -> Number:
-        """The place of these parts of the plot's width, from the left."""
+        """Return the x of these shares of the plot's width, from the left."""
         return self.left + (self.end - self.left) * part
 
     def y(self, part: Number) -> Number:
-        """The place of these parts of the plot's height, from below."""
+        """Return the y of these shares of the plot's height, from the bottom."""
         return self.base - (self.base - self.top) * part
 
 
 def draw_template(name: str, plot: Plot, **values: object) -> Markup:
-    """A picture made by one of this package's templates."""
+    """Render a picture from one of this package's templates."""
     return Markup(_PICTURES.get_template(name).render(plot=plot, **values))

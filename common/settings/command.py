@@ -1,4 +1,4 @@
-"""Runs a command of a table: loads its settings model, fills it, and calls the function that does the work."""
+"""Runs a command from a table: loads its settings model, fills it, and calls the function that does the work."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["run_listed"]
 
 
 def run_listed(command: Command, program: str, arguments: Sequence[str]) -> None:
-    """Runs a command with its command line.
+    """Run a command with the arguments of its command line.
 
     Args:
         command: the row of the table.
-        program: how the help names the program: `python -m trainer`.
-        arguments: the words after the name of the command.
+        program: name of the program in the help, such as `python -m trainer`.
+        arguments: after the name of the command.
 
     Raises:
         ConfigError: an option is unknown, a value is not allowed, or a module cannot be loaded.
@@ -38,6 +38,6 @@ def run_listed(command: Command, program: str, arguments: Sequence[str]) -> None
 
 
 def _named(place: str) -> Any:
-    """What `package.module:name` names."""
+    """Import the object at `package.module:name`."""
     module, name = place.split(":")
     return getattr(import_module(module), name)

@@ -2,8 +2,8 @@
 
 `load_options` does the same for a small command, which has no recipe.
 
-Both packages use it, so that `--optim.lr 3e-4`, `TRAIN_OPTIM__LR=3e-4` and `[train.optim] lr = 3e-4` mean the same, and so that a
-wrong name or value is refused in the same words wherever it stands.
+Both packages use it. So `--optim.lr 3e-4`, `TRAIN_OPTIM__LR=3e-4` and `[train.optim] lr = 3e-4` mean the same, and a wrong name or
+value has the same error message in all three places.
 """
 
 from __future__ import annotations
@@ -40,19 +40,16 @@ __all__ = ["MAX_SETTINGS_BYTES", "RECIPES", "load_options", "load_settings"]
 
 RECIPES = Path(__file__).resolve().parents[2] / "env" / "recipes"
 MAX_SETTINGS_BYTES = 1 << 20
-"""The most that a recipe, or the settings of a run, may have."""
+"""The most bytes of a recipe or of the settings of a run."""
 
 
 def load_settings(
-    model: type[SettingsT],
-    arguments: Sequence[str],
-    parser: argparse.ArgumentParser,
-    environment: Mapping[str, str] = os.environ,
+    model: type[SettingsT], arguments: Sequence[str], parser: argparse.ArgumentParser, environment: Mapping[str, str] = os.environ
 ) -> SettingsT:
-    """Builds `model` from command line, environment, recipe and defaults, the first that sets a value winning.
+    """Build `model` from command line, environment, recipe and defaults. The first of them that sets a value wins.
 
     Raises:
-        ConfigError: a name is unknown or a value not allowed; the message says where it was set and what would be.
+        ConfigError: a name is unknown or a value is not allowed; the message says where it was set and what is allowed.
     """
     fields = setting_names(model)
     _check_utf8("command line", arguments)
@@ -71,15 +68,12 @@ def load_settings(
 
 
 def load_options(
-    model: type[OptionsT],
-    arguments: Sequence[str],
-    parser: argparse.ArgumentParser,
-    environment: Mapping[str, str] = os.environ,
+    model: type[OptionsT], arguments: Sequence[str], parser: argparse.ArgumentParser, environment: Mapping[str, str] = os.environ
 ) -> OptionsT:
-    """Builds the options of a small command from its command line and the variables that its fields name.
+    """Build the options of a small command from its command line and the environment variables that its fields name.
 
     Raises:
-        ConfigError: an option is unknown or a value not allowed; the message says which, and what would be.
+        ConfigError: an option is unknown or a value is not allowed; the message names it and what is allowed.
     """
     given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
     variables = {name: variable for name, field in setting_names(model).items() if (variable := place_of(field).variable)}
@@ -91,7 +85,7 @@ def load_options(
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"optim.lr": 1}` as `{"optim": {"lr": 1}}`."""
+    """Turn `{"optim.lr": 1}` into `{"optim": {"lr": 1}}`."""
     nested: dict[str, Any] = {}
     for name, value in flat.items():
         *sections, leaf = name.split(".")
@@ -120,21 +114,21 @@ def _from_environment(model: type[Settings], environment: Mapping[str, str]) -> 
         if place := place_in_recipe(model, variable.removeprefix(model.environment_prefix).replace("__", ".").lower()):
             raise ConfigError(f"environment: {variable}: only a recipe can hold it: {place}")
         if variable not in known:
-            raise ConfigError(f"environment: {variable} is no setting{nearest(variable, list(known))}")
+            raise ConfigError(f"environment: {variable} is not a setting{nearest(variable, list(known))}")
         name, field = known[variable]
         flat[name] = _parse_list(variable, value) if is_list(field) else none_word(field, value)
     return _nested(flat)
 
 
 def _check_utf8(origin: str, words: Iterable[str]) -> None:
-    """Raises where a word has other bytes, which Python keeps as lone surrogates: no file that a command writes could hold it."""
+    """Raise ConfigError if a word is not UTF-8. Python decodes it to lone surrogates, which no file in UTF-8 can hold."""
     for word in words:
         try:
             word.encode()
         except UnicodeEncodeError:
             raise ConfigError(
                 f"{origin}: {redacted_repr(word)} is no UTF-8 text; write it in UTF-8, and rename a file of that name; "
-                "or set PYTHONUTF8=1, if it is UTF-8 and the locale another"
+                "or set PYTHONUTF8=1, if it is UTF-8 and the locale is another"
             ) from None
 
 
@@ -142,8 +136,8 @@ def _parse_list(variable: str, value: str) -> Any:
     try:
         return json.loads(value)
     except json.JSONDecodeError:
-        shown = repr(HIDDEN if "://" in value else value)  # what is not even a list cannot be searched for secrets
-        raise ConfigError(f'environment: {variable} = {shown} is no JSON list; write for example ["a", "b"]') from None
+        shown = repr(HIDDEN if "://" in value else value)  # a broken list cannot be searched for secrets
+        raise ConfigError(f'environment: {variable} = {shown} is not a JSON list; write for example ["a", "b"]') from None
 
 
 def _from_recipe(model: type[Settings], recipe: str | None) -> dict[str, Any]:
@@ -165,14 +159,14 @@ def _from_recipe(model: type[Settings], recipe: str | None) -> dict[str, Any]:
                 f"recipe {path}: unknown table [{table}]{nearest(table, ['prepare', 'train'])}; use [prepare] and [train]"
             )
         if not isinstance(value, dict):
-            raise ConfigError(f"recipe {path}: {table} = {value!r} is no table; write [{table}] and its settings below")
+            raise ConfigError(f"recipe {path}: {table} = {value!r} is not a table; write [{table}] and its settings below")
     values: dict[str, Any] = tables.get(model.recipe_table, {})
     known = list(setting_names(model))
     tables_of_users = tuple(f"{name}." for name in user_tables(model))
     for name in _flat_names(values):
         if name not in known and not name.startswith(tables_of_users):
             table = f"{model.recipe_table}.{name}"
-            raise ConfigError(f"recipe {path}: {table} is no setting{nearest(name, known)}")
+            raise ConfigError(f"recipe {path}: {table} is not a setting{nearest(name, known)}")
     return with_nones(model, values)
 
 

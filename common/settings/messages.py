@@ -1,4 +1,4 @@
-"""Errors about settings in the words of the user."""
+"""Error messages about settings, with the names that users write."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["explain", "nearest"]
 
 
 def explain(model: type[BaseModel], error: ValidationError, *place: str) -> str:
-    """What is wrong with the values of a model, in the user's words; `place` is where the model stands, if it is but a part."""
+    """Return what is wrong with the values of a model. `place` names the sections that hold it, if it is part of another model."""
     return "; ".join(dict.fromkeys(_explain(model, detail, place) for detail in error.errors()))
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """The end of an error message: the known name that is most like this one, if there is one."""
+    """Return the end of an error message with the most similar known name; empty if no name is similar."""
     matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {matches[0]}?" if matches else ""
 
@@ -35,7 +35,7 @@ def _explain(model: type[BaseModel], detail: ErrorDetails, place: Sequence[str])
     if issubclass(model, Options) and name in fields:
         shown = spelling(name, fields[name])
     if detail["type"] == "extra_forbidden":
-        return f"{name} is no setting{nearest(name, known)}"
+        return f"{name} is not a setting{nearest(name, known)}"
     if detail["type"] == "missing":
         if isinstance(detail["loc"][-1], int):
             return f"{shown} = {redacted_repr(detail['input'])}: too few values"
@@ -48,7 +48,7 @@ def _explain(model: type[BaseModel], detail: ErrorDetails, place: Sequence[str])
 
 
 def _finite_wanted(field: FieldInfo | None) -> str:
-    """What a setting takes that is not finite; its description says how it is switched off, where that can be."""
+    """Return what a setting expects instead of infinity or nan. Its description says how to turn it off, if that is possible."""
     if field is None:
         return "input should be a finite number"
     none = " or none" if type(None) in typing.get_args(field.annotation) else ""
@@ -56,14 +56,13 @@ def _finite_wanted(field: FieldInfo | None) -> str:
 
 
 def _entry_names(model: type[BaseModel], names: Sequence[str]) -> list[str]:
-    """The settings of an entry of a table with names of the user's own choosing, if these names lead into one."""
+    """Return the settings of an entry of a user table, if these names lead into one (see `user_tables`)."""
     field = model.model_fields.get(names[0]) if len(names) > 1 else None
     entry = entry_model(field) if field else None
     return [f"{names[0]}.{names[1]}.{name}" for name in entry.model_fields] if entry else []
 
 
 def _places_of(model: type[BaseModel], name: str) -> str:
-    """Where a setting can be given."""
     fields = setting_names(model)
     if issubclass(model, Options):
         variable = place_of(fields[name]).variable if name in fields else None

@@ -34,38 +34,38 @@ __all__ = [
 
 
 class Section(BaseModel):
-    """A group of related settings. All numbers are finite: `to_toml` has no word for others."""
+    """A group of related settings. All numbers are finite, because `to_toml` writes no others."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Settings(Section):
-    """All settings of one command. A subclass says where they stand outside the command line."""
+    """All settings of one command. A subclass names their places in the environment and in a recipe."""
 
     environment_prefix: ClassVar[str]
-    """`TRAIN_` makes `TRAIN_OPTIM__LR` the variable for `optim.lr`."""
+    """With `TRAIN_`, the variable of `optim.lr` is `TRAIN_OPTIM__LR`."""
     recipe_table: ClassVar[str]
-    """`train` makes `[train.optim] lr = …` the place in a recipe."""
+    """With `train`, a recipe sets `optim.lr` as `[train.optim] lr = …`."""
 
 
 class Options(Section):
-    """All options of a small command, which has no recipe and no environment variables except those that a `Place` names.
+    """All options of a small command. It has no recipe, and no environment variables except those that a `Place` names.
 
-    A `bool` is a flag without a value. A list takes several words, and more when its option is repeated. The first paragraph of a
+    A `bool` is a flag without a value. A list takes several words, and its option may be repeated. The first paragraph of a
     subclass's docstring is the description in the command's help.
     """
 
 
 @dataclass(frozen=True)
 class Place:
-    """How a field of `Options` is given if not as `--field TYPE`. It stands in the `Annotated` of the field."""
+    """How a field of `Options` is given, if not as `--field TYPE`. It is metadata in the `Annotated` type of the field."""
 
     option: str | None = None
     """The option's spelling: `--trust-code`."""
     metavar: str | None = None
     """The name of the value in the help text."""
     positional: bool = False
-    """The value has no option before it."""
+    """The value is given without an option before it."""
     variable: str | None = None
     """The environment variable that is used if the command line has no value."""
 
@@ -75,9 +75,9 @@ OptionsT = TypeVar("OptionsT", bound=Options)
 
 
 def setting_names(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo]:
-    """Every setting of a model with its dotted name: `{"optim.lr": FieldInfo, …}`, in the order of definition.
+    """Return every setting of a model by its dotted name: `{"optim.lr": FieldInfo, …}`, in the order of definition.
 
-    Tables with names of the user's own choosing are not among them: only a recipe can hold those.
+    User tables are left out, because only a recipe can hold them (see `user_tables`).
     """
     names: dict[str, FieldInfo] = {}
     for name, field in model.model_fields.items():
@@ -89,29 +89,29 @@ def setting_names(model: type[BaseModel], prefix: str = "") -> dict[str, FieldIn
 
 
 def environment_names(model: type[Settings]) -> list[str]:
-    """The environment variables that set the model's fields: `["TRAIN_OPTIM__LR", …]`."""
+    """Return the environment variables of the model's settings: `["TRAIN_OPTIM__LR", …]`."""
     return [model.environment_prefix + name.replace(".", "__").upper() for name in setting_names(model)]
 
 
 def place_of(field: FieldInfo) -> Place:
-    """How an option is given; `Place()` if its annotation does not say it."""
+    """Return how an option is given; `Place()` if its annotation has none."""
     return next((item for item in field.metadata if isinstance(item, Place)), Place())
 
 
 def spelling(name: str, field: FieldInfo) -> str:
-    """An option as the command line spells it: `--trust-code`, or `RUN` for a value without an option before it."""
+    """Return the spelling of an option on the command line: `--trust-code`, or `RUN` for a value without an option before it."""
     place = place_of(field)
     return (place.metavar or name.upper()) if place.positional else place.option or f"--{name}"
 
 
 def with_nones(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a recipe sets of a model, with None for the word `none` where a setting may be unset; TOML has no word of its own."""
+    """Return the values of a recipe, with None for the word `none` in settings that may be unset. TOML cannot represent None."""
     fields = model.model_fields
     return {name: _with_nones(fields[name], value) if name in fields else value for name, value in values.items()}
 
 
 def none_word(field: FieldInfo, value: Any) -> Any:
-    """The word `none` unsets a setting that may be unset; for any other it is a value like the rest."""
+    """Return None for the word `none` if the setting may be unset, and any other value unchanged."""
     return None if value == "none" and type(None) in typing.get_args(field.annotation) else value
 
 
@@ -126,27 +126,27 @@ def _with_nones(field: FieldInfo, value: Any) -> Any:
 
 
 def section_model(annotation: Any) -> type[BaseModel] | None:
-    """The model that an annotation is; None where it is something else."""
+    """Return the annotation if it is a model, else None."""
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
 def entry_model(field: FieldInfo) -> type[BaseModel] | None:
-    """The model of each entry of a table with names of the user's own choosing; None where its entries are plain values."""
+    """Return the model of each entry of a user table; None if its entries are plain values."""
     return section_model(typing.get_args(field.annotation)[1]) if is_table(field) else None
 
 
 def is_list(field: FieldInfo) -> bool:
-    """Whether a setting holds several values."""
+    """Return whether a setting holds several values."""
     return typing.get_origin(field.annotation) in (tuple, list)
 
 
 def is_table(field: FieldInfo) -> bool:
-    """Whether a setting is a table with names that the user chooses."""
+    """Return whether a setting is a user table: a table whose keys the user chooses."""
     return typing.get_origin(field.annotation) is dict
 
 
 def user_tables(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """The settings that are tables with names of the user's own choosing."""
+    """Yield the dotted names of the user tables: settings that are tables whose keys the user chooses."""
     for name, field in model.model_fields.items():
         if section := section_model(field.annotation):
             yield from user_tables(section, f"{prefix}{name}.")
@@ -155,7 +155,7 @@ def user_tables(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def place_in_recipe(model: type[Settings], name: str) -> str:
-    """Where a recipe holds a setting in a table with names of the user's own choosing; nothing for any other setting."""
+    """Return the place in a recipe of a setting in a user table; empty for any other setting."""
     table = next((table for table in user_tables(model) if f"{name}.".startswith(f"{table}.")), None)
     is_typo = name == table and difflib.get_close_matches(name, list(setting_names(model)), cutoff=0.9)  # `source` for `sources`
     return f"[{model.recipe_table}.{table}]" if table and not is_typo else ""

@@ -15,16 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from common.errors import ConfigError
 from common.settings.messages import nearest
-from common.settings.model import (
-    Options,
-    Settings,
-    environment_names,
-    is_list,
-    place_in_recipe,
-    place_of,
-    setting_names,
-    spelling,
-)
+from common.settings.model import Options, Settings, environment_names, is_list, place_in_recipe, place_of, setting_names, spelling
 
 __all__ = ["SchemaOptions", "help_parser", "schema_text"]
 
@@ -36,7 +27,7 @@ class SchemaOptions(Options):
 
 
 def help_parser(model: type[Settings] | type[Options], program: str, description: str) -> argparse.ArgumentParser:
-    """A command-line parser with one option for each setting, by section; it raises ConfigError where argparse would exit."""
+    """Return a command-line parser with one option for each setting, by section. It raises ConfigError instead of exiting."""
     parser = _Parser(prog=program, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
     parser.model = model
     if issubclass(model, Options):
@@ -64,7 +55,7 @@ def _add_settings(parser: argparse.ArgumentParser, model: type[Settings]) -> Non
 
 
 def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo) -> None:
-    """Adds an option of a small command. None stands for an option that is not given, a flag included."""
+    """Add an option of a small command. The value of an option or flag that is not given is None."""
     place = place_of(field)
     text = _help_text(field, _default_text(field))
     metavar = place.metavar or _type_name(field.annotation).removesuffix("|none")
@@ -80,7 +71,7 @@ def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo) ->
 
 
 def schema_text(model: type[Settings], *, env: bool) -> str:
-    """What a `schema` command prints: the JSON Schema of the settings, or the names of their environment variables, one a line."""
+    """Return the output of a `schema` command: the JSON Schema of the settings, or their environment variables, one a line."""
     return "\n".join(environment_names(model)) if env else json.dumps(model.model_json_schema(), indent=2)
 
 
@@ -115,7 +106,7 @@ def _type_name(annotation: Any) -> str:
 
 
 def _default_text(field: FieldInfo) -> str:
-    """What the help says about an option's default. Nothing for a flag, or if the description says what its absence means."""
+    """Return the default of an option for its help; empty for a flag, and if the description says what no value means."""
     place = place_of(field)
     if place.variable:
         return f"default {place.variable}"

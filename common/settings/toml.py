@@ -1,4 +1,4 @@
-"""Settings in TOML files."""
+"""Reads and writes settings in TOML files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _TOML_STRING = re.compile(r"""\"(?:[^"\\]|\\.)*"|'[^']*'""")
 
 
 def parse_toml(data: bytes) -> dict[str, Any]:
-    """The tables of a TOML file.
+    """Return the tables of a TOML file.
 
     Raises:
-        ValueError: it is no TOML, or nothing that settings need: nested too deeply, or with names of more than 256 parts, which
-            the parser takes quadratic time for (64,000 parts: 50 s, November 2026).
+        ValueError: it is not TOML, it is nested too deeply, or a line has more than 256 dots. The parser takes quadratic time for
+            dotted names (64,000 parts: 50 s, November 2026).
     """
     text = data.decode("utf-8")
     for number, line in enumerate(text.split("\n"), 1):
@@ -32,7 +32,7 @@ def parse_toml(data: bytes) -> dict[str, Any]:
 
 
 def to_toml(table: str, values: Mapping[str, Any]) -> str:
-    """Nested plain values as TOML tables under `[table]`; a value of None is left out, as TOML has no word for it."""
+    """Return nested plain values as TOML tables under `[table]`. None is left out, because TOML cannot represent it."""
     lines = [f"[{table}]"]
     lines += [
         f"{_toml_key(name)} = {_toml_value(value)}"
@@ -48,7 +48,7 @@ def _toml_key(name: str) -> str:
 
 
 def _toml_value(value: Any) -> str:
-    """JSON, but for characters beyond U+FFFF, where TOML knows no surrogates, and for unseen ones, which TOML forbids in part."""
+    """Return a value as JSON, but with TOML's escapes: TOML has no surrogates and forbids some invisible characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if text.isprintable() else "".join(map(_toml_character, text))
 

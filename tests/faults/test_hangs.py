@@ -191,7 +191,7 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on_to_the_same_bits(
             took_s = seconds_until(partial(all_ended, pids), 60)
             slowest_s = max(slowest_s, took_s)
             assert train.wait(120) == 0, log(config)
-        assert f"error: rank {pids.index(stopped)} (process {stopped}, stopped by a signal) has stood still" in log(config)
+        assert f"error: rank {pids.index(stopped)} (process {stopped}, stopped by a signal) has made no progress" in log(config)
         for rank, pid in enumerate(pids):
             stacks = (config.run / f"stacks/rank-{rank}.txt").read_text()
             assert f"rank {rank}, process {pid}, step" in stacks
@@ -235,7 +235,7 @@ def test_a_slow_rank_is_named_within_20_steps_and_training_goes_on(data: Path, t
         assert ": rank 1 is slow: " in alert["message"]
         assert "most of the difference in compute;" in alert["message"]
         assert alert["message"] in log(config)
-        assert "stood still" not in log(config)
+        assert "made no progress" not in log(config)
         assert losses(config.run) == losses(uninterrupted.run)
         assert len(losses(config.run)) == STEPS
 

@@ -578,7 +578,7 @@ def test_a_missing_folder_and_an_unknown_variable_are_refused(tmp_path: Path) ->
     assert "nowhere: no such file or folder; check the path" in missing.stderr
     unknown = run("prepare", "--sources", tmp_path, "--output", tmp_path / "out", PREP_ROWLENGTH="64")
     assert (unknown.returncode, unknown.stderr.count("\n")) == (2, 1)
-    assert "PREP_ROWLENGTH is no setting; did you mean PREP_ROW_LENGTH?" in unknown.stderr
+    assert "PREP_ROWLENGTH is not a setting; did you mean PREP_ROW_LENGTH?" in unknown.stderr
 
 
 def test_a_changed_byte_in_any_file_is_found_by_verify(prepared: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ __all__ = ["BadDataConfig", "BatchConfig", "MixtureConfig"]
 
 
 class BatchConfig(Section):
-    """How many rows make one optimizer step, and one forward pass."""
+    """Numbers of rows in one optimizer step and in one forward pass."""
 
     global_rows: int = Field(32, ge=1, le=1 << 20, description="Number of rows in one optimizer step, over all ranks.")
     micro: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = Field(
@@ -24,25 +24,25 @@ class BatchConfig(Section):
         if self.micro != "auto" and self.global_rows % self.micro:
             near = max(self.micro, round(self.global_rows / self.micro) * self.micro)
             raise ValueError(
-                f"batch.global_rows = {self.global_rows} is no multiple of batch.micro = {self.micro}; "
-                f"{near} would be, or choose another micro"
+                f"batch.global_rows = {self.global_rows} is not a multiple of batch.micro = {self.micro}; "
+                f"use {near}, or change batch.micro"
             )
         return self
 
     @property
     def micro_rows(self) -> int:
-        """`micro`, once it is a number: `auto` is resolved before anything is built."""
+        """`micro` as a number. `auto` is replaced by a number before the model is built."""
         assert self.micro != "auto"
         return self.micro
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches in one global batch."""
+        """Number of micro-batches in one global batch."""
         return self.global_rows // self.micro_rows
 
 
 class MixtureConfig(Section):
-    """How often each source is drawn, whatever its size."""
+    """How often each source is drawn, independent of its size."""
 
     weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default_factory=dict,
@@ -51,12 +51,10 @@ class MixtureConfig(Section):
 
 
 class BadDataConfig(Section):
-    """What is done about a shard of the prepared data that cannot be read, on whatever rank."""
+    """The action when any rank cannot read a shard of the prepared data."""
 
     policy: Literal["stop", "quarantine"] = Field(
         "stop",
-        description="Action when a shard cannot be read. quarantine: its rows become padding on all ranks, and training goes on.",
+        description="Action when a shard cannot be read. stop: training stops; quarantine: its rows become padding on all ranks.",
     )
-    max_share: float = Field(
-        0.05, ge=0, le=1, description="Training stops when more than this share of a split's rows is in quarantine."
-    )
+    max_share: float = Field(0.05, ge=0, le=1, description="Training stops when more than this share of a split is in quarantine.")

@@ -1,4 +1,4 @@
-"""Settings of guard, alerts and watchdog."""
+"""Settings of the guard, alerts and the watchdog."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from common.settings.model import Section
 __all__ = ["Action", "AlertAction", "AlertsConfig", "GuardConfig"]
 
 Action = Literal["log", "skip", "rollback", "stop"]
-"""What is done about a step whose numbers are bad."""
+"""What the guard does about a step with a bad loss or gradient."""
 AlertAction = Literal["off", "log", "stop"]
-"""What is done about any other finding."""
+"""What is done when any other rule is broken."""
 
 
 class GuardConfig(Section):
-    """What is done when the numbers of a step are bad: log, skip (withhold the update), rollback or stop."""
+    """Actions when the loss or gradient of a step is bad: log, skip (withhold the update), rollback or stop."""
 
     non_finite: Literal["skip", "rollback", "stop"] = Field(
         "skip", description="Action when loss or gradient is not finite. The update is withheld in any case."
@@ -26,19 +26,21 @@ class GuardConfig(Section):
         "log", description="Action when the gradient norm is above max_grad_norm. Clipping limits the update in any case."
     )
     vanishing: Action = Field("log", description="Action when the gradient norm is below min_grad_norm.")
-    spike: Action = Field("log", description="Action when the loss is far above the level of the last losses.")
+    spike: Action = Field("log", description="Action when the loss is far above the median of the last losses.")
     drop: Action = Field("log", description="Action when the loss is far below the lowest of the last losses.")
     max_grad_norm: float = Field(10.0, gt=0, description="Gradients explode when their global norm before clipping is above this.")
     min_grad_norm: float = Field(1e-7, ge=0, description="Gradients vanish when their global norm before clipping is below this.")
     loss_window: int = Field(128, ge=8, le=65536, description="Number of last healthy losses with which a loss is compared.")
     spike_factor: float = Field(
-        10.0, gt=0, description="A spike or drop is more than this many standard deviations of the noise away from the level."
+        10.0,
+        gt=0,
+        description="More than this many standard deviations of the noise above the last losses is a spike, below a drop.",
     )
-    spike_floor: float = Field(0.25, gt=0, description="A spike or drop is also more than this share of the level away from it.")
+    spike_floor: float = Field(0.25, gt=0, description="A spike or drop also differs by more than this share of the median loss.")
     max_skips: int = Field(20, ge=0, description="Training stops when more than this many updates in a row were withheld.")
-    max_rollbacks: int = Field(3, ge=0, description="Training stops when the run would be rolled back more often than this.")
+    max_rollbacks: int = Field(3, ge=0, description="Training stops when the run would be rolled back more than this many times.")
     window_steps: int = Field(10, ge=1, description="Number of steps whose rows a rollback leaves out, from the bad step on.")
-    rollback_lr_factor: float = Field(1.0, gt=0, le=1, description="Factor of the learning rate at each rollback; 1 keeps it.")
+    rollback_lr_factor: float = Field(1.0, gt=0, le=1, description="A rollback multiplies the learning rate by this; 1 keeps it.")
 
     @model_validator(mode="after")
     def _check_norms(self) -> Self:
@@ -51,9 +53,9 @@ class GuardConfig(Section):
 
 
 class AlertsConfig(Section):
-    """What is watched besides loss and gradient, and what is done: off, log, or stop (save, then end with exit code 5)."""
+    """Rules besides those of the guard, and the action of each: off, log, or stop (save, then end with exit code 5)."""
 
-    loader_wait: AlertAction = Field("log", description="Alert when steps wait for data longer than loader_wait_share.")
+    loader_wait: AlertAction = Field("log", description="Alert when steps wait for data more than loader_wait_share allows.")
     loader_wait_share: float = Field(
         0.2, gt=0, lt=1, description="Alert when steps spend more than this share of their time waiting for data."
     )
@@ -61,19 +63,15 @@ class AlertsConfig(Section):
     throughput_drop: float = Field(
         0.3, gt=0, lt=1, description="Alert when tokens per second are more than this share below their median."
     )
-    window_steps: int = Field(50, ge=5, le=10_000, description="Number of last steps over which waiting and speed are judged.")
+    window_steps: int = Field(50, ge=5, le=10_000, description="Number of last steps over which waiting and speed are measured.")
     slow_rank: AlertAction = Field("log", description="Alert when one rank is slower than the others.")
     throttling: AlertAction = Field("log", description="Alert when a GPU lowers its clocks because of heat or power supply.")
-    gpu_errors: AlertAction = Field(
-        "log", description="Alert when ECC errors increase, an Xid error occurs, or a GPU does not answer."
-    )
+    gpu_errors: AlertAction = Field("log", description="Alert when ECC errors rise, an Xid error occurs, or a GPU does not answer.")
     corrected_errors: int = Field(
-        100, ge=1, description="Alert when this many more ECC errors were corrected. One uncorrected error is always an alert."
+        100, ge=1, description="Alert after this many more corrected ECC errors. One uncorrected error is always an alert."
     )
     host_memory: AlertAction = Field("log", description="Alert when the run's memory on the host grows faster than host_memory_mb.")
-    host_memory_mb: float = Field(
-        100.0, gt=0, description="Alert when host memory grows by more than this many MB per 1,000 steps."
-    )
+    host_memory_mb: float = Field(100.0, gt=0, description="Alert when host memory grows by more than this many MB in 1,000 steps.")
     disk: AlertAction = Field("log", description="Alert when less than disk_free_gb is free on the run's disk.")
     disk_free_gb: float = Field(5.0, ge=0, description="Alert when fewer than this many GB are free on the run's disk.")
     plateau: AlertAction = Field("log", description="Alert when the validation loss has stopped falling.")
@@ -90,10 +88,13 @@ class WatchdogConfig(Section):
         None,
         ge=1,
         le=86400,
-        description="Seconds without a heartbeat in a step after which the group is ended; none: 30, or 3 x the slowest step.",
+        description="Seconds without a heartbeat in a step that end the group; none: 30, or 3 x the slowest step if longer.",
     )
     slow_s: float = Field(
-        600.0, ge=1, le=86400, description="The same in seconds while loading, evaluating and saving, and in the first three steps."
+        600.0,
+        ge=1,
+        le=86400,
+        description="Seconds without a heartbeat that end the group during loading, evaluation, saves and the first three steps.",
     )
     replicas_steps: int = Field(
         100, ge=0, description="Steps between bitwise comparisons of the ranks' weights; 0: none. Not with parallel = fsdp."

@@ -12,27 +12,23 @@ __all__ = ["ModelConfig"]
 
 
 class ModelConfig(Section):
-    """Shape of the decoder; the defaults follow from `width` and `heads`."""
+    """Shape of the decoder. Values that are not set follow from `width` and `heads`."""
 
     layers: int = Field(6, ge=1, le=512, description="Number of decoder layers.")
     width: int = Field(384, ge=8, le=65536, description="Width of the residual stream.")
     heads: int = Field(6, ge=1, le=1024, description="Number of query heads.")
     kv_heads: int | None = Field(None, ge=1, le=1024, description="Number of key and value heads; none: as many as query heads.")
     head_dim: int | None = Field(None, ge=2, le=1024, description="Width of one head; none: width / heads.")
-    mlp_width: int | None = Field(
-        None, ge=8, description="Hidden width of SwiGLU; none: 8/3 of width, rounded up to a multiple of 64."
-    )
-    context: int = Field(1024, ge=2, le=1 << 20, description="Longest row that the model takes, in tokens.")
+    mlp_width: int | None = Field(None, ge=8, description="Hidden width of SwiGLU; none: 8/3 width, rounded up to multiples of 64.")
+    context: int = Field(1024, ge=2, le=1 << 20, description="Length of the longest row that the model accepts, in tokens.")
     rope_theta: float = Field(10_000.0, gt=1, description="Base of the rotary embedding.")
     norm_eps: float = Field(1e-6, gt=0, lt=1e-2, description="Epsilon of RMSNorm.")
     tie_embeddings: bool = Field(True, description="Whether the output projection shares the embedding's weights.")
-    vocab_multiple: int = Field(
-        64, ge=1, le=1024, description="The vocabulary is padded to a multiple of this, for faster kernels."
-    )
+    vocab_multiple: int = Field(64, ge=1, le=1024, description="The vocabulary is padded to a multiple of this for faster kernels.")
     init_std: float = Field(0.02, gt=0, lt=1, description="Standard deviation of the initial weights.")
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none",
-        description="Recomputed in backward to save memory. full: each layer; selective: all but matrix products and attention.",
+        description="What backward recomputes to save memory. full: each layer; selective: all but matrix products and attention.",
     )
 
     @model_validator(mode="after")
@@ -59,9 +55,9 @@ class ModelConfig(Section):
 
     @property
     def mlp_size(self) -> int:
-        """Hidden width of SwiGLU: 8/3 of the width gives three matrices the size of two of 4 x width."""
+        """Hidden width of SwiGLU. With 8/3 of the width its three matrices are as large as two of 4 x width."""
         return self.mlp_width or -(-self.width * 8 // 3 // 64) * 64
 
     def padded_vocab(self, vocab_size: int) -> int:
-        """The number of rows of the embedding for a tokenizer of `vocab_size` pieces."""
+        """Return the number of rows of the embedding for a tokenizer with `vocab_size` tokens."""
         return -(-vocab_size // self.vocab_multiple) * self.vocab_multiple

@@ -1,4 +1,4 @@
-"""Settings of loss, optimizer, schedule and weight average."""
+"""Settings of the loss, the optimizer, the schedule and the weight average."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ __all__ = ["EmaConfig", "LossConfig", "OptimConfig", "ScheduleConfig"]
 
 
 class LossConfig(Section):
-    """What is minimised."""
+    """The loss that training minimises."""
 
-    label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="Share of the target's probability that is spread over the vocabulary."
-    )
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of the target's probability spread over the vocabulary.")
     z_loss: float = Field(0.0, ge=0, le=1, description="Weight of the squared logarithm of the softmax's denominator; 0: none.")
     temperature: float = Field(1.0, gt=0, le=100, description="Logits are divided by this before the softmax.")
     normalise: Literal["tokens", "sequences"] = Field(
         "tokens",
-        description="Mean over targets, or over the means of documents. A document that packing cut counts once for each piece.",
+        description="tokens: mean over targets; sequences: mean over the means of documents (of each piece, if packing cut one).",
     )
     chunk_tokens: int | None = Field(
         None,
         ge=1,
         le=1 << 24,
-        description="Number of positions whose logits exist at one time; none: chosen from the vocabulary's size.",
+        description="Number of positions whose logits are in memory at one time; none: chosen from the size of the vocabulary.",
     )
 
 
@@ -42,27 +40,20 @@ class OptimConfig(Section):
     beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the gradient average.")
     beta2: float = Field(0.95, ge=0, lt=1, description="Decay of the squared-gradient average.")
     eps: float = Field(1e-8, gt=0, lt=1, description="Epsilon of AdamW.")
-    clip_norm: float = Field(
-        1.0, gt=0, description="Gradients with a larger global norm are scaled down to this norm; 1e9 turns clipping off."
-    )
+    clip_norm: float = Field(1.0, gt=0, description="Gradients with a larger global norm are scaled down to this; 1e9: no limit.")
     muon_momentum: float = Field(0.95, ge=0, lt=1, description="Decay of Muon's momentum.")
 
 
 class ScheduleConfig(Section):
-    """Learning rate over the steps."""
+    """The learning rate over the steps."""
 
     kind: Literal["cosine", "linear", "wsd", "polynomial", "exponential", "step", "constant"] = Field(
-        "cosine",
-        description="Shape after the warm-up. wsd: constant, then a straight line down in the last `decay_share`.",
+        "cosine", description="Shape after the warm-up. wsd: constant, then a linear decay in the last `decay_share` of the steps."
     )
     warmup_steps: int = Field(100, ge=0, description="Number of steps in which the learning rate rises linearly to its peak.")
-    decay_steps: int | None = Field(
-        None, ge=1, description="Step at which the floor is reached; none: the last step of the limits."
-    )
+    decay_steps: int | None = Field(None, ge=1, description="Step at which the floor is reached; none: the last step of the run.")
     floor: float = Field(0.1, ge=0, le=1, description="Lowest learning rate, as a share of the peak.")
-    decay_share: float = Field(
-        0.2, gt=0, le=1, description="wsd: share of the steps to `decay_steps` in which the learning rate falls."
-    )
+    decay_share: float = Field(0.2, gt=0, le=1, description="wsd: last share of `decay_steps`, in which the learning rate falls.")
     power: float = Field(2.0, gt=0, le=10, description="polynomial: exponent of the decay.")
     milestones: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (), description="step: steps at which the learning rate is multiplied by `gamma`."
@@ -73,7 +64,7 @@ class ScheduleConfig(Section):
     def _check_shape(self) -> Self:
         if self.kind == "step" and (not self.milestones or list(self.milestones) != sorted(set(self.milestones))):
             raise ValueError(
-                f"schedule.kind = step needs rising schedule.milestones and has {list(self.milestones)}; "
+                f"schedule.kind = step needs increasing schedule.milestones, and they are {list(self.milestones)}; "
                 "name the steps, lowest first"
             )
         if self.kind == "step" and self.milestones[0] < self.warmup_steps:
@@ -82,14 +73,12 @@ class ScheduleConfig(Section):
                 "warm up for fewer steps, or begin later"
             )
         if self.kind == "exponential" and self.floor == 0:
-            raise ValueError("schedule.kind = exponential never reaches schedule.floor = 0; use a floor above it, such as 0.01")
+            raise ValueError("schedule.kind = exponential never reaches schedule.floor = 0; use a floor above 0, such as 0.01")
         return self
 
 
 class EmaConfig(Section):
-    """A moving average of the weights, which is evaluated, and generates text, when it is on."""
+    """A moving average of the weights. If it is on, evaluations and generated text use it."""
 
     decay: float | None = Field(None, gt=0, lt=1, description="Share of the average that a step keeps, such as 0.999; none: off.")
-    warmup_steps: int = Field(
-        100, ge=0, description="Number of steps in which the decay rises, so that the first weights are soon forgotten."
-    )
+    warmup_steps: int = Field(100, ge=0, description="Warm-up W: the decay is at most (1 + step) / (W + step); 0: no warm-up.")

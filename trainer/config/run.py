@@ -1,4 +1,4 @@
-"""Settings of limits, evaluation, checkpoints, logs and resume."""
+"""Settings of the limits, evaluation, checkpoints, logs and resume."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ __all__ = ["CheckpointConfig", "EvalConfig", "LimitsConfig", "LogConfig", "Resum
 
 
 class LimitsConfig(Section):
-    """When training ends: the first limit that is reached. At least one of steps, epochs and tokens is needed."""
+    """Limits of the training, which ends at the first one. At least one of steps, epochs and tokens is needed."""
 
     steps: int | None = Field(None, ge=1, description="Training ends after this many optimizer steps.")
     epochs: float | None = Field(
-        None, gt=0, description="Training ends after this many passes over the training rows; fractions are allowed."
+        None, gt=0, description="Training ends after this many passes over the training rows, such as 1.5."
     )
     tokens: int | None = Field(None, ge=1, description="Training ends after this many training targets, counted over all ranks.")
-    minutes: float | None = Field(
-        None, gt=0, description="Training ends after this many minutes of training time, counted over all resumes."
-    )
+    minutes: float | None = Field(None, gt=0, description="Training ends after this many minutes of training, over all resumes.")
 
 
 class EvalConfig(Section):
@@ -30,9 +28,7 @@ class EvalConfig(Section):
 
     every_steps: int = Field(250, ge=1, description="Steps between evaluations. The first and the last step are always evaluated.")
     max_rows: int | None = Field(None, ge=1, description="Number of validation rows to use, spread evenly over all; none: all.")
-    micro: int | None = Field(
-        None, ge=1, le=65536, description="Number of rows in one forward pass of one rank; none: batch.micro."
-    )
+    micro: int | None = Field(None, ge=1, le=65536, description="Number of rows in one forward pass of a rank; none: batch.micro.")
     prompt: str = Field("", description="Text that the sample at each evaluation continues.")
     prompts: tuple[str, ...] = Field(
         (),
@@ -40,43 +36,35 @@ class EvalConfig(Section):
     )
     score: bool = Field(True, description="Whether samples are scored: perplexity, repetition, diversity, coherence.")
     sample_tokens: int = Field(64, ge=0, le=4096, description="Length of each sample in tokens; 0: no samples.")
-    sample_temperature: float = Field(
-        0.8, ge=0, le=10, description="Temperature of the samples; 0 always takes the likeliest token."
-    )
+    sample_temperature: float = Field(0.8, ge=0, le=10, description="Temperature of the samples; 0: always the most likely token.")
     plateau_threshold: float = Field(
         0.001,
         gt=0,
         lt=1,
-        description="The validation loss is on a plateau when it changes by less than this share over the window.",
+        description="The validation loss is on a plateau when it changes by less than this share of its median over the window.",
     )
     plateau_window: int = Field(
         10, ge=7, le=1000, description="Number of last evaluations by which trend, plateau and overfitting are judged."
     )
     patience: int | None = Field(
-        None, ge=1, description="Training ends after this many evaluations without improvement; none: off."
+        None, ge=1, description="Training ends after this many evaluations in a row without improvement; none: off."
     )
     min_delta: float = Field(
-        0.0, ge=0, le=10, description="An evaluation improves when its loss is more than this many nats below the best."
+        0.0, ge=0, le=10, description="An evaluation improves if its loss is more than this many nats below the last improvement."
     )
 
 
 class CheckpointConfig(Section):
-    """When the whole state is saved, and what is kept."""
+    """When a checkpoint is saved, and which checkpoints are kept."""
 
     every_steps: int = Field(500, ge=1, description="Steps between checkpoints. The last step is always saved.")
-    every_minutes: float = Field(
-        30.0, gt=0, description="A checkpoint is saved after this many minutes if every_steps takes longer."
-    )
-    keep_last: int = Field(
-        2, ge=1, le=1000, description="Number of newest checkpoints to keep. The best by validation loss is kept too."
-    )
-    keep_every: int | None = Field(
-        None, ge=1, description="Checkpoints of steps that are multiples of this are kept as well; none: no others."
-    )
+    every_minutes: float = Field(30.0, gt=0, description="A checkpoint is saved after this many minutes if every_steps is longer.")
+    keep_last: int = Field(2, ge=1, le=1000, description="Number of last checkpoints to keep, besides the best by validation loss.")
+    keep_every: int | None = Field(None, ge=1, description="Checkpoints whose step is a multiple of this are kept too; none: off.")
 
 
 class LogConfig(Section):
-    """What is shown while training."""
+    """Output of the training: terminal, files, TensorBoard and tracking services."""
 
     every_steps: int = Field(10, ge=1, description="Steps between lines on the terminal and points in TensorBoard.")
     report: bool = Field(True, description="Whether report.html and training_metrics.png are written when the training ends.")
@@ -85,7 +73,7 @@ class LogConfig(Section):
         100, ge=0, description="Steps between norms of gradients and weights and update ratios by layer; 0: none."
     )
     histograms_every_steps: int = Field(1000, ge=0, description="Steps between histograms of gradients and weights; 0: none.")
-    hardware_every_s: float = Field(10.0, ge=0, le=3600, description="Seconds between readings of GPUs and host; 0: none.")
+    hardware_every_s: float = Field(10.0, ge=0, le=3600, description="Seconds between measurements of GPUs and host; 0: none.")
     wandb_project: str | None = Field(None, description="Project in Weights & Biases that shows this run too; none: off.")
     mlflow_uri: str | None = Field(None, description="Address or folder of the MLflow store that shows this run too; none: off.")
     mlflow_experiment: str = Field("trainer", min_length=1, description="Name of the experiment in the MLflow store.")
@@ -94,15 +82,15 @@ class LogConfig(Section):
     def _check_secrets(self) -> Self:
         if self.mlflow_uri is not None and urlsplit(self.mlflow_uri).password is not None:
             raise ValueError(
-                "log.mlflow_uri holds a password, and settings are written into the run; leave it out and set "
+                "log.mlflow_uri holds a password, and settings are stored in the run; remove it from the URL, and set "
                 "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
             )
         return self
 
 
 class ResumeConfig(Section):
-    """What may differ from the run that is continued."""
+    """Differences from the continued run that are allowed."""
 
     allow_changes: tuple[str, ...] = Field(
-        (), description="Names from the refusal that may differ, or quarantine. The bits will differ too."
+        (), description="Names from the error message of a refused resume that may differ, or quarantine. The bits will differ too."
     )

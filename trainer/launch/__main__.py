@@ -1,9 +1,9 @@
-"""`python -m trainer.launch WORDS`: trains under torchrun, or runs another command; `entrypoints/train` says which.
+"""`python -m trainer.launch ARGUMENTS`: trains under torchrun, or runs another command; see `entrypoints/train`.
 
 It imports neither torch nor pydantic, so it starts at once.
 
-Exit codes are those of `common.errors.ExitCode`. A group of ranks that ends in any other way (crash, out of memory, killed, ended
-by the watchdog) is started again, from its newest checkpoint; see `trainer.launch.supervisor`.
+Exit codes are those of `common.errors.ExitCode`. If a group of ranks crashes, runs out of memory, is killed or is ended by the
+watchdog, it is started again from its newest checkpoint; see `trainer.launch.supervisor`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["main"]
 
 
 def main(words: Sequence[str]) -> ExitCode:
-    """Trains, or becomes another command."""
+    """Train, or replace this process by another command."""
     restarts = {name: os.environ.pop(name, "") for name in RESTART_VARIABLES}
     if command := other_command(words):
         become(command)
@@ -42,8 +42,8 @@ def main(words: Sequence[str]) -> ExitCode:
     policy = RestartPolicy.of(restarts, os.environ.get("PET_NNODES") or "1")
     run, data = (folder_of(name, arguments, os.environ) for name in ("run", "data"))
     with exit_file() as reason, ExitStack() as held:
-        if data:  # ranks hold their data only while they run, so it could be replaced in the pause before a restart
-            with suppress(PreparedDataError):  # it is being replaced, which the ranks report
+        if data:  # ranks lock their data only while they run, and it must not be replaced in the pause before a restart
+            with suppress(PreparedDataError):  # the data is being replaced; the ranks report this
                 held.enter_context(reading(Path(data)))
         os.environ[EXIT_FILE_VARIABLE] = str(reason)
         return supervise(
@@ -56,11 +56,12 @@ def main(words: Sequence[str]) -> ExitCode:
 
 
 def count_gpus(arguments: Sequence[str], stop: StopRequest) -> str:
-    """The number of GPUs that this training uses, as text.
+    """Return the number of GPUs that this training uses, as text.
 
     Raises:
-        ConfigError: torch cannot tell. The message is empty if the process that asked torch has written one.
-        StoppedBySignal: a stop was requested meanwhile.
+        ConfigError: torch cannot count them. The message is empty if the child process has already printed one.
+        ProjectError: a signal ended the child process.
+        StoppedBySignal: a stop was requested while the child process was running.
     """
     if not may_have_gpu():
         return "0"
@@ -72,14 +73,16 @@ def count_gpus(arguments: Sequence[str], stop: StopRequest) -> str:
     if code < 0:
         raise ProjectError(f"signal {-code} ended the process that counts the GPUs; start the training again")
     if code:
-        advice = "torch cannot tell how many GPUs there are; install the packages of env/requirements.lock"
+        advice = "torch cannot count the GPUs; install the packages of env/requirements.lock"
         raise ConfigError("" if code == ExitCode.CONFIG else advice)
     return printed.strip()
 
 
 @contextmanager
 def exit_file() -> Iterator[Path]:
-    """The name of a file for the reason why the ranks end, in a folder that only this user can read and that is removed at the end.
+    """Yield the path of the exit file, in a private folder that is removed when the context ends.
+
+    The first rank that fails, or the watchdog, writes the reason why the ranks end into this file.
 
     Raises:
         ConfigError: the folder cannot be created.
@@ -88,7 +91,7 @@ def exit_file() -> Iterator[Path]:
     try:
         folder = Path(tempfile.mkdtemp(prefix="trainer.", dir=parent))
     except OSError as error:
-        raise ConfigError(f"TMPDIR = {parent} must be a folder with room to write") from error
+        raise ConfigError(f"TMPDIR = {parent} must be a folder with free space that this user can write to") from error
     try:
         yield folder / "exit"
     finally:

@@ -1,8 +1,8 @@
-"""torchrun's agent on this node: it starts the ranks, passes a request to stop on to them, and returns their exit code.
+"""torchrun's agent on this node: it starts the ranks, passes stop requests on to them, and returns their exit code.
 
-One node alone needs no rendezvous. torchrun would open one to the whole network, and unpickle what anybody writes there. Here the
-store of such a node is the memory of this process, and its ranks find each other in a directory that only their user can read.
-Variables and arguments that say where nodes meet have no effect then.
+A single node needs no rendezvous over the network. torchrun would open one to the whole network, and unpickle data that anybody
+sends. Here the store of a single node is in the memory of this process, and its ranks find each other through a directory that
+only their user can read. Variables and arguments for the address of the rendezvous then have no effect.
 """
 
 from __future__ import annotations
@@ -36,65 +36,65 @@ from torch.distributed.run import get_args_parser, parse_min_max_nnodes, run
 
 from common.errors import ConfigError, ExitCode
 from trainer.distributed.network import STORE_VARIABLE
+from trainer.launch.stop_request import STOP_SIGNALS
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE, LAUNCHER_VARIABLE
 
 EXPLAINED_BY_THE_RANK = set(ExitCode) - {ExitCode.DONE, ExitCode.CRASHED}
-# What torchrun logs about a rank that ended, a signal that it passes on, and a node that left first: the report and the entrypoint
-# say it better.
-SAID_ELSEWHERE = ("failed (exitcode", "Sending process", "Received ", "Error waiting on exit barrier")
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+# Log messages of torchrun about a rank that ended, a signal that it passes on, and a node that left first. They are suppressed,
+# because the launcher reports the same in plainer words.
+SUPPRESSED = ("failed (exitcode", "Sending process", "Received ", "Error waiting on exit barrier")
 OTHER_NODES_S = 30.0
-"""How long a node whose ranks are done waits for other nodes, which need its store. A node that was killed never comes."""
+"""A node whose ranks are done waits this long for the other nodes, which need its store. A node that was killed never arrives."""
 
 ALONE = "alone"
-"""The rendezvous of a node that is the only one."""
+"""Name of the rendezvous of a single node."""
 
 __all__ = ["Agent", "Alone", "launch"]
 
 
 class Alone(RendezvousHandler):
-    """The rendezvous of the only node: it is the first of one, and its store is in the memory of this process."""
+    """The rendezvous of a single node. Its store is in the memory of this process."""
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._run_id = parameters.run_id
 
     def get_backend(self) -> str:
-        """The name under which it is registered."""
+        """Return the name under which it is registered."""
         return ALONE
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """At once. The ranks are given port 0, as there is no store for them to connect to."""
+        """Return at once, as node 0 of 1. The port of the ranks is 0, because there is no store that they could connect to."""
         return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("localhost", 0))
 
     def is_closed(self) -> bool:
-        """Never."""
+        """Return False: it is never closed."""
         return False
 
     def set_closed(self) -> None:
-        """Nobody has to know."""
+        """Do nothing: there are no other nodes to inform."""
 
     def num_nodes_waiting(self) -> int:
-        """None ever comes."""
+        """Return 0: there are no other nodes."""
         return 0
 
     def get_run_id(self) -> str:
-        """As torchrun was given it."""
+        """Return the id that torchrun was started with."""
         return self._run_id
 
     def shutdown(self) -> bool:
-        """There is nothing to close."""
+        """Return True: there is nothing to close."""
         return True
 
 
 class Agent(LocalElasticAgent):
-    """torchrun's agent, but a signal only asks the ranks to stop, and the agent goes on to watch them.
+    """torchrun's agent, except that a signal only asks the ranks to stop, and the agent keeps watching them.
 
-    torch's agent leaves its loop at a signal. The third signal ends its wait for the ranks, which then die before they have saved.
-    The other nodes miss an agent that has left its loop: they wait 300 s for it when their ranks are done.
+    torch's agent leaves its loop at a signal. A third signal ends its wait for the ranks, which then die before they have saved.
+    The other nodes wait 300 s for an agent that has left its loop, once their ranks are done.
     """
 
     has_started: ClassVar[bool] = False
-    """The ranks were started at least once."""
+    """Whether the ranks were started at least once."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings | {"exit_barrier_timeout": OTHER_NODES_S})
@@ -108,7 +108,7 @@ class Agent(LocalElasticAgent):
         return started
 
     def _ask_ranks(self, _number: int, _frame: FrameType | None) -> None:
-        """Always SIGTERM, as a rank does not catch the others."""
+        """Send SIGTERM to the ranks for every stop signal, because they do not handle the others; later SIGKILL."""
         self._send(signal.SIGTERM)
         if not self._asked:
             self._asked = True
@@ -123,11 +123,11 @@ class Agent(LocalElasticAgent):
 
 
 def launch(arguments: Sequence[str]) -> ExitCode:
-    """Runs torchrun with its arguments and PET_* variables, but without its own tracebacks, until the ranks have ended.
+    """Run torchrun with its arguments and PET_* variables, but without its own tracebacks, until the ranks have ended.
 
     Returns:
-        DONE; STOPPED after a signal that came before there were ranks; the exit code of the first rank that failed, if the trainer
-        chose that code; and CRASHED otherwise. A rank that was killed or crashed is reported in full.
+        DONE; STOPPED after a signal that came before the ranks were started; the exit code of the first failed rank, if the trainer
+        chose that code; otherwise CRASHED, with torchrun's report on stderr.
 
     Raises:
         ConfigError: torchrun refuses a setting.
@@ -137,10 +137,10 @@ def launch(arguments: Sequence[str]) -> ExitCode:
     vars(launcher_api).update(LocalElasticAgent=Agent)
     for name in ("multiprocessing.api", "agent.server.api"):
         logging.getLogger(f"torch.distributed.elastic.{name}").addFilter(
-            lambda record: not record.getMessage().startswith(SAID_ELSEWHERE)
+            lambda record: not record.getMessage().startswith(SUPPRESSED)
         )
     parser = get_args_parser()
-    parser.allow_abbrev = False  # else the trainer's own --run is refused as short for torchrun's --run-path
+    parser.allow_abbrev = False  # else argparse takes the trainer's --run as short for torchrun's --run-path
     options = parser.parse_args(arguments)
     os.environ.pop(STORE_VARIABLE, None)
     try:
@@ -151,7 +151,7 @@ def launch(arguments: Sequence[str]) -> ExitCode:
                 run(options)  # type: ignore[no-untyped-call]
         else:
             run(options)  # type: ignore[no-untyped-call]
-    except SignalException:  # no rank has begun; those that were being started end with this process
+    except SignalException:  # no rank runs yet; those that are being started end with this process
         return ExitCode.STOPPED
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
@@ -162,24 +162,24 @@ def launch(arguments: Sequence[str]) -> ExitCode:
     except (ValueError, AssertionError) as error:
         if Agent.has_started:
             raise
-        found = str(error) or "an assertion on its settings does not hold"
-        raise ConfigError(f"torchrun refuses its settings ({found}); correct the PET_* variable, and start again") from error
+        found = str(error) or "an assertion about its settings failed"
+        raise ConfigError(f"torchrun refuses its settings ({found}); correct the PET_* variable and start again") from error
     return ExitCode.DONE
 
 
 @contextmanager
 def private_folder() -> Iterator[str]:
-    """A directory for this user alone, while the context lasts. If this process is killed, it goes with the exit file beside it."""
+    """Yield a private directory. It is beside the exit file, so the launcher removes it even if this process is killed."""
     exit_file = os.environ.get(EXIT_FILE_VARIABLE)
     with tempfile.TemporaryDirectory(prefix="ranks-", dir=Path(exit_file).parent if exit_file else None) as name:
         yield name
 
 
 def hold_signals_back_from_new_ranks() -> None:
-    """Has the ranks be born with SIGTERM and SIGINT blocked; they unblock both once they can stop in order.
+    """Block SIGTERM and SIGINT in this thread, so that new ranks inherit the mask. A rank unblocks them once it can stop in order.
 
-    A rank needs seconds to load, in which a signal would kill it and be taken for a crash. It inherits the mask of this thread.
-    This process still gets its signals: in another thread, from which Python hands them to this one.
+    A rank takes seconds to load. A signal in this time would kill it, which would be taken for a crash. This process still
+    receives its signals: in another thread, and Python runs their handlers in this one.
     """
     threading.Thread(target=threading.Event().wait, name="signals", daemon=True).start()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})

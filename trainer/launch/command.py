@@ -1,4 +1,4 @@
-"""What the words behind `entrypoints/train` mean, and the commands that follow from them."""
+"""The commands that `entrypoints/train` runs for its arguments."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
 def other_command(words: Sequence[str]) -> list[str] | None:
-    """The command that runs in place of a training; None if a training is wanted."""
+    """Return the command to run instead of a training; None for a training."""
     first = words[0] if words else ""
     if first and first != "train" and not first.startswith("-"):
         return [*_python("trainer"), *words] if first in COMMANDS else list(words)
-    if not {"-h", "--help"}.isdisjoint(words):  # help is for one reader, and not for every rank
+    if not {"-h", "--help"}.isdisjoint(words):  # print help once, and not from every rank
         return [*_python("trainer"), "train", "--help"]
     return None
 
 
 def training_arguments(words: Sequence[str]) -> list[str]:
-    """The options of the training."""
+    """Return the options of the training."""
     return list(words[1:] if words[:1] == ["train"] else words)
 
 
 def group_command(arguments: Sequence[str]) -> list[str]:
-    """The command that starts the ranks of this node and waits for them.
+    """Return the command that starts the ranks of this node and waits for them.
 
-    The parent-death signal ends torchrun, and with it the ranks, if the launcher is killed: nobody would wait for a save.
-    SIGINT and SIGQUIT are ignored until torchrun handles them: Python would show a traceback if a signal came while it loads.
+    If the launcher is killed, the parent-death signal ends torchrun and with it the ranks, as no process would wait for a save.
+    SIGINT and SIGQUIT are ignored until torchrun handles them: a signal while Python loads would print a traceback.
     """
     tied = ("env", "--ignore-signal=INT,QUIT", "setpriv", "--pdeathsig", "KILL")
     return [*tied, sys.executable, str(_TORCHRUN), "-m", "trainer", "train", *arguments]
 
 
 def num_ranks_command(arguments: Sequence[str]) -> list[str]:
-    """The command that prints the number of GPUs that a training with these arguments uses."""
+    """Return the command that prints the number of GPUs that a training with these arguments uses."""
     return [*_python("trainer.launch.num_ranks"), *arguments]
 
 
 def folder_of(name: str, arguments: Sequence[str], variables: Mapping[str, str]) -> str:
-    """The folder that the option `--NAME` or else the variable `TRAIN_NAME` gives the trainer; empty if neither does."""
+    """Return the folder from the option `--NAME`, or else from the variable `TRAIN_NAME`; empty if neither is set."""
     option, found = f"--{name}", variables.get(f"TRAIN_{name.upper()}", "")
     for previous, argument in zip(("", *arguments), arguments, strict=False):
         if argument.startswith(f"{option}="):
@@ -64,8 +64,8 @@ def folder_of(name: str, arguments: Sequence[str], variables: Mapping[str, str])
 
 
 def become(command: list[str]) -> NoReturn:
-    """Runs a command in place of this process. The exit code is that of a shell if the program cannot be started."""
-    for number in _IGNORED_BY_PYTHON:  # the program would inherit that
+    """Replace this process by a command. If the program cannot be started, exit with the exit code of a shell."""
+    for number in _IGNORED_BY_PYTHON:  # else the program would inherit this
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     try:

@@ -1,7 +1,7 @@
-"""How many ranks this node starts and where the nodes meet: from the variables of schedulers, the GPUs and the CPU cores.
+"""The number of ranks on this node and the address of the first node, from the variables of schedulers, the GPUs and the CPU cores.
 
-torchrun reads all this from its own PET_* variables. Kubeflow Trainer sets them; the variables of Slurm and SkyPilot are translated
-here. A variable that is set is never changed. An empty one counts as not set.
+torchrun reads both from its own PET_* variables. Kubeflow Trainer sets them; the variables of Slurm and SkyPilot are translated
+here. A variable that is set is never changed. An empty variable counts as not set.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 __all__ = ["first_host", "may_have_gpu", "missing_variables"]
 
 _SHUTDOWN_S = 60
-"""Longer than a save takes, and shorter than `stop_grace_period` in docker-compose.yml."""
+"""Seconds that ranks have to save: longer than a save takes, and shorter than `stop_grace_period` in docker-compose.yml."""
 
 _SLURM_LIST = re.compile(r"([^][,]*)(?:\[([0-9]+)[^]]*\])?([^][,]*)")
 _NUM_RANKS = re.compile(r"[1-9][0-9]{0,5}")
@@ -21,7 +21,7 @@ _SIGNS_OF_A_GPU = ("dev/nvidia[0-9]*", "dev/dxg", "proc/driver/nvidia")
 
 
 def missing_variables(variables: Mapping[str, str], count_gpus: Callable[[], str], num_cores: int) -> dict[str, str]:
-    """The variables of torchrun and OpenMP that are not set, with their values for this node.
+    """Return the variables of torchrun and OpenMP that are not set, with their values for this node.
 
     Args:
         variables: of this process.
@@ -34,19 +34,19 @@ def missing_variables(variables: Mapping[str, str], count_gpus: Callable[[], str
         known["PET_NPROC_PER_NODE"] = known.get("CPU_RANKS", "1") if gpus == "0" else gpus
     known.setdefault("PET_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_S))
     num_ranks = known["PET_NPROC_PER_NODE"]
-    if _NUM_RANKS.fullmatch(num_ranks):  # torchrun would set 1 thread for each rank and leave the other cores idle
+    if _NUM_RANKS.fullmatch(num_ranks):  # torchrun would set 1 thread for each rank, and other cores would be idle
         known.setdefault("OMP_NUM_THREADS", str(max(1, num_cores // int(num_ranks))))
     return {name: value for name, value in known.items() if variables.get(name) != value}
 
 
 def first_host(nodes: str) -> str:
-    """The first host in a node list of Slurm, such as `a`, `a,b`, `a[01-04,07]` or `a[1-2]-x,b`."""
+    """Return the first host in a node list of Slurm, such as `a`, `a,b`, `a[01-04,07]` or `a[1-2]-x,b`."""
     found = _SLURM_LIST.match(nodes)
     return "".join(part or "" for part in found.groups()) if found else ""
 
 
 def may_have_gpu(root: Path = Path("/")) -> bool:
-    """Whether this machine may have a GPU. Only torch knows, but loading it takes seconds.
+    """Return whether this machine may have a GPU. Only torch knows, but loading it takes seconds.
 
     Args:
         root: the folder that holds `dev` and `proc`.
@@ -55,10 +55,10 @@ def may_have_gpu(root: Path = Path("/")) -> bool:
 
 
 def _of_scheduler(variables: Mapping[str, str]) -> dict[str, str]:
-    """The PET_* variables that follow from those of SkyPilot or Slurm; none has an empty value."""
+    """Return the PET_* variables that follow from those of SkyPilot or Slurm; none has an empty value."""
     if num_nodes := variables.get("SKYPILOT_NUM_NODES"):
         node_rank = variables.get("SKYPILOT_NODE_RANK", "")
-        num_ranks = variables.get("SKYPILOT_NUM_GPUS_PER_NODE", "").removeprefix("0")  # without GPUs CPU_RANKS decides
+        num_ranks = variables.get("SKYPILOT_NUM_GPUS_PER_NODE", "").removeprefix("0")  # 0: no GPUs, so CPU_RANKS applies
         first = variables.get("SKYPILOT_NODE_IPS", "").partition("\n")[0]
     elif nodes := variables.get("SLURM_JOB_NODELIST"):
         names = ("PET_NNODES", "SLURM_STEP_NUM_NODES", "SLURM_NNODES")

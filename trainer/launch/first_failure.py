@@ -1,4 +1,4 @@
-"""Of the errors of one failure only the first is shown: not the lost connections of other ranks, and no error a second time."""
+"""Shows only the first error of a failure: not the lost connections of other ranks, and no error twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common.errors import ExitCode, ProjectError
-from trainer.watchdog.processes import EXIT_FILE_VARIABLE
+from trainer.watchdog.processes import EXIT_FILE_VARIABLE, is_running
 
 __all__ = ["only_first_failure"]
 
@@ -19,11 +19,11 @@ _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe",
 _LIBRARIES = ("gloo", "NCCL", "Gloo")
 _POLL_S = 0.02
 _LONGEST_UNWINDING_S = 10.0
-"""A rank that fails closes its connections, and writes its reason a moment later."""
+"""A rank that fails first closes its connections, and then writes its reason. This is the longest wait for the reason."""
 
 
 class ExplainedElsewhereError(ProjectError):
-    """There is nothing more to print: another rank has said why the run ends, or a line was written."""
+    """An error without a message: another rank has reported why the run ends, or a line was already printed."""
 
     def __init__(self, code: ExitCode) -> None:
         super().__init__("")
@@ -32,10 +32,10 @@ class ExplainedElsewhereError(ProjectError):
 
 @contextmanager
 def only_first_failure() -> Iterator[None]:
-    """Shows no traceback of an error that only says that another rank has ended, or that a thread hands to the one that uses it.
+    """Suppress the traceback of a connection that was lost because another rank has ended, and of errors that a thread passes on.
 
     Raises:
-        ExplainedElsewhereError: in its place. If that rank has left no reason, one line on stderr says what was seen here.
+        ExplainedElsewhereError: instead of a lost connection. If the other rank has left no reason, one line is printed on stderr.
     """
     before, threading.excepthook = threading.excepthook, _print_unless_kept
     try:
@@ -56,13 +56,13 @@ def only_first_failure() -> Iterator[None]:
 
 
 def _print_unless_kept(arguments: threading.ExceptHookArgs) -> None:
-    """TensorBoard's writing thread keeps its error, which the next call of the writer raises."""
+    """Print the error of a thread, except of TensorBoard's writing thread: it keeps its error for the next call of the writer."""
     if getattr(arguments.thread, "exception", None) is not arguments.exc_value:
         threading.__excepthook__(arguments)
 
 
 def _lost_connection(error: BaseException | None) -> str | None:
-    """The words of a communication library about a lost connection; None for an error about anything else."""
+    """Return the words of a communication library about a lost connection; None for any other error."""
     while error is not None:
         text = str(error)
         if any(name in text for name in _LIBRARIES) and (lost := next((words for words in _LOST if words in text), None)):
@@ -72,13 +72,14 @@ def _lost_connection(error: BaseException | None) -> str | None:
 
 
 def _reason_of_others(variables: Mapping[str, str]) -> ExitCode | None:
-    """The exit code that another rank of this node has left, which may be on its way; None if a rank has ended without one."""
+    """Wait for the exit code that another rank of this node writes, and return it; None if a rank has ended without one."""
     path = variables.get(EXIT_FILE_VARIABLE)
     if not path:
         return None
     deadline = time.monotonic() + _LONGEST_UNWINDING_S
     while True:
-        some_ended = _num_ranks_here() < int(variables.get("LOCAL_WORLD_SIZE", "1"))  # before the look: a reason precedes the end
+        # Counted before the file is read, because a rank writes its reason before it ends.
+        some_ended = _num_ranks_here() < int(variables.get("LOCAL_WORLD_SIZE", "1"))
         with suppress(OSError, ValueError, IndexError):
             return ExitCode(int(Path(path).read_text().split()[0]))
         if some_ended or time.monotonic() > deadline:
@@ -87,14 +88,7 @@ def _reason_of_others(variables: Mapping[str, str]) -> ExitCode | None:
 
 
 def _num_ranks_here() -> int:
-    """The processes that the parent of this one has started and that run still."""
+    """Return the number of child processes of this process's parent that are still running."""
     parent = os.getppid()
     children = [pid for path in Path(f"/proc/{parent}/task").glob("*/children") for pid in path.read_text().split()]
-    return sum(_is_running(pid) for pid in children)
-
-
-def _is_running(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return sum(is_running(int(pid)) for pid in children)

@@ -1,4 +1,4 @@
-"""What the launcher says about the ranks: whole lines on stderr."""
+"""Messages of the launcher about the ranks: whole lines on stderr."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _STDERR = 2
 
 
 def say(line: str) -> None:
-    """Writes a line of the launcher to stderr, also inside a signal handler, where a buffered stream may be in use.
+    """Write a line of the launcher to stderr.
 
-    A reader that has left changes nothing: the ranks are waited for all the same.
+    This is safe inside a signal handler, where a buffered stream may be in use. Write errors are ignored, because the launcher must
+    keep waiting for its ranks.
     """
     with suppress(OSError):
         os.write(_STDERR, f"train: {printable(line)}\n".encode(errors="backslashreplace"))

@@ -1,4 +1,4 @@
-"""Says how many ranks are started here: one for each GPU that torch sees, none where there is no GPU."""
+"""Prints the number of ranks for the GPUs of this machine: one for each GPU that torch sees, 0 if there is none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.distributed.devices import num_gpus
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Prints how many GPUs a training with these arguments uses on this machine; `entrypoints/train` starts one rank for each."""
+    """Print how many GPUs a training with these arguments uses on this machine; the launcher starts one rank for each."""
     parser = help_parser(TrainConfig, "python -m trainer train", "Prints the number of GPUs that a training uses.")
     sys.stdout.write(f"{num_gpus(load_settings(TrainConfig, arguments, parser).device)}\n")
 

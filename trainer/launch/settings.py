@@ -1,7 +1,4 @@
-"""The variables that say how many ranks are started and where they meet: refused at once where they cannot be meant.
-
-Standard library alone, so that they are checked before torch is loaded.
-"""
+"""Checks the variables for the number of ranks and the address of the first node, before torch is loaded."""
 
 from __future__ import annotations
 
@@ -23,10 +20,10 @@ _MANY = 10**6
 
 
 def check_variables(variables: Mapping[str, str]) -> None:
-    """Looks at what torchrun and OpenMP read from the environment; an empty value counts as none.
+    """Check the variables that torchrun and OpenMP read. An empty variable counts as not set.
 
     Raises:
-        ConfigError: a variable cannot be used; the message names it, its value, and what it may be.
+        ConfigError: a variable cannot be used; the message names it, its value, and what is allowed.
     """
     num_nodes = _num_nodes(variables.get("PET_NNODES") or "1")
     _check_ranks(variables)
@@ -34,7 +31,13 @@ def check_variables(variables: Mapping[str, str]) -> None:
     _check_number(variables, "PET_MASTER_PORT", 1, _LAST_PORT, "the port at which the nodes meet")
     _check_number(variables, "PET_MAX_RESTARTS", 0, _MANY, "how often torchrun itself starts ranks again")
     _check_number(variables, "PET_SHUTDOWN_TIMEOUT", 1, _LONG_S, "seconds that ranks have to save when they are asked to stop")
-    _check_seconds(variables, "PET_MONITOR_INTERVAL")
+    interval = variables.get("PET_MONITOR_INTERVAL") or "1"
+    try:
+        seconds = float(interval)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= _LONG_S:
+        raise ConfigError(f"PET_MONITOR_INTERVAL = {interval} must be a number of seconds, more than 0 and at most {_LONG_S}")
     openmp_threads(variables)
     if num_nodes > 1 and not (variables.get("PET_MASTER_ADDR") or variables.get("PET_RDZV_ENDPOINT")):
         raise ConfigError(
@@ -43,17 +46,16 @@ def check_variables(variables: Mapping[str, str]) -> None:
 
 
 def openmp_threads(variables: Mapping[str, str]) -> int | None:
-    """OMP_NUM_THREADS; None where it is not set.
+    """Return OMP_NUM_THREADS; None if it is not set.
 
     Raises:
-        ConfigError: it is no number of threads.
+        ConfigError: it is not a number of threads.
     """
     _check_number(variables, "OMP_NUM_THREADS", 1, 1024, "CPU threads of one rank")
     return int(variables.get("OMP_NUM_THREADS") or 0) or None
 
 
 def _num_nodes(text: str) -> int:
-    """The largest number of nodes that PET_NNODES allows."""
     found = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", text, re.ASCII)
     least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= least <= most:
@@ -77,15 +79,4 @@ def _check_number(variables: Mapping[str, str], name: str, least: int, most: int
 
 def _number(name: str, text: str, least: int, most: int, meaning: str) -> None:
     if not re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) or not least <= int(text) <= most:
-        raise ConfigError(f"{name} = {text}, {meaning}, must be a whole number from {least} to {most}")
-
-
-def _check_seconds(variables: Mapping[str, str], name: str) -> None:
-    if not (text := variables.get(name)):
-        return
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= _LONG_S:
-        raise ConfigError(f"{name} = {text} must be a number of seconds, more than 0")
+        raise ConfigError(f"{name} = {text}, {meaning}, must be an integer from {least} to {most}")

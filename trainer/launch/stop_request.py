@@ -1,4 +1,4 @@
-"""The signals with which a terminal, a scheduler or Docker asks the launcher to stop."""
+"""Handles the signals with which a terminal, a scheduler or Docker asks the launcher to stop."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from trainer.launch.notices import say
 __all__ = ["STOP_SIGNALS", "StopRequest"]
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""`entrypoints/train` blocks them until this process can handle them."""
+"""The stop signals. `entrypoints/train` blocks them until this process can handle them."""
 
 
 class StopRequest:
-    """The first stop signal, which is passed on to the child as SIGTERM. Later stop signals change nothing."""
+    """A request to stop. The first stop signal is passed on to the child as SIGTERM; later ones have no effect."""
 
     def __init__(self) -> None:
         self._is_received = False
@@ -31,10 +31,10 @@ class StopRequest:
             os.set_blocking(end, False)
 
     def install(self) -> None:
-        """Handles the stop signals from now on, including those that came while they were blocked.
+        """Install handlers for the stop signals. They also receive signals that arrived while they were blocked.
 
-        A signal that was ignored when this process started stays ignored: `nohup` asks for that. SIGCHLD is handled too: the end of
-        a child then wakes this process, and the kernel keeps the child's exit code, which it does not if SIGCHLD is ignored.
+        A signal that was ignored when this process started stays ignored, because `nohup` relies on this. SIGCHLD is handled too:
+        then the end of a child wakes this process. The kernel drops the exit code of a child if SIGCHLD is ignored.
         """
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -44,18 +44,18 @@ class StopRequest:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def is_received(self) -> bool:
-        """True from the first stop signal on."""
+        """Return whether a stop signal has arrived."""
         return self._is_received
 
     @contextmanager
     def passed_on_to(self, child: int, *, saves: bool = False) -> Iterator[None]:
-        """Passes a request on to a child while the context lasts, even a request that came before.
+        """Pass a stop request on to a child while the context lasts, including a request from before the context.
 
-        The child must not be reaped within the context, because its number could then belong to another process.
+        The child must not be reaped within the context, because its pid could then belong to another process.
 
         Args:
-            child: the number of its process.
-            saves: whether the child saves a checkpoint before it ends; it decides what users are told.
+            child: its pid.
+            saves: whether the child saves a checkpoint before it ends, for the message to users.
         """
         self._is_passed_on, self._child_saves = False, saves
         self._child = child
@@ -66,17 +66,20 @@ class StopRequest:
             self._child = None
 
     def wait_for_signal(self, timeout_s: float | None = None) -> None:
-        """Waits until a signal comes, or has come since the last call; None: for any time.
+        """Wait until a signal arrives, or return at once if one has arrived since the last call.
 
-        The kernel's signal handler writes to a pipe. A system call alone would miss a signal that comes just before it: Python
-        runs its handlers between two bytecodes, and a call that has begun would go on.
+        The C-level signal handler writes to a pipe. Without the pipe, a signal just before the system call would be missed: Python
+        runs its handlers only between two bytecodes, and the system call would wait.
+
+        Args:
+            timeout_s: the longest wait in seconds; None: no limit.
         """
         select.select([self._wake_reader], [], [], timeout_s)
         with suppress(BlockingIOError):
             os.read(self._wake_reader, select.PIPE_BUF)
 
     def pause(self, seconds: float) -> None:
-        """Waits, but no longer than until a stop is requested."""
+        """Wait for some seconds, or until a stop is requested."""
         end = time.monotonic() + seconds
         while not self.is_received() and (left := end - time.monotonic()) > 0:
             self.wait_for_signal(left)

@@ -1,7 +1,7 @@
 """Starts the ranks of this node, waits for them, and starts them again from the newest checkpoint after a crash.
 
-torchrun could start ranks again itself. But it would also repeat a wrong configuration or bad data, makes no pause, cannot see
-whether a run makes progress, and ends with its own process.
+torchrun can start ranks again itself. But it would also start again after a wrong setting or bad data, it makes no pause, it cannot
+see whether a run makes progress, and it may crash itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainer.launch.stop_request import STOP_SIGNALS, StopRequest
 __all__ = ["RESTART_VARIABLES", "Ended", "RestartPolicy", "ended", "newest_step", "run_group", "supervise"]
 
 RESTART_VARIABLES = ("TRAIN_MAX_RESTARTS", "TRAIN_RESTART_DELAY_S")
-"""They are settings of the launcher. The trainer, which refuses settings that it does not know, must not see them."""
+"""Settings of the launcher. They are removed from the environment, because the trainer refuses settings that it does not know."""
 
 _MAX_RESTARTS = "3"
 _DELAY_S = "5"
@@ -29,7 +29,7 @@ _MOST_DOUBLINGS = 6
 _NUMBER = re.compile(r"[0-9]{1,6}")
 _CHECKPOINT = re.compile(r"step-([0-9]+)")
 _SIGNAL_BASE = 128
-"""A shell gives a process that signal N ended the exit code 128 + N."""
+"""A shell reports a process that signal N ended with the exit code 128 + N."""
 _MAY_SUCCEED_NEXT_TIME = {ExitCode.CRASHED, ExitCode.WORKER}
 _FINAL = set(ExitCode) - _MAY_SUCCEED_NEXT_TIME
 
@@ -39,31 +39,33 @@ class Ended:
     """How a group of ranks has ended."""
 
     code: int
-    """As a shell counts: 128 + N if signal N ended it."""
+    """Its exit code, or 128 + N if signal N ended it, as in a shell."""
     reason: str = ""
-    """Words for users; empty if there are none."""
+    """A message for users; may be empty."""
 
     @property
     def final(self) -> ExitCode | None:
-        """The exit code of the launcher, if another start would end in the same way or is not wanted; else None."""
+        """The exit code of the launcher, if another start would not help or is not wanted; None if another start may succeed."""
         return ExitCode(self.code) if self.code in _FINAL else None
 
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """How often and after which pauses a group is started again."""
+    """How often a group is started again, and after which pauses."""
 
     max_restarts: int
-    """Without a new checkpoint in between."""
+    """The most restarts without a new checkpoint in between."""
     delay_s: int
-    """Before the first of them. Each further pause is twice as long."""
+    """Seconds before the first of these restarts. Each further pause is twice as long, up to 64 times."""
 
     @classmethod
     def of(cls, variables: Mapping[str, str], num_nodes: str) -> RestartPolicy:
-        """The policy that the variables ask for. A group of several nodes is started again by its scheduler, on all nodes together.
+        """Return the policy that the variables set. By default only a group on a single node is started again here.
+
+        A group on several nodes is started again by its scheduler, on all nodes together.
 
         Raises:
-            ConfigError: a value is no whole number from 0 to 999999.
+            ConfigError: a value is not an integer from 0 to 999999.
         """
         texts = (
             variables.get("TRAIN_MAX_RESTARTS") or (_MAX_RESTARTS if num_nodes == "1" else "0"),
@@ -71,25 +73,25 @@ class RestartPolicy:
         )
         if not all(map(_NUMBER.fullmatch, texts)):
             found = " and ".join(f"{name} = {text}" for name, text in zip(RESTART_VARIABLES, texts, strict=True))
-            raise ConfigError(f"{found} must be whole numbers from 0 to 999999")
+            raise ConfigError(f"{found} must be integers from 0 to 999999")
         return cls(*map(int, texts))
 
     def pause_s(self, num_restarts: int) -> int | None:
-        """Seconds to wait after so many restarts without a new checkpoint; None if there is no further restart."""
+        """Return the pause in seconds after this many restarts without a new checkpoint; None if there is no further restart."""
         return None if num_restarts >= self.max_restarts else self.delay_s << min(num_restarts, _MOST_DOUBLINGS)
 
 
 def supervise(
     run: Callable[[], Ended], policy: RestartPolicy, newest: Callable[[], int], stop: StopRequest, unseen: str = ""
 ) -> ExitCode:
-    """Runs a group of ranks until it has ended for good.
+    """Run a group of ranks, and start it again after crashes, until it needs no further start.
 
     Args:
         run: starts the group and waits for its end.
-        policy: about restarts.
+        policy: for restarts.
         newest: returns the step of the newest checkpoint, a negative number if there is none.
-        stop: nothing is started once it is received.
-        unseen: added to messages about checkpoints, if the run is not known.
+        stop: once it is received, nothing is started any more.
+        unseen: added to messages about checkpoints if the run directory is unknown.
 
     Returns:
         The exit code of the launcher.
@@ -118,14 +120,14 @@ def supervise(
 
 
 def run_group(command: list[str], exit_file: Path, stop: StopRequest) -> Ended:
-    """Runs a command to its end, in a session of its own; a stop request is passed on to it.
+    """Run a command to its end in a new session, and pass a stop request on to it.
 
-    With its own session the command does not also get a Ctrl-C from the terminal.
+    In a new session the command does not also receive a Ctrl-C from the terminal.
 
     Args:
         command: starts the ranks.
-        exit_file: where the first rank that fails, or the watchdog, leaves the reason.
-        stop: the request of this process, installed.
+        exit_file: the first rank that fails, or the watchdog, writes the reason here.
+        stop: the request of this process, with its handlers installed.
     """
     exit_file.write_bytes(b"")
     group = os.posix_spawnp(
@@ -147,11 +149,11 @@ def run_group(command: list[str], exit_file: Path, stop: StopRequest) -> Ended:
 
 
 def ended(status: int, left: str) -> Ended:
-    """How a group has ended.
+    """Return how a group has ended.
 
     Args:
-        status: exit code of torchrun, -N if signal N ended it. torchrun makes 1 of every exit code of a rank.
-        left: the content of the exit file: an exit code, and perhaps words behind it.
+        status: exit code of torchrun, or -N if signal N ended it.
+        left: content of the exit file: an exit code, and possibly a message after it.
     """
     code = status if status >= 0 else _SIGNAL_BASE - status
     if code == ExitCode.DONE:
@@ -159,13 +161,13 @@ def ended(status: int, left: str) -> Ended:
     words = left.partition("\n")[0].split(maxsplit=1)
     if words and _NUMBER.fullmatch(words[0]):
         return Ended(int(words[0]), "".join(words[1:]).strip())
-    if code - _SIGNAL_BASE in STOP_SIGNALS:  # torchrun was asked to stop before it had started the ranks
+    if code - _SIGNAL_BASE in STOP_SIGNALS:  # torchrun received a stop signal before it had started the ranks
         return Ended(ExitCode.STOPPED)
     return Ended(code)
 
 
 def newest_step(run: str) -> int:
-    """The step of the newest checkpoint in the directory of a run, -1 if there is none or the run is not known."""
+    """Return the step of the newest checkpoint in a run directory; -1 if there is none or the directory is unknown."""
     names: list[str] = []
     if run:
         with suppress(OSError):
@@ -174,9 +176,9 @@ def newest_step(run: str) -> int:
 
 
 def _wait_for(child: int, stop: StopRequest) -> None:
-    """Waits until a child has ended, and leaves it to be reaped.
+    """Wait until a child has ended, but do not reap it.
 
-    The first process of a container without an init is also given the orphans of others. They are reaped on the way.
+    Without an init, the first process of a container also becomes the parent of orphans. They are reaped here.
     """
     while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None or found.si_pid != child:
         if found is None:

@@ -1,1 +1,1 @@
-"""Ends a group of ranks that makes no progress."""
+"""Detects a group of ranks that makes no progress, and ends it."""

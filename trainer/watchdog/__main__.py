@@ -1,4 +1,4 @@
-"""The watchdog as a program. It is started as an isolated script (`python -I -S FILE`), whose path lacks this package."""
+"""The watchdog as a program. It is started as an isolated script (`python -I -S FILE`), so it adds this package to the path."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One heartbeat, and how long the next may take."""
+"""One heartbeat, and the time limit for the next."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.watchdog.processes import ProcessId
 __all__ = ["PHASES", "Beat", "Patience", "Phase"]
 
 Phase = Literal["loading", "data", "forward", "reduce", "report", "evaluate", "save", "done"]
-"""What a rank is doing, in the order within a step. `reduce`: from the last backward pass on, where ranks wait for each other."""
+"""What a rank is doing, in the order of a step. `reduce` begins with the last backward pass, where ranks wait for each other."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 _SLOW_PHASES = ("loading", "evaluate", "save")
 _FIRST_STEPS = 3
@@ -23,15 +23,15 @@ _UNKNOWN = "-"
 
 @dataclass(frozen=True)
 class Patience:
-    """For how long a rank may be silent."""
+    """How long a rank may be silent."""
 
     stall_s: float | None
-    """In the phases of a step; None: the larger of 30 s and three times the slowest of the last 50 steps."""
+    """Limit in the phases of a step; None: the greater of 30 s and three times the slowest of the last 50 steps."""
     slow_s: float
-    """In the phases that may take long, and in the first three steps, in which code is compiled."""
+    """Limit in the slow phases, and in the first three steps, in which code is compiled."""
 
     def limit_s(self, phase: Phase, step_seconds: Collection[float]) -> float:
-        """Seconds of silence that are allowed in a phase, after steps that took so long; infinite once a rank is done."""
+        """Return the seconds of silence that are allowed in a phase, after steps of these durations; infinite in `done`."""
         if phase == "done":
             return math.inf
         stall_s = self.stall_s or max(_LEAST_STALL_S, _SLOWER * max(step_seconds, default=0.0))
@@ -40,33 +40,33 @@ class Patience:
 
 @dataclass(frozen=True)
 class Beat:
-    """One heartbeat, as it stands in the rank's file: a line of fixed length, so that the next one replaces it in place."""
+    """One heartbeat in the file of a rank: a line of fixed length, so that the next one replaces it in place."""
 
     number: int
     pid: int
     started: int
-    """When the process was started, in the kernel's ticks: with its pid it names one process for ever."""
+    """Start time of the process in the kernel's ticks. With the pid it identifies one process."""
     step: int
     phase: Phase
     limit_s: float
-    """For how long no other beat need follow."""
+    """Seconds within which the next beat is expected."""
     lap: int = 0
     """How often the run has gone back to an earlier step."""
     container: str = ""
-    """Where the pid means this process: see `own_container`."""
+    """The container in which the pid is valid; see `own_container`."""
 
     @property
     def process(self) -> ProcessId:
-        """The process that says that it has sent it."""
+        """The process that claims to have written this beat."""
         return ProcessId(self.pid, self.started)
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """How far the rank has come: of several, the one with the lowest place is waited for."""
+        """The progress of the rank. All other ranks wait for the rank with the lowest place."""
         return self.lap, self.step, PHASES.index(self.phase)
 
     def to_bytes(self) -> bytes:
-        """The line."""
+        """Return the line."""
         return (
             f"beat {self.number:>12} pid {self.pid:>10} started {self.started:>20} container {self.container or _UNKNOWN:<47} "
             f"lap {self.lap:>6} step {self.step:>12} limit_s {self.limit_s:>12.1f} phase {self.phase:<10}\n"
@@ -74,7 +74,7 @@ class Beat:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Beat | None:
-        """The beat of a line; None where it is none, which can be while it is written."""
+        """Parse a line; return None if it is not a beat, for example because it is just being written."""
         words = data.decode(errors="replace").split()
         values = dict(zip(words[::2], words[1::2], strict=False))
         try:

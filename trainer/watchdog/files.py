@@ -1,4 +1,4 @@
-"""The files of heartbeats and stacks in a run. Nothing is written through a link."""
+"""The files of heartbeats and stacks in a run. No file is opened through a link."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ MAX_BEAT_BYTES = 4096
 
 
 def clear_heartbeats(run: Path) -> None:
-    """Removes what an earlier start of the run has left; to be called by rank 0 alone, before any rank writes its own."""
+    """Remove the heartbeats of an earlier start of the run. Only rank 0 calls this, before any rank writes its heartbeat."""
     with own_folder(run / "heartbeat") as folder:
-        for name in os.listdir(folder):  # noqa: PTH208 - of this very directory, whatever has its name now
+        for name in os.listdir(folder):  # noqa: PTH208 - the open directory, even if another has its name now
             if name.startswith("rank-"):
                 os.unlink(name, dir_fd=folder)
 
 
 def heartbeat_file(run: Path, rank: int) -> Path:
-    """Where a rank writes its heartbeat."""
+    """Return the path of the heartbeat of a rank."""
     return run / "heartbeat" / f"rank-{rank}"
 
 
 def stacks_file(run: Path, rank: int) -> Path:
-    """Where a rank appends its stacks when it is asked for them."""
+    """Return the path of the file to which a rank appends its stacks when it is asked for them."""
     return run / "stacks" / f"rank-{rank}.txt"
 
 
 @contextmanager
 def own_folder(path: Path) -> Iterator[int]:
-    """A descriptor of a folder that is created if it is missing; a link to one is refused."""
+    """Open a folder and yield its descriptor. It is created if it is missing; a link to a folder is refused."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         path.mkdir()
@@ -49,7 +49,7 @@ def own_folder(path: Path) -> Iterator[int]:
 
 
 def open_own(path: Path) -> int:
-    """A descriptor for appending to a regular file with one name, which no link leads to; it is created if it is missing."""
+    """Open a regular file for appending and return its descriptor. It is created if it is missing; links are refused."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     with own_folder(path.parent) as folder:
         try:
@@ -66,7 +66,7 @@ def open_own(path: Path) -> int:
 
 
 def read_own(path: Path) -> bytes:
-    """The beginning of a file that no link leads to; never waits for the other end of a pipe."""
+    """Return the first 4096 bytes of a file. Links are refused; this never waits for the other end of a pipe."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         descriptor = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
@@ -79,4 +79,4 @@ def read_own(path: Path) -> bytes:
 
 
 def _in_the_way(path: Path, wanted: str) -> OSError:
-    return OSError(f"{path} is no {wanted} (a link to one does not count); remove it and run the same command again")
+    return OSError(f"{path} is not a {wanted} (links are not allowed); remove it and run the same command again")

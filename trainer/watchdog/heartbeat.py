@@ -1,4 +1,4 @@
-"""Shows what a rank is doing."""
+"""Writes the heartbeat of a rank."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _RECENT_STEPS = 50
 
 
 class Heartbeat:
-    """Shows what this rank is doing, to the watchdog and to the container's health check. A beat takes a few microseconds.
+    """The heartbeat of this rank, for the watchdog and the container's health check. A beat takes a few microseconds.
 
     Args:
         path: the rank's file.
-        patience: for how long it may be silent.
-        clock: seconds that never run backwards.
+        patience: how long the rank may be silent.
+        clock: returns seconds that never decrease.
 
     Raises:
-        OSError: from every method; the file cannot be written, or a link lies in the way to it.
+        OSError: from every method, if the file cannot be written, or if its folder is a link.
     """
 
     def __init__(self, path: Path, patience: Patience, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,7 +47,7 @@ class Heartbeat:
         self.beat()
 
     def at(self, phase: Phase, step: int | None = None) -> None:
-        """Enters a phase; `step` is the number of the step that begins with it, if one does. It falls where a run goes back."""
+        """Enter a phase. `step` is the number of the step that begins with it, if one does; it decreases if the run goes back."""
         if step is not None and step != self._step:
             self._lap += step < self._step
             now = self._clock()
@@ -59,7 +59,7 @@ class Heartbeat:
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        """Enters a phase and then goes back to the one before; the time in between is none of the step's."""
+        """Enter a phase within the context, and then return to the one before. The time in between does not count for the step."""
         before, step_began, entered = self._phase, self._step_began, self._clock()
         self.at(phase)
         yield
@@ -68,7 +68,7 @@ class Heartbeat:
         self.at(before)
 
     def beat(self) -> None:
-        """Shows that this rank is alive, in the phase in which it was."""
+        """Write a beat in the current phase."""
         self._number += 1
         limit_s = self._patience.limit_s(self._phase, self._step_seconds)
         pid, started = self._process.pid, self._process.started
@@ -76,10 +76,10 @@ class Heartbeat:
         os.pwrite(self._file, beat.to_bytes(), 0)
 
     def expect_slow_steps(self) -> None:
-        """Allows the next steps the time of the first ones: something is different, and code may be compiled again."""
+        """Allow the next three steps the limit of the first ones, because code may be compiled again."""
         self._step_seconds.clear()
 
     def close(self) -> None:
-        """Says that this rank is done, and writes no more."""
+        """Enter the phase `done` and close the file."""
         self.at("done")
         os.close(self._file)

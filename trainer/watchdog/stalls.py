@@ -1,4 +1,4 @@
-"""Decides whether a group makes no progress, and which rank is to blame."""
+"""Decides whether a group of ranks makes no progress, and which rank is the cause."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Still:
 
     rank: int
     beat: Beat
-    """Its last sign of life."""
+    """Its last heartbeat."""
     seconds: float
-    """Time since then."""
+    """Time since the last heartbeat."""
 
 
 class StallDetector:
-    """Decides from repeated looks at the ranks whether their group makes no progress, and which rank is to blame.
+    """A detector that decides from repeated observations whether a group makes no progress, and which rank is the cause.
 
     The slowest rank limits the group, because all others wait for it in the next exchange.
     """
@@ -36,13 +36,13 @@ class StallDetector:
         self._looked_s = -math.inf
 
     def observe(self, now_s: float, beats: Mapping[int, Beat], stopped: Collection[int] = ()) -> tuple[Still, ...]:
-        """The ranks to blame, the one that has been silent longest first; none while the slowest is within its limit.
+        """Return the ranks that stall the group, the longest silent one first; none while the slowest is within its limit.
 
         Args:
-            now_s: seconds on a clock that never runs backwards. Where much time has passed since the last look, this
-                process did not run, so perhaps no rank did: all counts begin again.
+            now_s: seconds of a clock that never decreases. If much time has passed since the last observation, this process
+                did not run, so perhaps no rank did either: all times of silence begin again.
             beats: the last beat of each rank that is alive and not done.
-            stopped: ranks that the kernel keeps from running.
+            stopped: ranks that a signal has stopped.
         """
         if now_s - self._looked_s > _ASLEEP_S:
             self._seen.clear()

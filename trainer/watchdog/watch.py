@@ -1,11 +1,11 @@
-"""Notices a rank that makes no progress, says which one and where, and ends the group, so that it can be started again.
+"""Detects a rank that makes no progress, reports which one and where, and ends the group, so that it can be started again.
 
-Every rank writes a heartbeat: which step it is at, in which phase, and for how long it may be silent there. One small process on
-each node reads those of the node's ranks. It is a process of its own because a rank that is stopped, or that holds the
-interpreter's lock, runs no thread; and this module imports nothing but the standard library, so that it starts at once.
+Every rank writes a heartbeat: its step, its phase, and how long it may be silent there. One small process on each node reads the
+heartbeats of the node's ranks. It is a separate process, because a rank that is stopped, or that holds the interpreter's lock,
+runs no thread. This module imports only the standard library, so that the process starts at once.
 
-Heartbeats are files in the run folder, which others may change. They say what a rank is doing, and never which process it is: the
-watchdog is given the processes of the ranks when it is started, and sends signals to no other.
+Heartbeats are files in the run folder, which other programs may change. So the watchdog does not take the processes of the ranks
+from these files: it receives them when it is started, and sends signals to no other process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = ["collect_stacks", "tied_command", "watched"]
 _log = logging.getLogger(__name__)
 _STACKS_S = 5.0
 _STACKS_SETTLED_S = 1.0
-"""Without a new line in any of the files: on a machine with much to do a rank may not be at its turn for long."""
+"""Seconds without a new line in any of the files. On a busy machine a rank may not run for long."""
 _GRACE_S = 3.0
 _STATES = {"T": "stopped by a signal", "D": "waiting for a device or a file system", "R": "running", "S": "asleep"}
 _SCRIPT = Path(__file__).resolve().with_name("__main__.py")
@@ -52,27 +52,21 @@ _TIED = "--tied-to"
 
 @contextmanager
 def watched(
-    run: Path,
-    patience: Patience,
-    *,
-    rank: int,
-    local_rank: int = 0,
-    processes: Sequence[ProcessId] = (),
-    enabled: bool = True,
+    run: Path, patience: Patience, *, rank: int, local_rank: int = 0, processes: Sequence[ProcessId] = (), enabled: bool = True
 ) -> Iterator[Heartbeat]:
-    """The heartbeat of this rank; while the context lasts, the watchdog of its node watches it.
+    """Yield the heartbeat of this rank. While the context lasts, the watchdog of the node watches it.
 
-    Local rank 0 starts the watchdog. All ranks answer its SIGUSR1 with the stacks of all their threads, which they append to
-    `<run>/stacks/rank-N.txt`; that takes no lock, so it works while the interpreter's lock is held.
+    Local rank 0 starts the watchdog. When a rank receives SIGUSR1, it appends the stacks of all its threads to
+    `<run>/stacks/rank-N.txt`. This takes no lock, so it works while the interpreter's lock is held.
 
     Args:
         run: the run's directory.
         patience: how long a rank may be silent.
         rank: number of this rank.
-        local_rank: its number on this node.
-        processes: those of the ranks on this node, in their order, which the watchdog may end; none: this one alone. They are
-            known from the processes themselves, and never from a file.
-        enabled: false: the heartbeat alone, and nothing is ever ended. So it is everywhere but on Linux.
+        local_rank: number of this rank on its node.
+        processes: of the ranks on this node, in their order; the watchdog may end them. Empty: only this process. The ranks
+            report them to each other; they are never read from a file.
+        enabled: False: only the heartbeat is written, and no process is ended. Always False on systems other than Linux.
 
     Raises:
         OSError: the run's directory cannot be written.
@@ -89,31 +83,31 @@ def watched(
 
 
 def tied_command() -> list[str]:
-    """The beginning of a command line; the command that follows is killed as soon as this process ends.
+    """Return the beginning of a command line. The command that follows it is killed as soon as this process ends.
 
-    The command gets its own pid in the variable TRAINER_LAUNCHER_PID, for `end_with_parent` in what it starts.
+    The command receives its own pid in the variable TRAINER_LAUNCHER_PID, for `end_with_parent` in the processes that it starts.
     """
     return [sys.executable, "-I", "-S", str(_SCRIPT), _TIED, str(os.getpid())]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The watchdog itself: looks at the heartbeats twice a second until the process that started it ends."""
+    """Run the watchdog: read the heartbeats twice a second until the process that started it ends."""
     if arguments[:1] == [_TIED]:
         _run_tied(int(arguments[1]), arguments[2:])
     parser = argparse.ArgumentParser(prog="python -m trainer.watchdog", description="Ends a group of ranks that makes no progress.")
     parser.add_argument("run", type=Path, help="directory of the run")
     parser.add_argument("--first_rank", type=int, required=True, help="lowest rank on this node")
     parser.add_argument("--processes", nargs="+", type=ProcessId.parse, required=True, help="PID:START of each rank on this node")
-    parser.add_argument("--parent", type=int, required=True, help="process without which there is nothing to watch")
+    parser.add_argument("--parent", type=int, required=True, help="pid of the process whose end also ends the watchdog")
     options = parser.parse_args(arguments)
     end_with_parent(options.parent)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # it ends this process without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # SIGINT ends this process without a traceback
     processes = dict(enumerate(options.processes, options.first_rank))
     detector = StallDetector()
     while True:
         time.sleep(POLL_S)
         beats, states = _look(options.run, processes)
-        if "t" in states.values():  # under a debugger, where time is the user's
+        if "t" in states.values():  # a debugger has stopped a rank, so no time limit applies
             beats = {}
         stopped = [rank for rank, state in states.items() if state == "T"]
         if blamed := detector.observe(time.monotonic(), beats, stopped):
@@ -128,15 +122,15 @@ def _run_tied(parent: int, command: Sequence[str]) -> NoReturn:
 
 
 def _look(run: Path, processes: Mapping[int, ProcessId]) -> tuple[dict[int, Beat], dict[int, str]]:
-    """Last beats, and states as the kernel names them, of the ranks that are alive and not done.
+    """Return the last beats and the kernel's process states of the ranks that are alive and not done.
 
-    A beat that names another process than the rank's is of an earlier start, or was changed: it counts for nothing.
+    A beat that names another process than the rank's is from an earlier start or was changed, so it is ignored.
     """
     beats, states = {}, {}
     for rank, process in processes.items():
         try:
             beat = Beat.from_bytes(read_own(heartbeat_file(run, rank)))
-        except OSError:  # it has not begun
+        except OSError:  # the rank has not written a beat yet
             continue
         if beat is not None and beat.process == process and beat.phase != "done" and (state := process_state(process)):
             beats[rank], states[rank] = beat, state
@@ -144,8 +138,8 @@ def _look(run: Path, processes: Mapping[int, ProcessId]) -> tuple[dict[int, Beat
 
 
 def _end_group(run: Path, blamed: Sequence[Still], beats: Mapping[int, Beat], states: Mapping[int, str]) -> None:
-    """Names the ranks to blame and where they are, has all ranks write their stacks, and kills those to blame, then the rest."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the group is ended to the end, whatever becomes of the rank that started this
+    """Report the ranks that stall the group, collect the stacks of all ranks, and kill first these ranks and then the rest."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # finish ending the group, even if the rank that started this process ends
     set_death_signal(0)
     reason = "; ".join(_described(still, states[still.rank]) for still in blamed)
     _say(
@@ -157,10 +151,10 @@ def _end_group(run: Path, blamed: Sequence[Still], beats: Mapping[int, Beat], st
 
     def ask(rank: int) -> None:
         ask_for_stacks(beats[rank].process)
-        if states[rank] == "T":  # else it could not answer; it is killed before it has gone far
+        if states[rank] == "T":  # a stopped process cannot answer; it is killed shortly after it continues
             signal_if_running(beats[rank].process, signal.SIGCONT)
 
-    with suppress(OSError):  # a full disk must not keep the group from its end
+    with suppress(OSError):  # a full disk must not prevent the end of the group
         collect_stacks(run, beats, ask)
     for still in blamed:
         signal_if_running(still.beat.process, signal.SIGKILL)
@@ -174,27 +168,27 @@ def _end_group(run: Path, blamed: Sequence[Still], beats: Mapping[int, Beat], st
 def _described(still: Still, state: str) -> str:
     beat = still.beat
     return (
-        f"rank {still.rank} (process {beat.pid}, {_STATES.get(state, f'in state {state}')}) has stood still for "
+        f"rank {still.rank} (process {beat.pid}, {_STATES.get(state, f'in state {state}')}) has made no progress for "
         f"{still.seconds:.0f} s in phase {beat.phase} of step {beat.step}, which may take {beat.limit_s:.0f} s"
     )
 
 
 def _say(line: str) -> None:
-    with suppress(OSError):  # nobody listens any more
+    with suppress(OSError):  # the reader of stderr has gone
         sys.stderr.write(line)
         sys.stderr.flush()
 
 
 def collect_stacks(run: Path, beats: Mapping[int, Beat], ask: Callable[[int], None]) -> dict[int, int]:
-    """Has ranks append their stacks to their files, each below a line that says when; waits for them, but for seconds only.
+    """Ask ranks to append their stacks to their files, below a line with the time, and wait at most 5 seconds for them.
 
     Args:
         run: the run's directory.
         beats: the last beat of each rank.
-        ask: called with each rank's number; sends SIGUSR1 to its process.
+        ask: is called with the number of each rank; sends SIGUSR1 to its process.
 
     Returns:
-        Where in the file of a rank the new lines begin, in bytes. A rank without a file answers to nothing and is left out.
+        The offset in bytes of the new lines in the file of each rank. A rank without a file cannot answer and is left out.
 
     Raises:
         OSError: a file cannot be written.
@@ -225,11 +219,11 @@ def collect_stacks(run: Path, beats: Mapping[int, Beat], ask: Callable[[int], No
 def _answering_with_stacks(path: Path) -> Iterator[None]:
     """While the context lasts, SIGUSR1 appends the stacks of all threads of this process to a file. Later it is ignored.
 
-    Without that, a request that comes while the rank ends would kill it.
+    It is ignored because a late request would otherwise kill the rank while it ends.
     """
     with os.fdopen(open_own(path), "a") as file:
         with suppress(ValueError):  # only the main thread may do this
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # what `unregister` goes back to
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # `unregister` restores this
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
         try:
             yield
@@ -242,7 +236,7 @@ def _answering_with_stacks(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _watchdog_process(run: Path, first_rank: int, processes: Sequence[ProcessId]) -> Iterator[None]:
-    """The watchdog, while the context lasts. It is no child of the session, whose every process torchrun signals."""
+    """Run the watchdog while the context lasts. It has a separate session, because torchrun signals every process of this one."""
     command = [
         *(sys.executable, "-I", "-S", str(_SCRIPT), str(run.resolve())),
         *("--first_rank", str(first_rank), "--parent", str(os.getpid()), "--processes", *map(str, processes)),
@@ -250,12 +244,12 @@ def _watchdog_process(run: Path, first_rank: int, processes: Sequence[ProcessId]
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     except OSError as error:
-        _log.warning("the watchdog could not be started (%s); a rank that makes no progress will not be noticed", error)
+        _log.warning("the watchdog could not be started (%s); a rank that makes no progress will not be detected", error)
         yield
         return
     try:
         yield
     finally:
         process.terminate()
-        with suppress(subprocess.TimeoutExpired):  # it is ending this group
+        with suppress(subprocess.TimeoutExpired):  # it is just ending this group
             process.wait(1)

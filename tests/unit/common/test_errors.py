@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -117,6 +118,12 @@ def test_a_command_of_the_trainer_is_not_torn_down(tmp_path: Path, command: tupl
 def test_what_a_command_returns_is_its_exit_code() -> None:
     assert run_command(lambda _: ExitCode.GUARD, []) == ExitCode.GUARD
     assert run_command(lambda _: None, []) == ExitCode.DONE
+
+
+def test_the_readme_lists_every_exit_code() -> None:
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| exit code |")[2]
+    listed = re.findall(r"^\| (\d+) \| ", table, re.MULTILINE)
+    assert listed == [str(int(code)) for code in sorted(ExitCode)]
 
 
 def test_a_module_that_is_missing_in_the_middle_of_a_command_is_an_error_of_the_installation(

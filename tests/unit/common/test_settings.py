@@ -108,8 +108,8 @@ def test_lists_are_several_words_or_a_json_list() -> None:
     [
         ("--data x --optm.lr 1", {}, "--optm.lr 1; did you mean --optim.lr"),
         ("--data x --optim.lr 3", {}, r"optim.lr = '3': input should be less than or equal to 1"),
-        ("--data x", {"DEMO_OPTIM__RL": "1"}, "DEMO_OPTIM__RL is no setting; did you mean DEMO_OPTIM__LR"),
-        ("--data x", {"DEMO_SOURCES": "a b"}, "no JSON list"),
+        ("--data x", {"DEMO_OPTIM__RL": "1"}, "DEMO_OPTIM__RL is not a setting; did you mean DEMO_OPTIM__LR"),
+        ("--data x", {"DEMO_SOURCES": "a b"}, "is not a JSON list; write for example"),
         ("--data x", {"DEMO_PRECISION": "fp8"}, "precision = 'fp8': input should be 'fp32' or 'bf16'"),
         ("", {}, "data is not set; give --data or DEMO_DATA"),
         ("--data x --recipe nowhere", {}, "recipe 'nowhere': no file .* the recipes are .*smoke"),
@@ -132,14 +132,14 @@ def test_a_mistake_is_answered_with_its_name_and_the_remedy(arguments: str, envi
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[train.optim]\nlearning = 1", "train.optim.learning is no setting"),
+        ("[train.optim]\nlearning = 1", "train.optim.learning is not a setting"),
         ("optim = 1", "unknown table"),
-        ("[train]\noptim = 1", "train.optim is no setting"),
-        ("[train]\nevry = 1", "train.evry is no setting; did you mean every"),
+        ("[train]\noptim = 1", "train.optim is not a setting"),
+        ("[train]\nevry = 1", "train.evry is not a setting; did you mean every"),
         ("[trian]\nevery = 1", r"unknown table \[trian\]; did you mean train"),
         ("every = ", "not valid TOML"),
-        ("train = 5", r"train = 5 is no table; write \[train\] and its settings below"),
-        ("prepare = []", r"prepare = \[\] is no table"),
+        ("train = 5", r"train = 5 is not a table; write \[train\] and its settings below"),
+        ("prepare = []", r"prepare = \[\] is not a table"),
     ],
 )
 def test_a_mistake_in_a_recipe_names_the_file(tmp_path: Path, text: str, message: str) -> None:
@@ -168,7 +168,7 @@ def test_a_recipe_is_utf8_whatever_the_locale_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("group.a = { mist = 3 }", r"group.a.mist is no setting; did you mean group.a.most\?"),
+        ("group.a = { mist = 3 }", r"group.a.mist is not a setting; did you mean group.a.most\?"),
         ("group.a = { most = 3 }", "group.a.files is not set; give it in the recipe$"),
         ("group.a = 3", "group.a: input should be a valid dictionary"),
         ("shares = [0.5]", r"^shares = \[0.5\]: too few values$"),

@@ -96,13 +96,13 @@ def test_none_in_a_recipe_unsets_a_setting_for_all_sources_or_for_one(tmp_path: 
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ("clean.min_char = 3", r"^source.b.clean.min_char is no setting; did you mean source.b.clean.min_chars\?$"),
+        ("clean.min_char = 3", r"^source.b.clean.min_char is not a setting; did you mean source.b.clean.min_chars\?$"),
         ("clean.min_chars = 0", r"^source.b.clean.min_chars = 0: input should be greater than or equal to 1$"),
         ('clean.min_chars = "none"', r"^source.b.clean.min_chars = 'none': input should be a valid integer"),
         ("clean = { min_chars = 9, max_chars = 5 }", r"^source.b.clean: max_chars = 5 is below min_chars = 9"),
-        ("clean = { min_chars = 0, a = 1 }", r"^source.b.clean.min_chars = 0: .*; source.b.clean.a is no setting"),
+        ("clean = { min_chars = 0, a = 1 }", r"^source.b.clean.min_chars = 0: .*; source.b.clean.a is not a setting"),
         ("heuristics.gopher_max_top_ngrams = [1]", r"^source.b.heuristics.gopher_max_top_ngrams = \[1\]: too few values$"),
-        ("cleen.min_chars = 3", r"^source.b.cleen is no setting; did you mean source.b.clean\?$"),
+        ("cleen.min_chars = 3", r"^source.b.cleen is not a setting; did you mean source.b.clean\?$"),
         ('quality.trusted = "b"', r"^source.b.quality.trusted is one for all sources; set quality.trusted$"),
     ],
 )

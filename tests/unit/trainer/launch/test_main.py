@@ -55,7 +55,7 @@ def test_the_number_is_what_torch_says(stop: StopRequest, asking: Callable[[str]
     ("script", "error", "message"),
     [
         ("exit 2", ConfigError, "^$"),
-        ("echo 2; exit 1", ConfigError, "^torch cannot tell how many GPUs there are; install the packages"),
+        ("echo 2; exit 1", ConfigError, "^torch cannot count the GPUs; install the packages"),
         ("kill -9 $$", ProjectError, "^signal 9 ended the process that counts the GPUs"),
     ],
 )

@@ -154,7 +154,7 @@ def test_restarts_are_three_on_one_node_and_left_to_the_scheduler_on_several() -
 @pytest.mark.parametrize("value", ["many", "-1", "1.5", "1000000", "٢", " 1"])
 @pytest.mark.parametrize("name", ["TRAIN_MAX_RESTARTS", "TRAIN_RESTART_DELAY_S"])
 def test_a_number_that_cannot_be_meant_is_refused_with_its_name(name: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{name} = {value}( and .*)? must be whole numbers from 0 to 999999"):
+    with pytest.raises(ConfigError, match=rf"{name} = {value}( and .*)? must be integers from 0 to 999999"):
         RestartPolicy.of({name: value}, "1")
 
 

@@ -371,7 +371,7 @@ def test_a_rank_that_holds_the_lock_is_named_shows_its_stacks_and_takes_the_grou
         assert waits.wait(20) == -signal.SIGKILL
         assert waits.stderr is not None
         said = waits.stderr.read()
-    assert f"rank 1 (process {hangs.pid}, asleep) has stood still for " in said
+    assert f"rank 1 (process {hangs.pid}, asleep) has made no progress for " in said
     assert "in phase forward of step 20, which may take 1 s" in said
     assert "rank 0" not in said
     assert exit_file.read_text().startswith(f"1 rank 1 (process {hangs.pid}, ")
@@ -438,7 +438,7 @@ def test_a_stopped_rank_is_blamed_though_the_other_is_at_the_same_place(tmp_path
         assert waits.wait(20) == -signal.SIGKILL
         assert stopped.stderr is not None
         said = stopped.stderr.read()
-    assert f"rank 0 (process {stopped.pid}, stopped by a signal) has stood still" in said
+    assert f"rank 0 (process {stopped.pid}, stopped by a signal) has made no progress" in said
     assert "rank 1" not in said
     assert "most recent call first" in (tmp_path / "stacks/rank-0.txt").read_text()
 
