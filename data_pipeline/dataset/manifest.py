@@ -127,7 +127,7 @@ class Manifest:
 
         So what is made of it does not depend on the order in which its parts came to be, which the file does not keep.
         """
-        content = self._content()
+        content = {name: value for name, value in asdict(self).items() if name != "root_digest"}
         signed = {**content, "format": FORMAT}
         sealed = {**signed, "root_digest": digest_bytes(canonical_json(signed))}
         data = canonical_json(sealed)
@@ -137,9 +137,6 @@ class Manifest:
                 "that are read again; put small files together, in JSON Lines or archives"
             )
         return _manifest({name: item for name, item in json.loads(data).items() if name in content}, sealed["root_digest"]), data
-
-    def _content(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "root_digest"}
 
 
 def read_manifest(directory: Path) -> Manifest:

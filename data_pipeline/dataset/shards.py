@@ -173,17 +173,19 @@ class Rows:
 
     def num_targets(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Targets in each of these rows, shape [B]; no token is read."""
-        targets_B = np.empty(len(indices), np.int64)
-        for number, places, rows in self._by_shard(indices):
-            targets_B[places] = self._ask(number, _num_targets, rows)
-        return targets_B
+        return self._count(indices, _num_targets)
 
     def num_sequences(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Documents, or pieces of them, with at least one target in each of these rows, shape [B]; no token is read."""
-        sequences_B = np.empty(len(indices), np.int64)
+        return self._count(indices, _num_sequences)
+
+    def _count(
+        self, indices: NDArray[np.int64], question: Callable[[_Shard, NDArray[np.int64]], NDArray[np.int64]]
+    ) -> NDArray[np.int64]:
+        counts_B = np.empty(len(indices), np.int64)
         for number, places, rows in self._by_shard(indices):
-            sequences_B[places] = self._ask(number, _num_sequences, rows)
-        return sequences_B
+            counts_B[places] = self._ask(number, question, rows)
+        return counts_B
 
     def source_ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """The source of each of these rows, as an index into the manifest's `sources`, shape [B]; no file is read."""
@@ -257,17 +259,10 @@ class Rows:
 class _Shard(Protocol):
     """What is asked of a shard, about its rows with these numbers."""
 
-    def read(self, rows: NDArray[np.int64]) -> RowBatch:
-        """Tokens and segments."""
-
-    def num_targets(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Targets in each."""
-
-    def num_sequences(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Pieces with a target in each."""
-
-    def document_ids(self, row: int) -> NDArray[np.uint64]:
-        """The ids of the documents in one."""
+    def read(self, rows: NDArray[np.int64]) -> RowBatch: ...
+    def num_targets(self, rows: NDArray[np.int64]) -> NDArray[np.int64]: ...
+    def num_sequences(self, rows: NDArray[np.int64]) -> NDArray[np.int64]: ...
+    def document_ids(self, row: int) -> NDArray[np.uint64]: ...
 
 
 def _read(shard: _Shard, rows: NDArray[np.int64]) -> RowBatch:
@@ -361,11 +356,9 @@ class _OpenShard:
         return RowBatch(tokens_BL, self._segment_numbers(rows))
 
     def num_targets(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Targets in each of these rows, shape [B]."""
         return self._targets_R[rows]
 
     def num_sequences(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Pieces with a target in each of these rows, shape [B]."""
         return self._sequences_R[rows]
 
     def _sum_by_row(self, values_S: NDArray[Any]) -> NDArray[np.int64]:
@@ -394,7 +387,6 @@ class _OpenShard:
         return np.repeat(numbers.astype(np.int32), lengths).reshape(len(rows), row_length)
 
     def document_ids(self, row: int) -> NDArray[np.uint64]:
-        """The ids of the documents in a row."""
         ids: NDArray[np.uint64] = self._documents_S[self._offsets[row] : self._offsets[row + 1]]
         return ids
 

@@ -77,7 +77,7 @@ class TableWriter:
             self._temporary.unlink(missing_ok=True)
             return
         self._temporary.rename(self._path)
-        self._digest = self._file.digest
+        self._digest = f"sha256:{self._file.sha256.hexdigest()}"
 
 
 class _DigestingFile(io.RawIOBase):
@@ -85,18 +85,13 @@ class _DigestingFile(io.RawIOBase):
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("xb")
-        self._sha256 = hashlib.sha256()
-
-    @property
-    def digest(self) -> str:
-        """`sha256:…` of all that was written."""
-        return f"sha256:{self._sha256.hexdigest()}"
+        self.sha256 = hashlib.sha256()
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: ReadableBuffer, /) -> int:
-        self._sha256.update(data)
+        self.sha256.update(data)
         return self._file.write(data)
 
     def tell(self) -> int:

@@ -41,7 +41,7 @@ def count_packing(packing: Packing) -> dict[str, int]:
 
 def _pack_greedy(lengths: Int64s, row_length: int) -> Packing:
     """Fills one row after the other in the order of the input, and cuts where a row ends."""
-    rows, documents, starts, taken = [], [], [], []
+    pieces: list[tuple[int, int, int, int]] = []
     row, room = 0, row_length
     for document, length in enumerate(lengths.tolist()):
         start = 0
@@ -50,18 +50,10 @@ def _pack_greedy(lengths: Int64s, row_length: int) -> Packing:
             if room < min(left, 2):  # one token of a longer document would be no target and have none
                 row, room = row + 1, row_length
             size = min(left, room)
-            rows.append(row)
-            documents.append(document)
-            starts.append(start)
-            taken.append(size)
+            pieces.append((row, document, start, size))
             room -= size
             if size == left:
                 break
             start += size - 1
-    return Packing(
-        np.array(rows, np.int64),
-        np.array(documents, np.int64),
-        np.array(starts, np.int64),
-        np.array(taken, np.int64),
-        row + 1 if rows else 0,
-    )
+    rows, documents, starts, sizes = np.ascontiguousarray(np.array(pieces, np.int64).reshape(-1, 4).T)
+    return Packing(rows, documents, starts, sizes, row + 1 if pieces else 0)

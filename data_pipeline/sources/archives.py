@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from data_pipeline.config import LimitSettings
 from data_pipeline.documents import Reason, Rejection
-from data_pipeline.sources.formats import Shape, is_hidden, printable, shape_of
+from data_pipeline.sources.formats import Compression, Shape, is_hidden, printable, shape_of
 from data_pipeline.sources.streams import Budget, ByteReader, Readable, StreamError, decompress, inflate
 
 __all__ = ["ArchiveError", "Member", "read_tar", "read_zip"]
@@ -88,10 +88,7 @@ def read_zip(file: Readable, num_bytes: int, path: str, limits: LimitSettings) -
     census = _Census(path, limits)
     read_bytes = 0
 
-    def consumed() -> int:
-        return read_bytes
-
-    budget = Budget(limits, consumed)  # of all members together
+    budget = Budget(limits, lambda: read_bytes)  # of all members together
     data = _Bytes(file, num_bytes)
     for entry in _read_directory(data, *_find_directory(data)):
         census.count()
@@ -289,7 +286,7 @@ class _Entry(NamedTuple):
             return Reason.UNSAFE_MEMBER, "it is a link or device, and no plain file"
         if self.flags & 1:
             return Reason.UNREADABLE_MEMBER, "it is encrypted"
-        if self.method not in _METHODS:
+        if self.method not in (_DEFLATE, *_METHODS):
             return Reason.UNREADABLE_MEMBER, f"compression method {self.method} is not supported"
         return None
 
@@ -300,7 +297,8 @@ _END_64 = struct.Struct("<4sQHHLLQQQQ")
 _ENTRY = struct.Struct("<4sHHHHHHLLLHHHHHLL")
 _LOCAL = struct.Struct("<4sHHHHHLLLHH")
 _MAX_COMMENT_BYTES = 1 << 16
-_METHODS = {0: "stored", 8: "deflate", 12: "bz2", 93: "zst"}
+_DEFLATE = 8
+_METHODS: dict[int, Compression] = {0: "none", 12: "bz2", 93: "zst"}
 
 
 def _find_directory(file: _Bytes) -> tuple[int, int]:
@@ -351,11 +349,9 @@ def _zip64_sizes(extra: bytes, sizes: tuple[int, int, int]) -> list[int]:
         start += 4 + length
     result = []
     for size in sizes:
-        if size == 0xFFFFFFFF and len(large) >= 8:
-            result.append(int.from_bytes(large[:8], "little"))
-            large = large[8:]
-        else:
-            result.append(size)
+        is_large = size == 0xFFFFFFFF and len(large) >= 8
+        result.append(int.from_bytes(large[:8], "little") if is_large else size)
+        large = large[8:] if is_large else large
     return result
 
 
@@ -367,7 +363,9 @@ def _content(file: _Bytes, entry: _Entry, limits: LimitSettings, budget: Budget)
     *_, name_bytes, extra_bytes = _LOCAL.unpack_from(local)
     blocks = file.range(entry.start + _LOCAL.size + name_bytes + extra_bytes, entry.compressed)
     checksum = num_bytes = 0
-    for block in _unpack(blocks, entry.method, limits, budget):
+    is_deflated = entry.method == _DEFLATE
+    content = inflate(blocks, budget) if is_deflated else decompress(blocks, _METHODS[entry.method], limits, budget)
+    for block in content:
         num_bytes += len(block)
         if num_bytes > entry.size:
             break
@@ -375,18 +373,6 @@ def _content(file: _Bytes, entry: _Entry, limits: LimitSettings, budget: Budget)
         yield block
     if num_bytes != entry.size or checksum != entry.crc:
         raise StreamError(Reason.CORRUPT_ARCHIVE, "its size or CRC-32 is not that of the archive's directory")
-
-
-def _unpack(blocks: Iterator[bytes], method: int, limits: LimitSettings, budget: Budget) -> Iterator[bytes]:
-    match _METHODS[method]:
-        case "deflate":
-            return inflate(blocks, budget)
-        case "bz2":
-            return decompress(blocks, "bz2", limits, budget)
-        case "zst":
-            return decompress(blocks, "zst", limits, budget)
-        case _:
-            return budget.watch(blocks)
 
 
 class _Bytes:

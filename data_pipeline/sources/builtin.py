@@ -13,21 +13,9 @@ from common.files import UnusableFileError, read_input
 
 __all__ = ["code_files", "is_placeholder", "manual_file", "parse_topics", "standard_library"]
 
-_LEFT_OUT = frozenset(
-    # Tests and bundled programs are repetitive; site-packages is not the standard library and differs between machines.
-    (
-        "test",
-        "tests",
-        "idlelib",
-        "lib2to3",
-        "site-packages",
-        "dist-packages",
-        "turtledemo",
-        "__pycache__",
-        "ensurepip",
-        "pydoc_data",
-    )
-)
+# Tests and bundled programs are repetitive; site-packages is not the standard library and differs between machines.
+_LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "pydoc_data"}
+_LEFT_OUT |= {"site-packages", "dist-packages", "__pycache__"}
 
 
 def standard_library() -> Path:

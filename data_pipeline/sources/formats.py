@@ -14,7 +14,6 @@ Format = Literal["text", "html", "jsonl", "csv", "tsv", "parquet", "topics", "ta
 Compression = Literal["none", "gz", "zst", "xz", "bz2"]
 
 _TEXT = (".txt", ".text", ".md", ".markdown", ".rst")
-_HTML = (".html", ".htm", ".xhtml")
 _CODE = (
     *(".py", ".pyi", ".pyx", ".rb", ".pl", ".pm", ".php", ".lua", ".r", ".jl", ".tcl", ".awk"),
     *(".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".hh", ".m", ".mm", ".cu", ".cuh", ".rs", ".go", ".zig", ".d", ".nim", ".v"),
@@ -24,20 +23,16 @@ _CODE = (
     *(".f", ".f90", ".pas", ".ada", ".adb", ".ads", ".asm", ".s", ".vhd", ".sv"),
     *(".sh", ".bash", ".zsh", ".fish", ".ps1", ".bat", ".cmake", ".nix", ".tf"),
 )
-_FORMATS: dict[str, Format] = {
-    **dict.fromkeys((*_TEXT, *_CODE), "text"),
-    **dict.fromkeys(_HTML, "html"),
-    **dict.fromkeys((".jsonl", ".ndjson", ".json-lines"), "jsonl"),
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    ".tar": "tar",
-    ".zip": "zip",
-}
-_KINDS: dict[str, Kind] = {
-    **dict.fromkeys(_TEXT, "prose"),
-    **dict.fromkeys(_CODE, "code"),
-    **dict.fromkeys(_HTML, "web"),
+_FORMATS: dict[str, tuple[Format, Kind | None]] = {
+    **dict.fromkeys(_TEXT, ("text", "prose")),
+    **dict.fromkeys(_CODE, ("text", "code")),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), ("html", "web")),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json-lines"), ("jsonl", None)),
+    ".csv": ("csv", None),
+    ".tsv": ("tsv", None),
+    ".parquet": ("parquet", None),
+    ".tar": ("tar", None),
+    ".zip": ("zip", None),
 }
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst", ".xz": "xz", ".bz2": "bz2"}
 _SHORT_FORMS = {".tgz": (".tar", ".gz"), ".txz": (".tar", ".xz"), ".tbz2": (".tar", ".bz2"), ".tzst": (".tar", ".zst")}
@@ -69,10 +64,10 @@ def shape_of(name: str) -> Shape | None:
     suffixes[-1:] = _SHORT_FORMS.get(suffixes[-1], suffixes[-1:]) if suffixes else []
     compression: Compression = _COMPRESSIONS.get(suffixes[-1], "none") if suffixes else "none"
     extension = "".join(suffixes[-2:-1] if compression != "none" else suffixes[-1:])
-    file_format = _FORMATS.get(extension)
+    file_format, kind = _FORMATS.get(extension, (None, None))
     if file_format is None or (file_format == "zip" and compression != "none"):
         return None
-    return Shape(file_format, compression, _KINDS.get(extension))
+    return Shape(file_format, compression, kind)
 
 
 def extension_of(name: str) -> str:

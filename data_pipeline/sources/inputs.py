@@ -25,9 +25,7 @@ __all__ = [
     "InputFile",
     "Part",
     "Partition",
-    "count_extensions",
     "cut_into_partitions",
-    "explain_no_text",
     "find_inputs",
     "remember_digests",
 ]
@@ -153,11 +151,13 @@ def _find_named(named: str, source: _Source, config: PrepareConfig) -> tuple[str
         raise SourceError(f"source {_shown(named)}: {remedy}, or use the word {BUILTIN} for the built-in corpus")
     files = [file for file in _not_prepared(listing.files, config.output) if not (listing.is_folder and _is_set_aside(file.path))]
     usable = [_input(file, shape, source) for file in files if (shape := shape_of(file.path)) is not None]
+    unknown = [file for file in files if shape_of(file.path) is None]
     if not any(file.bytes for file in usable) and not _stands_for_builtin(named, config):
-        raise SourceError(explain_no_text(_shown(named), listing, files))
-    if len(usable) < len(files):
-        unknown = [file for file in files if shape_of(file.path) is None]
-        logger.warning("source %s: %d of %d files ignored (%s)", _shown(named), len(unknown), len(files), count_extensions(unknown))
+        raise SourceError(_explain_no_text(_shown(named), listing, unknown, len(usable)))
+    if unknown:
+        logger.warning(
+            "source %s: %d of %d files ignored (%s)", _shown(named), len(unknown), len(files), _count_extensions(unknown)
+        )
     return listing.root, usable
 
 
@@ -179,18 +179,8 @@ def _find_builtin(source: _Source) -> Iterator[InputFile]:
 
 
 def _input(file: Found, shape: Shape, source: _Source) -> InputFile:
-    return InputFile(
-        source=source.name or "",
-        path=file.path,
-        location=file.location,
-        format=shape.format,
-        compression=shape.compression,
-        kind=source.kind or shape.kind,
-        bytes=file.bytes,
-        stamp=file.stamp,
-        status_stamp=file.status_stamp,
-        checksum=file.checksum,
-    )
+    kind = source.kind or shape.kind
+    return InputFile(source=source.name or "", format=shape.format, compression=shape.compression, kind=kind, **vars(file))
 
 
 def _is_set_aside(path: str) -> bool:
@@ -279,38 +269,29 @@ def _key(file: InputFile) -> str:
 _SHOWN = 8  # extensions in a message
 
 
-def explain_no_text(shown: str, listing: Listing, files: Sequence[Found]) -> str:
-    """One line about a source without text.
-
-    Args:
-        shown: the source without its secrets, for the message.
-        listing: what was found there.
-        files: those of its files that were looked at.
-    """
-    unknown = [file for file in files if shape_of(file.path) is None]
-    found, remedies = [], []
+def _explain_no_text(shown: str, listing: Listing, unknown: Sequence[Found], num_empty: int) -> str:
+    """Return one line about a source without text, with the number of files by the reason why they hold none."""
+    found, remedies = ["no file with text in it"], []
     if unknown:
-        found.append(f"{count_extensions(unknown)} cannot be read")
+        found.append(f"{_count_extensions(unknown)} cannot be read")
         remedies.append("convert these files to text")
-    if len(unknown) < len(files):
-        num_empty = len(files) - len(unknown)
+    if num_empty:
         found.append(f"{num_empty} file{'s are' if num_empty > 1 else ' is'} empty")
     for links in listing.unfollowed:
         found.append(links.found)
         remedies.append(links.remedy)
-    if not found and listing.is_folder and not is_url(listing.root):
+    if len(found) == 1 and listing.is_folder and not is_url(listing.root):
         is_empty = not any(Path(listing.root).iterdir())
         found.append("it is empty" if is_empty else "names that begin with a dot, and a README.md at its top, do not count")
     mount = named_mount(Path(listing.root))
     remedies.append(f"name another folder{f' with {mount}' if mount else ''}")
     *first, last = remedies
     advice = f"{', '.join(first)}, or {last}" if first else last
-    found[:0] = ["no file with text in it"]
     return f"source {shown}: {'; '.join(found)}. Formats that are read: {UNDERSTOOD}. To do: {advice}"
 
 
-def count_extensions(files: Sequence[Found]) -> str:
-    """The number of files with each extension, the most frequent first: `7 .pdf, 5 .docx`."""
+def _count_extensions(files: Sequence[Found]) -> str:
+    """Return the number of files with each extension, the most frequent first: `7 .pdf, 5 .docx`."""
     counts = Counter(extension_of(file.path) or "without an extension" for file in files)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count} {name}" for name, count in ordered[:_SHOWN]) + (", …" if len(ordered) > _SHOWN else "")
@@ -344,8 +325,7 @@ class Partition:
 
 def cut_into_partitions(inputs: Sequence[InputFile], partition_bytes: int) -> tuple[Partition, ...]:
     """Ranges of large JSON Lines files, and groups of smaller or indivisible files, of about `partition_bytes` each, in order."""
-    groups = list(_group(inputs, partition_bytes))
-    return tuple(Partition(number, tuple(parts)) for number, parts in enumerate(groups))
+    return tuple(Partition(number, tuple(parts)) for number, parts in enumerate(_group(inputs, partition_bytes)))
 
 
 def _group(inputs: Sequence[InputFile], partition_bytes: int) -> Iterator[list[Part]]:

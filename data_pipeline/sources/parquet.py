@@ -9,6 +9,7 @@ import json
 import struct
 from array import array
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from data_pipeline.config import LimitSettings, RecordSettings
@@ -42,10 +43,12 @@ def read_parquet(
         "memory_bytes": limits.reader_memory_bytes,
     }
     row = 0
-    with _Child(request) as child:
-        for letter, body in child.messages(limits.max_line_bytes + _MAX_EXTRA_BYTES):
+    with closing(ConfinedProgram(_CHILD, _SILENCE_S)) as child:
+        child.write(json.dumps(request).encode() + b"\n")
+        for letter, body in _messages(child, limits.max_line_bytes + _MAX_EXTRA_BYTES):
             if letter == b"R":
-                child.answer(_piece(file, body, num_bytes))
+                data = _piece(file, body, num_bytes)
+                child.write(struct.pack("<q", len(data)) + data)
             elif letter == b"B":
                 for text, metadata in _rows(body):
                     row += 1
@@ -92,39 +95,18 @@ def _rows(body: bytes) -> Iterator[tuple[bytes | int, str]]:
         metadata_position += metadata_length
 
 
-class _Child:
-    """The process that reads one file. It ends with the `with` block, whatever it is doing."""
+def _messages(child: ConfinedProgram, max_bytes: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the child's messages, each as a letter and a body of at most `max_bytes`, up to and including the last one.
 
-    def __init__(self, request: dict[str, object]) -> None:
-        self._request = request
-
-    def __enter__(self) -> _Child:
-        self._program = ConfinedProgram(_CHILD, _SILENCE_S)
-        self._program.write(json.dumps(self._request).encode() + b"\n")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._program.close()
-
-    def messages(self, max_bytes: int) -> Iterator[tuple[bytes, bytes]]:
-        """What the child says, up to its last message.
-
-        Raises:
-            StreamError: it died, fell silent, or says what it cannot say.
-        """
-        letter = b""
+    Raises:
+        StreamError: the child ended, was silent too long, or sent a message of a size that the protocol does not allow.
+    """
+    letter = b""
+    try:
         while letter not in (b"E", b"Z"):
-            letter, length = struct.unpack("<cq", self._read(9))
+            letter, length = struct.unpack("<cq", child.read(9))
             if not 0 <= length <= max_bytes:
                 raise StreamError(Reason.CORRUPT_PARQUET, f"its reader sent a message of {length} bytes")
-            yield letter, self._read(length)
-
-    def answer(self, data: bytes) -> None:
-        """Sends the bytes of the file that the child asked for."""
-        self._program.write(struct.pack("<q", len(data)) + data)
-
-    def _read(self, size: int) -> bytes:
-        try:
-            return self._program.read(size)
-        except ProgramEndedError as error:
-            raise StreamError(Reason.CORRUPT_PARQUET, f"its reader {error}") from None
+            yield letter, child.read(length)
+    except ProgramEndedError as error:
+        raise StreamError(Reason.CORRUPT_PARQUET, f"its reader {error}") from None

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, assert_never
 
 from common.errors import SourceError
-from data_pipeline.config import Kind, LimitSettings, PrepareConfig
+from data_pipeline.config import Kind, PrepareConfig
 from data_pipeline.dataset.splits import tail_offset
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.archives import ArchiveError, Member, read_tar, read_zip
@@ -20,7 +20,7 @@ from data_pipeline.sources.inputs import Part
 from data_pipeline.sources.json_lines import parse_json_line
 from data_pipeline.sources.parquet import read_parquet
 from data_pipeline.sources.storage import check_unchanged, open_file
-from data_pipeline.sources.streams import Budget, Readable, StreamError, decompress, raw_blocks, read_lines
+from data_pipeline.sources.streams import Budget, Readable, StreamError, decompress, join_blocks, raw_blocks, read_lines
 from data_pipeline.sources.tables import read_table
 from data_pipeline.sources.text_files import read_pieces, read_topics, read_whole
 
@@ -112,14 +112,21 @@ def _read_blocks(
         case "csv" | "tsv":
             yield from read_table(blocks, origin, "," if file_format == "csv" else "\t", config.records, limits)
         case "parquet":
-            data = _whole(blocks, limits)
+            data, is_whole = join_blocks(blocks, limits.max_document_bytes)  # it is read back to front, so it cannot be a stream
+            if not is_whole:
+                detail = "a Parquet file in an archive, larger than limits.max_document_bytes; unpack it first"
+                raise StreamError(Reason.FILE_TOO_LARGE, detail)
             yield from read_parquet(io.BytesIO(data), len(data), origin, config.records, limits, inner)
         case "topics":
             yield from read_topics(blocks, origin)
         case "text" if config.text.documents != "file":
             yield from read_pieces(blocks, origin, config.text, limits, border)
-        case _:
+        case "text" | "html":
             yield from read_whole(blocks, origin, limits)
+        case "tar" | "zip":
+            raise AssertionError("an archive is read member by member, and none in another archive is")
+        case _:
+            assert_never(file_format)
 
 
 def _origin(path: str, file_format: Format, kind: Kind | None, config: PrepareConfig) -> Origin:
@@ -128,17 +135,3 @@ def _origin(path: str, file_format: Format, kind: Kind | None, config: PrepareCo
     if file_format in ("jsonl", "csv", "tsv", "parquet"):
         markup = config.records.markup
     return Origin(path, kind or ("web" if markup == "html" else "prose"), markup)
-
-
-def _whole(blocks: Iterator[bytes], limits: LimitSettings) -> bytes:
-    """All of a Parquet file that cannot be read where it is, in an archive or compressed once more: it is read back to front."""
-    pieces: list[bytes] = []
-    num_bytes = 0
-    for block in blocks:
-        num_bytes += len(block)
-        if num_bytes > limits.max_document_bytes:
-            raise StreamError(
-                Reason.FILE_TOO_LARGE, "a Parquet file in an archive, larger than limits.max_document_bytes; unpack it first"
-            )
-        pieces.append(block)
-    return b"".join(pieces)

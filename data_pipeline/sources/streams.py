@@ -15,7 +15,18 @@ from data_pipeline.config import LimitSettings
 from data_pipeline.documents import Reason
 from data_pipeline.sources.formats import Compression
 
-__all__ = ["Budget", "ByteReader", "Line", "Readable", "StreamError", "decompress", "inflate", "raw_blocks", "read_lines"]
+__all__ = [
+    "Budget",
+    "ByteReader",
+    "Line",
+    "Readable",
+    "StreamError",
+    "decompress",
+    "inflate",
+    "join_blocks",
+    "raw_blocks",
+    "read_lines",
+]
 
 _BLOCK_BYTES = 1 << 18
 _EXPANSION_GRACE_BYTES = 1 << 20  # a few hundred bytes of spaces expand by more than any sensible ratio and harm nobody
@@ -87,14 +98,6 @@ class Budget:
                 "if the file is honest, raise limits.max_expansion or limits.max_decompressed_bytes",
             )
 
-    def charge_member(self) -> None:
-        """Takes note that a further member, stream or frame of a compressed file begins.
-
-        Raises:
-            StreamError: the budget is spent.
-        """
-        self.charge(_MEMBER_BYTES)
-
     def watch(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         """The blocks, as long as the budget lasts."""
         for block in blocks:
@@ -143,6 +146,17 @@ def raw_blocks(file: Readable) -> Iterator[bytes]:
     """The bytes of an open file from its position on, in blocks of at most 256 KiB."""
     while block := file.read(_BLOCK_BYTES):
         yield block
+
+
+def join_blocks(blocks: Iterator[bytes], max_bytes: int) -> tuple[bytes, bool]:
+    """Return the bytes of all blocks and True, or the first block and False if there are more than `max_bytes`."""
+    pieces, num_bytes = [], 0
+    for block in blocks:
+        pieces.append(block)
+        num_bytes += len(block)
+        if num_bytes > max_bytes:
+            return pieces[0], False
+    return b"".join(pieces), True
 
 
 def decompress(blocks: Iterator[bytes], compression: Compression, limits: LimitSettings, budget: Budget) -> Iterator[bytes]:
@@ -230,7 +244,7 @@ def _decompress(
                     if not data:
                         break
                     member = new()
-                    budget.charge_member()
+                    budget.charge(_MEMBER_BYTES)
                 started = True
                 out = member.decompress(data, _BLOCK_BYTES)
                 data = member.unused_data if member.eof else b""
@@ -256,7 +270,7 @@ def _unzstd(blocks: Iterator[bytes], max_window_bytes: int, budget: Budget) -> I
                 while data:
                     if frame.eof:
                         frame = context.decompressobj()
-                        budget.charge_member()
+                        budget.charge(_MEMBER_BYTES)
                     started = True
                     out = frame.decompress(data)
                     data = frame.unused_data if frame.eof else b""

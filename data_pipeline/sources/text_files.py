@@ -9,26 +9,20 @@ from data_pipeline.config import LimitSettings, TextSettings
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.builtin import parse_topics
 from data_pipeline.sources.decoding import Origin, decode
-from data_pipeline.sources.streams import Line, read_lines
+from data_pipeline.sources.streams import Line, join_blocks, read_lines
 
 __all__ = ["read_pieces", "read_topics", "read_whole"]
 
 
 def read_whole(blocks: Iterator[bytes], origin: Origin, limits: LimitSettings) -> Iterator[Document | Rejection]:
     """One document."""
-    pieces: list[bytes] = []
-    num_bytes = 0
-    for block in blocks:
-        num_bytes += len(block)
-        if num_bytes > limits.max_document_bytes:
-            detail = f"more than limits.max_document_bytes = {limits.max_document_bytes}"
-            remedy = "" if origin.markup == "html" else "; set text.documents to chunks or paragraphs"
-            yield Rejection.of_bytes(Reason.FILE_TOO_LARGE, origin.path, 1, (pieces or [block])[0], detail + remedy)
-            return
-        pieces.append(block)
-    data = b"".join(pieces)
-    pieces.clear()
-    yield decode(data, origin, 1, 0)
+    data, is_whole = join_blocks(blocks, limits.max_document_bytes)
+    if is_whole:
+        yield decode(data, origin, 1, 0)
+        return
+    detail = f"more than limits.max_document_bytes = {limits.max_document_bytes}"
+    remedy = "" if origin.markup == "html" else "; set text.documents to chunks or paragraphs"
+    yield Rejection.of_bytes(Reason.FILE_TOO_LARGE, origin.path, 1, data, detail + remedy)
 
 
 def read_pieces(
