@@ -1,6 +1,6 @@
-"""Turns the bytes of an input file into documents, and whatever is broken into counted rejections; nothing a file holds raises.
+"""Turn the bytes of an input file into documents, and malformed input into rejections. No content of a file raises an error.
 
-How each format is read: `plain`, `json_lines`, `tables`, `parquet`, `archives`; what is text: `decoding`.
+The formats are read in `text_files`, `json_lines`, `tables`, `parquet` and `archives`. `decoding` checks the text.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ __all__ = ["read_part"]
 
 
 def read_part(part: Part, config: PrepareConfig) -> Iterator[Document | Rejection]:
-    """The documents that begin in a part of a file, in order, and a rejection in the place of each one that is broken.
+    """Yield the documents that begin in a part of a file, in order, with a rejection in the place of each malformed one.
 
-    `config` is that of the file's source: `config.for_source(part.file.source)`.
+    `config` must be the configuration of the file's source: `config.for_source(part.file.source)`.
 
     Raises:
-        SourceError: the file is not the one that was found when the preparation began, or its store fails for good.
+        SourceError: the file has changed since the preparation began, or its store cannot be read.
     """
     file = part.file
     check_unchanged(file.location, file.bytes, file.stamp, config.limits)
@@ -73,7 +73,7 @@ def _read_file(stream: Readable, part: Part, config: PrepareConfig) -> Iterator[
 def _read_members(
     members: Iterator[Member | Rejection], kind: Kind | None, config: PrepareConfig, budget: Budget
 ) -> Iterator[Document | Rejection]:
-    """The documents of all members of an archive. A damaged member ends itself, not the archive."""
+    """Yield the documents of all members of an archive. A damaged member becomes a rejection, and the next one is read."""
     for member in members:
         if isinstance(member, Rejection):
             yield member
@@ -100,9 +100,9 @@ def _read_blocks(
     end: int | None = None,
     border: int = 0,
 ) -> Iterator[Document | Rejection]:
-    """The documents in the (decompressed) bytes of a file; of JSON Lines, those that begin in [start, end).
+    """Yield the documents in the decompressed bytes of a file. Only those of JSON Lines that begin in [start, end) are read.
 
-    `inner` is the budget for what is decompressed once more here.
+    `inner` is the budget for data that a format decompresses itself. `border` is the byte offset of a split by position.
     """
     limits = config.limits
     match file_format:
@@ -112,9 +112,9 @@ def _read_blocks(
         case "csv" | "tsv":
             yield from read_table(blocks, origin, "," if file_format == "csv" else "\t", config.records, limits)
         case "parquet":
-            data, is_whole = join_blocks(blocks, limits.max_document_bytes)  # it is read back to front, so it cannot be a stream
+            data, is_whole = join_blocks(blocks, limits.max_document_bytes)  # the index is at the end, so all bytes are needed
             if not is_whole:
-                detail = "a Parquet file in an archive, larger than limits.max_document_bytes; unpack it first"
+                detail = "a compressed or archived Parquet file over limits.max_document_bytes; unpack it first"
                 raise StreamError(Reason.FILE_TOO_LARGE, detail)
             yield from read_parquet(io.BytesIO(data), len(data), origin, config.records, limits, inner)
         case "topics":
@@ -124,13 +124,13 @@ def _read_blocks(
         case "text" | "html":
             yield from read_whole(blocks, origin, limits)
         case "tar" | "zip":
-            raise AssertionError("an archive is read member by member, and none in another archive is")
+            raise AssertionError("archives are read by _read_file, and nested archives are rejected")
         case _:
             assert_never(file_format)
 
 
 def _origin(path: str, file_format: Format, kind: Kind | None, config: PrepareConfig) -> Origin:
-    """What the documents of a file have in common. Records of web pages are web text, unless their source says otherwise."""
+    """Return the origin of a file's documents. HTML is of kind web, unless the source sets another kind."""
     markup: Literal["plain", "html"] = "html" if file_format == "html" else "plain"
     if file_format in ("jsonl", "csv", "tsv", "parquet"):
         markup = config.records.markup
