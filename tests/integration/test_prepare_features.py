@@ -157,7 +157,7 @@ def test_a_document_found_in_a_row_can_be_read(tmp_path: Path) -> None:
     for absent in ("999", "-1", str(1 << 70)):
         missing = run("inspect", tmp_path / "out", "--document", absent)
         assert (missing.returncode, missing.stderr.count("\n")) == (ExitCode.CONFIG, 1)
-        assert f"holds no document {absent}; ids stand in the column `documents`" in missing.stderr
+        assert f"has no document {absent}; the column `documents` of the shards contains the ids" in missing.stderr
 
 
 # quality

@@ -102,7 +102,7 @@ def test_a_split_without_shards_has_no_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("index", [-1, 2])
 def test_a_row_that_is_not_there_is_refused(tmp_path: Path, index: int) -> None:
     manifest, _ = write(tmp_path, ("train", "a", [[3], [4]]))
-    with pytest.raises(IndexError, match="asked of 2"):
+    with pytest.raises(IndexError, match="are requested, but there are 2 rows"):
         Rows(tmp_path, manifest, "train").read(np.array([index]))
 
 

@@ -75,5 +75,5 @@ def test_training_twice_gives_the_same_bytes_and_they_can_be_loaded(trained: tup
 
 
 def test_too_few_examples_are_refused_with_their_number() -> None:
-    with pytest.raises(ConfigError, match=r"quality\.bad: 9 examples; 10 at least"):
+    with pytest.raises(ConfigError, match=r"quality\.bad: 9 examples; at least 10"):
         train_classifier(texts_of(GOOD, 30), texts_of(BAD, 9), bits=12)

@@ -59,5 +59,5 @@ def test_a_name_is_shown_without_what_confuses_a_terminal() -> None:
 
 def test_every_extension_that_is_read_is_documented() -> None:
     table = (Path(__file__).parents[4] / "docs" / "data.md").read_text(encoding="utf-8").partition("\n## Sources\n")[2]
-    for extension in re.findall(r"\.[a-z][a-z-]+", re.sub(r"\(.*\)", "", UNDERSTOOD)):
+    for extension in re.findall(r"\.[a-z][a-z0-9-]+", re.sub(r"\(.*\)", "", UNDERSTOOD)):
         assert f"`{extension}`" in table, extension
