@@ -109,7 +109,7 @@ class Manifest:
 
     @property
     def shaping(self) -> dict[str, Any]:
-        """The settings that shape bytes: all that may be taken from it to prepare again."""
+        """The settings that determine the prepared bytes. Only these may be used to prepare the data again."""
         return shaping_settings(self.config)
 
     @property

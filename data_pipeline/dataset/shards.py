@@ -326,9 +326,9 @@ class _OpenShard:
                 raise ValueError("a row has different numbers of documents and segments")
             longest = int(self._sum_by_row(self._lengths_S).max(initial=0))
             if longest > manifest.row_length:
-                raise ValueError(f"segments of {longest} tokens in a row of {manifest.row_length}")
+                raise ValueError(f"the segments of a row have {longest} tokens, more than the {manifest.row_length} of the row")
         except (pa.ArrowException, ValueError) as error:
-            raise PreparedDataError(f"{path}: not a shard that can be read ({error}); run `prepare` again") from None
+            raise PreparedDataError(f"{path}: this shard cannot be read ({error}); run `prepare` again") from None
         self._targets_R = self._sum_by_row(np.maximum(self._lengths_S.astype(np.int64), 1) - 1)
         self._sequences_R = self._sum_by_row(self._lengths_S > 1)
 

@@ -124,7 +124,7 @@ def check_tables(directory: Path, manifest: Manifest, number: int) -> None:
         _check_values(directory, manifest, number)
     except (pa.ArrowException, ValueError) as error:
         raise PreparedDataError(
-            f"{directory / names[0]} and {names[1]}: not tables of documents that can be read ({error}); run `prepare` again"
+            f"{directory / names[0]} and {names[1]}: these tables cannot be read ({error}); run `prepare` again"
         ) from None
 
 

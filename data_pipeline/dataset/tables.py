@@ -32,7 +32,8 @@ class TableWriter:
         self._schema = schema
         self._rows: list[tuple[Any, ...]] = []
         self._bytes = 0
-        self._digest = ""
+        self.digest = ""
+        """`sha256:…` of the complete file; empty before."""
 
     def __enter__(self) -> TableWriter:
         self._file = _DigestingFile(self._temporary)
@@ -40,14 +41,9 @@ class TableWriter:
         return self
 
     @property
-    def digest(self) -> str:
-        """`sha256:…` of the complete file; empty before."""
-        return self._digest
-
-    @property
     def written(self) -> dict[Path, str]:
         """Digest of the complete file, by its path."""
-        return {self._path: self._digest}
+        return {self._path: self.digest}
 
     def add(self, row: tuple[Any, ...], num_bytes: int) -> None:
         """Add a row of about `num_bytes`. Rows are collected into batches of a few MiB."""
@@ -77,7 +73,7 @@ class TableWriter:
             self._temporary.unlink(missing_ok=True)
             return
         self._temporary.rename(self._path)
-        self._digest = f"sha256:{self._file.sha256.hexdigest()}"
+        self.digest = f"sha256:{self._file.sha256.hexdigest()}"
 
 
 class _DigestingFile(io.RawIOBase):

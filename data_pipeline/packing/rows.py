@@ -82,12 +82,8 @@ def fill_rows(window: Window, packing: Packing, row_length: int, pad_id: int) ->
         tokens_RL = np.full((num_rows, row_length), pad_id, window.tokens_T.dtype)
         # Pieces are in the order of the rows, so their concatenation fills all positions without padding in order.
         tokens_RL[np.arange(row_length) < filled_R[:, None]] = np.concatenate(pieces)
-        yield ShardContent(
-            tokens_RL,
-            lengths.astype(np.uint32),
-            window.ids_D[packing.documents[some]],
-            np.bincount(rows, minlength=num_rows),
-        )
+        ids_S = window.ids_D[packing.documents[some]]
+        yield ShardContent(tokens_RL, lengths.astype(np.uint32), ids_S, np.bincount(rows, minlength=num_rows))
 
 
 def cut_into_shards(contents: Iterable[ShardContent], rows_per_shard: int) -> Iterator[ShardContent]:
@@ -119,21 +115,12 @@ def cut_into_shards(contents: Iterable[ShardContent], rows_per_shard: int) -> It
 
 
 def _split_rows(content: ShardContent, num_rows: int) -> tuple[ShardContent, ShardContent]:
+    def part(rows: slice, segments: slice) -> ShardContent:
+        tokens_RL, num_segments_R = content.tokens_RL[rows], content.num_segments_R[rows]
+        return ShardContent(tokens_RL, content.segments_S[segments], content.documents_S[segments], num_segments_R)
+
     num_segments = int(content.num_segments_R[:num_rows].sum())
-    return (
-        ShardContent(
-            content.tokens_RL[:num_rows],
-            content.segments_S[:num_segments],
-            content.documents_S[:num_segments],
-            content.num_segments_R[:num_rows],
-        ),
-        ShardContent(
-            content.tokens_RL[num_rows:],
-            content.segments_S[num_segments:],
-            content.documents_S[num_segments:],
-            content.num_segments_R[num_rows:],
-        ),
-    )
+    return part(slice(num_rows), slice(num_segments)), part(slice(num_rows, None), slice(num_segments, None))
 
 
 def _join(tokens_RL: Tokens, parts: list[ShardContent]) -> ShardContent:

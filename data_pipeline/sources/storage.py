@@ -21,7 +21,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -260,23 +260,19 @@ class _Links:
         found = []
         if self.broken:
             remedy = "copy the targets of the links (in a container: mount them at the same path)"
-            found.append(Unfollowed(f"{_counted(self.broken)} without a target: {_some(list(self.broken))}", remedy))
+            found.append(Unfollowed(_clause(list(self.broken), "without a target"), remedy))
         if self.left_out:
-            names = sorted(self.left_out)
             remedy = "set limits.outside_links to true (PREP_LIMITS__OUTSIDE_LINKS=true)"
-            found.append(Unfollowed(f"{_counted(names)} with a target outside of the folder: {_some(names)}", remedy))
+            found.append(Unfollowed(_clause(sorted(self.left_out), "with a target outside of the folder"), remedy))
         return found
 
     def _shown(self, path: Path) -> str:
         return printable(path.relative_to(self.root).as_posix())
 
 
-def _counted(links: Collection[str]) -> str:
-    return f"{len(links)} link{'s' if len(links) > 1 else ''}"
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+def _clause(links: Sequence[str], fault: str) -> str:
+    shown = ", ".join(links[:_SHOWN]) + (", …" if len(links) > _SHOWN else "")
+    return f"{len(links)} link{'s' if len(links) > 1 else ''} {fault}: {shown}"
 
 
 def _matches(folder: Path, pattern: Sequence[str], links: _Links) -> Iterator[Path]:

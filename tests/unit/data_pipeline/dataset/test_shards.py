@@ -145,14 +145,14 @@ def test_a_file_of_the_right_size_that_is_no_shard_is_refused_without_its_digest
     manifest, _ = write(tmp_path, ("train", "a", [[3]]))
     path = tmp_path / manifest.shards[0].path
     path.write_bytes(bytes(path.stat().st_size))
-    with pytest.raises(PreparedDataError, match="not a shard that can be read"):
+    with pytest.raises(PreparedDataError, match="this shard cannot be read"):
         Rows(tmp_path, manifest, "train", verify=False).read(np.array([0]))
 
 
 def test_a_shard_that_contradicts_the_manifest_is_refused(tmp_path: Path) -> None:
     manifest, _ = write(tmp_path, ("train", "a", [[3]]))
     wrong = replace(manifest, shards=(replace(manifest.shards[0], rows=2),))
-    with pytest.raises(PreparedDataError, match="not a shard that can be read"):
+    with pytest.raises(PreparedDataError, match="this shard cannot be read"):
         Rows(tmp_path, wrong, "train").read(np.array([1]))
 
 
