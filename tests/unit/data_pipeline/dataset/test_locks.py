@@ -1,4 +1,4 @@
-"""Data that somebody reads is not replaced, and the refusal names who reads it."""
+"""Data that a process reads is not replaced, and the error message names the reader."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Reader = Callable[[str], subprocess.Popen[str]]
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
-    """Starts a process that reads the data in `tmp_path` until its input ends."""
+    """Start a process that reads the data in `tmp_path` until its input ends."""
     with ExitStack() as stack:
 
         def start(name: str) -> subprocess.Popen[str]:

@@ -19,7 +19,7 @@ LENGTH = 12
 
 
 def content_of(rows: list[list[int]], first_token: int = 1) -> ShardContent:
-    """Rows given by the lengths of their segments; tokens and document ids count up."""
+    """Return rows with segments of these lengths. Tokens and document ids count up."""
     segments = [length for row in rows for length in row]
     tokens = np.zeros((len(rows), LENGTH), np.uint16)
     token = first_token
@@ -35,7 +35,7 @@ def content_of(rows: list[list[int]], first_token: int = 1) -> ShardContent:
 
 
 def write(folder: Path, *shards: tuple[str, str, list[list[int]]]) -> tuple[Manifest, list[ShardContent]]:
-    """Prepared data of (split, source, rows)."""
+    """Write prepared data with shards of (split, source, rows)."""
     entries, contents = [], []
     for number, (split, source, rows) in enumerate(shards):
         path = folder / split / f"{source}-{number:05d}.arrow"
@@ -191,7 +191,7 @@ def test_a_shard_that_changes_under_the_reader_is_refused_by_name(tmp_path: Path
     rows.read(np.array([0]))
     path = tmp_path / manifest.shards[0].path
     change(path)
-    os.utime(path)  # whose time stays for one tick of the clock where a file is written twice
+    os.utime(path)  # two writes within one clock tick can leave the same time
     with pytest.raises(PreparedDataError, match=rf"{path.name}: this shard was changed while it was read"):
         rows.read(np.array([0]))
 
@@ -224,7 +224,7 @@ def test_a_failing_disk_is_reported_with_the_shard_and_the_next_read_opens_it_ag
         patch.setattr(fails, fail)
         with pytest.raises(OSError, match=r"Stale file handle: '.*train/a-00000\.arrow'"):
             rows.read(np.array([0]))
-    (tmp_path / manifest.shards[0].path).rename(tmp_path / "kept")  # only a shard that is opened again can miss it
+    (tmp_path / manifest.shards[0].path).rename(tmp_path / "kept")  # only a shard that is opened again notices this
     with pytest.raises(PreparedDataError, match="this shard is missing"):
         rows.read(np.array([0]))
     (tmp_path / "kept").rename(tmp_path / manifest.shards[0].path)

@@ -16,7 +16,7 @@ def texts_of(weights: np.ndarray, count: int, length: int = 60) -> list[np.ndarr
 
 COMMON = np.r_[np.ones(200), np.zeros(40)]
 GOOD, BAD = COMMON.copy(), COMMON.copy()
-GOOD[200:220], BAD[220:240] = 2, 2  # a sixth of the tokens tells the classes apart
+GOOD[200:220], BAD[220:240] = 2, 2  # a sixth of the tokens distinguishes the classes
 
 
 def probabilities(model: Classifier, texts: list[np.ndarray]) -> list[int]:

@@ -24,7 +24,7 @@ TEXT = b"Only machines of this network may read this."
 
 @dataclass
 class Site:
-    """A web server on the loopback interface that answers with fixed text or a redirect, and what it was asked for."""
+    """A web server on the loopback interface that answers with fixed text or a redirect, and records the requests."""
 
     port: int = 0
     redirect: str = ""
@@ -52,7 +52,7 @@ def serving(site: Site) -> Iterator[Site]:
             if self.command == "GET":
                 self.wfile.write(TEXT)
 
-        do_HEAD = do_GET  # noqa: N815 - the name that http.server calls
+        do_HEAD = do_GET  # noqa: N815 - http.server calls this name
 
         def log_message(self, *_: object) -> None:
             pass

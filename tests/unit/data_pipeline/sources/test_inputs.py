@@ -1,4 +1,4 @@
-"""Which files are read, and what is said about sources without text."""
+"""Selection of the files to read, and the messages about sources without text."""
 
 import logging
 import os

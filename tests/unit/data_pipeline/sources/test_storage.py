@@ -91,7 +91,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
 
 
 class Flaky:
-    """A store's file that fails after every so many bytes, each time in another way."""
+    """A file of a store that fails after a fixed number of bytes, each time with another error."""
 
     def __init__(self, data: bytes, failures: list[Exception], bytes_between: int) -> None:
         self._data = data
@@ -243,7 +243,7 @@ def test_a_checksum_of_content_is_the_same_identity_as_on_this_machine(
 
 
 class WebServer:
-    """A store that knows files by their whole addresses, as web servers do."""
+    """A store whose file names are full addresses, like those of web servers."""
 
     def _strip_protocol(self, url: str) -> str:
         return url
@@ -404,7 +404,7 @@ def test_a_pattern_matches_what_glob_matches(tmp_path: Path) -> None:
         ".*/*",
     )
     for pattern in patterns:
-        names = glob.glob(f"{tmp_path}/{pattern}", recursive=True)  # noqa: PTH207 - it is what is compared with
+        names = glob.glob(f"{tmp_path}/{pattern}", recursive=True)  # noqa: PTH207 - the result is compared with that of glob
         expected = sorted(name for name in names if Path(name).is_file())
         assert [file.location.name for file in list_files(f"{tmp_path}/{pattern}", LIMITS).files] == expected
 
