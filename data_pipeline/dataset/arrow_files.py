@@ -1,7 +1,7 @@
-"""Reads Arrow IPC files that a stranger may have written: message by message, in place, without decompression.
+"""Read Arrow IPC files from untrusted sources: message by message, in place, without decompression.
 
-The library's own reader of such files follows the offsets in the footer, and decompresses what it finds: some kilobytes of a file
-can become gigabytes of memory. What this project writes is uncompressed, so a file that is compressed is refused unread.
+The reader of the Arrow library follows the offsets in the footer and decompresses the buffers, so a file of some kilobytes can use
+gigabytes of memory. This project writes uncompressed files, so compressed files are refused before they are read.
 
 Format: https://arrow.apache.org/docs/format/Columnar.html#ipc-file-format; the flatbuffers are defined in Message.fbs.
 """
@@ -17,27 +17,27 @@ import pyarrow as pa
 __all__ = ["ArrowFile", "open_arrow"]
 
 _MAGIC = b"ARROW1\0\0"
-_HEADER_OF_MESSAGE, _COMPRESSION_OF_BATCH = 2, 3  # numbers of the fields in Message.fbs
+_HEADER_OF_MESSAGE, _COMPRESSION_OF_BATCH = 2, 3  # field numbers in Message.fbs
 
 
 @dataclass(frozen=True)
 class ArrowFile:
-    """An Arrow IPC file in memory, or mapped."""
+    """An Arrow IPC file in memory, or mapped into memory."""
 
     schema: pa.Schema
     _messages: pa.ipc.MessageReader
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The record batches in their order, each where it lies; to be called once.
+        """Yield the record batches in order, without a copy. This method can be called only once.
 
         Raises:
             ValueError: a message is damaged or compressed.
         """
         while (message := _next_message(self._messages)) is not None:
             if message.type != "record batch":
-                raise ValueError(f"a message of type {message.type!r} where a record batch is expected")
+                raise ValueError(f"a message has type {message.type!r}, but a record batch is expected")
             if _is_compressed(message.metadata):
-                raise ValueError("a record batch is compressed, which those of prepared data never are")
+                raise ValueError("a record batch is compressed, but prepared data is never compressed")
             try:
                 yield pa.ipc.read_record_batch(message, self.schema)
             except (pa.ArrowException, OSError) as error:
@@ -45,13 +45,13 @@ class ArrowFile:
 
 
 def open_arrow(content: pa.Buffer) -> ArrowFile:
-    """The Arrow IPC file that is the content of a buffer.
+    """Open the Arrow IPC file in a buffer.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the content is not an Arrow IPC file.
     """
     if bytes(content[: len(_MAGIC)]) != _MAGIC:
-        raise ValueError("it does not begin as an Arrow file does")
+        raise ValueError("it does not begin with the bytes of an Arrow file")
     messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(content.slice(len(_MAGIC))))
     message = _next_message(messages)
     if message is None or message.type != "schema":
@@ -67,22 +67,22 @@ def _next_message(messages: pa.ipc.MessageReader) -> pa.ipc.Message | None:
         return messages.read_next_message()
     except StopIteration:
         return None
-    except (pa.ArrowException, OSError) as error:  # the library's errors of reading are OSError, also where memory is read
+    except (pa.ArrowException, OSError) as error:  # the library raises OSError for damaged data, also in memory
         raise ValueError(f"a message cannot be read ({error})") from None
 
 
 def _is_compressed(metadata: pa.Buffer) -> bool:
-    """Whether the buffers of a record batch are compressed, by the flatbuffer of its message."""
+    """Whether the buffers of a record batch are compressed, according to the flatbuffer of its message."""
     try:
         message = struct.unpack_from("<I", metadata)[0]
         at = message + _field(metadata, message, _HEADER_OF_MESSAGE)
         return _field(metadata, at + struct.unpack_from("<I", metadata, at)[0], _COMPRESSION_OF_BATCH) != 0
     except struct.error:
-        raise ValueError("the metadata of a record batch are damaged") from None
+        raise ValueError("the metadata of a record batch is damaged") from None
 
 
 def _field(metadata: pa.Buffer, table: int, number: int) -> int:
-    """Where a field of a flatbuffer's table is, from the table on; 0 where it has no such field."""
+    """Return the offset of a field from the start of its flatbuffer table; 0 if the table has no such field."""
     fields = table - struct.unpack_from("<i", metadata, table)[0]
     num_bytes = struct.unpack_from("<H", metadata, fields)[0]
     at = 4 + 2 * number

@@ -30,14 +30,14 @@ __all__ = [
 
 MANIFEST = "manifest.json"
 PUBLISHED = "published.json"
-"""The note beside the manifest: what preparations have put there, with sizes and times."""
+"""File beside the manifest that lists what `prepare` has written to the folder, with sizes and times."""
 TOKENS, CHOSEN = "tokens", "chosen"
-"""Folders with a table for each partition: its tokenised documents, and how often each of them was taken."""
+"""Folders with one table per partition: the tokenised documents, and how often each document is used."""
 CHOSEN_SCHEMA = pa.schema([("copies", pa.uint8())])
 
 
 def tokens_schema(ids_type: np.dtype[np.unsignedinteger]) -> pa.Schema:
-    """The columns of a table of tokenised documents."""
+    """Return the columns of a table of tokenised documents."""
     return pa.schema(
         [
             ("id", pa.uint64()),
@@ -63,5 +63,5 @@ LOCK = ".prepare.lock"
 
 
 def is_written_by_prepare(path: PurePath) -> bool:
-    """Whether a path, relative to an output folder, has the place of something that preparations leave there."""
+    """Whether a path, relative to an output folder, belongs to a file or folder that `prepare` writes."""
     return path.parts[:1] in {(name,) for name in (*SINGLE_FILES, *FOLDERS, WORK, LOCK)}

@@ -1,13 +1,12 @@
-"""Keeps prepared data from being replaced while it is read.
+"""Locks that prevent `prepare` from replacing data while a process reads it.
 
-A reader holds a shared lock on the folder of the data, and `prepare` holds an exclusive one while it puts new data there. The lock
-is on the folder itself. So it needs no file, works in a folder that cannot be written to, and nobody can put a link in its place.
-The kernel releases it when the process ends. It holds between all processes of a machine, in containers too. On a network file
-system it may hold on one machine only.
+A reader holds a shared lock on the folder of the data. `prepare` holds an exclusive lock while it writes new data there. The lock
+is on the folder itself, so it needs no file, works in a read-only folder, and cannot be replaced by a link. The kernel releases it
+when the process ends. It works between all processes of a machine, also in containers. On a network file system it may be limited
+to one machine.
 
-A reader also leaves its name in `.readers`, if it can write there. Each name is locked by its reader, so that the name of a process
-that was killed is not taken for one that still reads. Where the server of a network file system keeps locks, the names protect the
-data from other machines.
+A reader also writes its name to `.readers`, if it can write there. Each reader locks the file with its name, so a killed process
+does not count as a reader. If the server of a network file system supports locks, the names protect the data from other machines.
 """
 
 from __future__ import annotations
@@ -26,26 +25,26 @@ from common.files import UnusableFileError, digest_bytes, open_input, open_outpu
 __all__ = ["READERS", "reading", "replacing"]
 
 READERS = ".readers"
-"""The folder with the names of readers, inside that of the data."""
+"""Folder with the names of readers, inside the folder of the data."""
 _MAX_NAMES, _MAX_NAME_BYTES = 256, 512
-_SHOWN = 4  # names in a message
+_SHOWN = 4  # maximum number of names in a message
 
 
 @contextmanager
 def reading(directory: Path, name: str | None = None) -> Iterator[None]:
-    """Holds prepared data against being replaced while the context lasts.
+    """Prevent `prepare` from replacing the data in a folder while the context lasts.
 
     Args:
-        directory: of the data. If it cannot be opened, nothing is held, and whoever reads the data says why.
-        name: what reads it, such as "run demo", for the message of a `prepare` that is refused; none leaves no name.
+        directory: folder of the data. If it cannot be opened, there is no lock, and the first read reports the error.
+        name: name of the reader, such as "run demo", for the message of a `prepare` that is refused. With None no name is written.
 
     Raises:
-        PreparedDataError: `prepare` is replacing the data at this moment.
+        PreparedDataError: `prepare` is replacing the data now.
     """
     with _locked(directory, fcntl.LOCK_SH) as held:
         if not held:
             raise PreparedDataError(
-                f"{directory}: `prepare` is replacing this data at this moment; run the same command again when it has ended"
+                f"{directory}: `prepare` is replacing this data now; run the same command again when it has ended"
             )
         with _named(directory, name):
             yield
@@ -53,18 +52,18 @@ def reading(directory: Path, name: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def replacing(directory: Path) -> Iterator[None]:
-    """Holds a folder against new readers while the context lasts.
+    """Prevent new readers of the data in a folder while the context lasts.
 
     Raises:
-        ConfigError: somebody reads the data; the message names the readers that have left their name.
+        ConfigError: another process reads the data. The message lists the readers that have written their name.
     """
     with _locked(directory, fcntl.LOCK_EX) as held:
         names = list(_readers(directory))
         if not held or names:
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            who = ", ".join(names[:_SHOWN]) + more or "another process (it has left no name)"
+            who = ", ".join(names[:_SHOWN]) + more or "another process (its name is unknown)"
             raise ConfigError(
-                f"{directory}: its data is in use by {who}, and was not replaced; wait for the end of that, or choose another "
+                f"{directory}: its data is in use by {who}, and was not replaced; wait until that ends, or choose another "
                 "--output (in containers: another DATA_NAME)"
             )
         yield
@@ -72,7 +71,7 @@ def replacing(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(directory: Path, kind: int) -> Iterator[bool]:
-    """Whether the lock was to be had at once; true where the folder or its file system cannot be locked at all."""
+    """Yield whether the lock was free. True also if the folder or its file system cannot be locked at all."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -85,19 +84,19 @@ def _locked(directory: Path, kind: int) -> Iterator[bool]:
 
 
 def _is_locked(descriptor: int, kind: int) -> bool:
-    """Locks an open file or folder without waiting; false if another one holds it."""
+    """Lock an open file or folder without waiting. Return False if another process holds the lock."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks
+    except OSError:  # the file system does not support locks
         return True
     return True
 
 
 @contextmanager
 def _named(directory: Path, name: str | None) -> Iterator[None]:
-    """Leaves a name, locked, where that is possible. One file for each name: the next attempt of a run that was killed takes it."""
+    """Write and lock a file with the reader's name, if possible. A restart of a killed run uses the same file again."""
     folder = directory / READERS
     path = folder / digest_bytes((name or "").encode(errors="surrogateescape")).removeprefix("sha256:")[:16]
     descriptor = None
@@ -109,7 +108,7 @@ def _named(directory: Path, name: str | None) -> Iterator[None]:
         yield
         return
     try:
-        if not _is_locked(descriptor, fcntl.LOCK_EX):  # a second reader of this name
+        if not _is_locked(descriptor, fcntl.LOCK_EX):  # a second reader with this name
             yield
             return
         with suppress(OSError):
@@ -121,13 +120,13 @@ def _named(directory: Path, name: str | None) -> Iterator[None]:
         finally:
             with suppress(OSError):
                 path.unlink()
-                folder.rmdir()  # unless others have their names there
+                folder.rmdir()  # fails if it contains other names
     finally:
         os.close(descriptor)
 
 
 def _readers(directory: Path) -> Iterator[str]:
-    """The names that are locked; those of processes that have ended are removed."""
+    """Yield the names that are locked. The files of processes that have ended are removed."""
     folder = directory / READERS
     if folder.is_symlink():
         return

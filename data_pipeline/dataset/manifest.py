@@ -1,6 +1,6 @@
-"""The manifest: what prepared data consists of, with a digest of every file and one root digest over all of it.
+"""The manifest of prepared data: a list of all files with a digest of each, and one root digest over the whole list.
 
-It names no time, no machine and no absolute path: the same input gives the same bytes of it anywhere.
+It contains no time, machine or absolute path, so the same input gives the same bytes on every machine.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ __all__ = [
 _FAMILY = "packed-rows/"
 FORMAT = f"{_FAMILY}2"
 MAX_MANIFEST_BYTES = 512 << 20
-"""The manifest of about a million input files."""
+"""Enough for about a million input files."""
 MAX_ROW_LENGTH = 1 << 20
-_MAX_SHARD_ROWS = (1 << 31) - 1  # the offsets of a shard's lists are int32
-_MAX_ROWS = 1 << 40  # the order of the rows is defined up to here
+_MAX_SHARD_ROWS = (1 << 31) - 1  # the offsets of the lists in a shard are int32
+_MAX_ROWS = 1 << 40  # the order of training rows is defined up to this number
 _MAX_FILE_BYTES = 1 << 62
 _MAX_NAME = 1024
 _SOURCE = re.compile("[a-z0-9_-]{1,64}")
@@ -54,7 +54,7 @@ _DIGEST = re.compile("sha256:[0-9a-f]{64}")
 
 
 class OtherFormatError(PreparedDataError):
-    """A manifest was written by another version of this program."""
+    """Another version of this program has written the manifest."""
 
 
 @dataclass(frozen=True)
@@ -62,26 +62,26 @@ class ShardEntry:
     """One shard: rows of one split, all from one source."""
 
     path: str
-    """Relative to the folder of the manifest, such as `train/stdlib-code-00000.arrow`."""
+    """Path relative to the folder of the manifest, such as `train/stdlib-code-00000.arrow`."""
     split: str
     source: str
     rows: int
     tokens: int
-    """Tokens that are no padding."""
+    """Number of tokens without padding."""
     targets: int
-    """Tokens that are predicted: all but the first of each document in a row."""
+    """Number of tokens that the model predicts: all except the first token of each document in a row."""
     bytes: int
-    """Size of the file."""
+    """Size of the file in bytes."""
     sha256: str
     """`sha256:…` of the file."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What `manifest.json` says, checked."""
+    """The checked content of `manifest.json`."""
 
     fingerprint: str
-    """Digest of the settings and the input: equal fingerprints mean equal prepared data."""
+    """Digest of the settings and the input. Equal fingerprints mean equal prepared data."""
     row_length: int
     vocab_size: int
     token_type: str
@@ -91,65 +91,63 @@ class Manifest:
     sources: tuple[str, ...]
     shards: tuple[ShardEntry, ...]
     files: dict[str, str]
-    """Digest of every other file: the tokenizer and the report."""
+    """Digest of every other file by name: tokenizer, report and tables."""
     inputs: tuple[dict[str, Any], ...]
     """Source, path, size and digest of every input file."""
     partitions: tuple[dict[str, Any], ...]
-    """Source, files and byte ranges of every partition; a document's id leads here (see `documents`)."""
+    """Source, files and byte ranges of every partition. The id of a document contains an index into this list (see `documents`)."""
     config: dict[str, Any]
-    """The settings that decide the result."""
+    """The settings that determine the result."""
     totals: dict[str, Any]
-    """The report's counts."""
+    """The counts of the report."""
     root_digest: str = field(default="")
 
     @property
     def digests(self) -> dict[str, str]:
-        """The digest of every file that it answers for."""
+        """Digest of every file in the manifest, by name."""
         return {shard.path: shard.sha256 for shard in self.shards} | self.files
 
     @property
     def shaping(self) -> dict[str, Any]:
-        """The settings that shape bytes: all that may be taken from it to prepare again."""
+        """The settings that determine the prepared bytes. Only these may be used to prepare the data again."""
         return shaping_settings(self.config)
 
     @property
     def named_files(self) -> list[str]:
-        """The settings that stand for files, of which it has digests alone."""
+        """Names of the settings that refer to files. The manifest has only the digests of these files."""
         return named_files(self.config)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The size in bytes of every file of which it says one."""
+        """Size in bytes of every file whose size the manifest states, by name."""
         return {shard.path: shard.bytes for shard in self.shards}
 
     def sealed(self) -> tuple[Manifest, bytes]:
-        """This manifest with its root digest, as it is read back, and the bytes of its file.
+        """Return this manifest with its root digest, as a reader would parse it, and the bytes of its file.
 
-        So what is made of it does not depend on the order in which its parts came to be, which the file does not keep.
+        The file sorts all keys. The returned manifest is parsed from these bytes, so it does not depend on the order of insertion.
+
+        Raises:
+            SourceError: the file would be too large to be read again.
         """
-        content = self._content()
+        content = {name: value for name, value in asdict(self).items() if name != "root_digest"}
         signed = {**content, "format": FORMAT}
         sealed = {**signed, "root_digest": digest_bytes(canonical_json(signed))}
         data = canonical_json(sealed)
         if len(data) > MAX_MANIFEST_BYTES:
             raise SourceError(
-                f"{len(self.inputs)} input files: the manifest would have {len(data)} bytes, more than the {MAX_MANIFEST_BYTES} "
-                "that are read again; put small files together, in JSON Lines or archives"
+                f"{len(self.inputs)} input files: the manifest would have {len(data)} bytes, more than the limit of "
+                f"{MAX_MANIFEST_BYTES}; combine small files in JSON Lines or archives"
             )
         return _manifest({name: item for name, item in json.loads(data).items() if name in content}, sealed["root_digest"]), data
 
-    def _content(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "root_digest"}
-
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of prepared data, after a check of its format, its root digest and every value in it.
-
-    The shards themselves are not read.
+    """Read the manifest of prepared data, and check its format, its root digest and all its values. The shards are not read.
 
     Raises:
-        PreparedDataError: there is none, it is of another format, it was changed after it was written, or a value in it is not one
-            that `prepare` writes.
+        PreparedDataError: the manifest is missing, has another format, was changed after it was written, or contains a value that
+            `prepare` does not write.
     """
     path = directory / MANIFEST
     try:
@@ -174,16 +172,16 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def distrust(directory: Path) -> None:
-    """Takes away the note of prepared data that was found damaged, so that the next `prepare` reads every file before it trusts it.
+    """Delete the note (`published.json`) of damaged data, so that the next `prepare` reads every file and trusts no size or time.
 
-    A device can change what it holds without any new size or time. Where the folder cannot be written to, the note stays.
+    A failing device can change content without changing size or time. If the folder is read-only, the note stays.
     """
     with suppress(OSError):
         (directory / PUBLISHED).unlink()
 
 
 def files_in_manifest(directory: Path) -> set[str]:
-    """The files that a manifest names, also one of an older format or with damage that leaves it legible; else none."""
+    """Return the files that a manifest lists. It may have an older format or be damaged; if it is not readable, there are none."""
     try:
         value = json.loads(read_input(directory / MANIFEST, MAX_MANIFEST_BYTES, below=directory))
         if not value["format"].startswith(_FAMILY):
@@ -194,13 +192,13 @@ def files_in_manifest(directory: Path) -> set[str]:
 
 
 def check_digests(directory: Path, digests: Mapping[str, str], sizes: Mapping[str, int] = MappingProxyType({})) -> None:
-    """Reads files of prepared data, by name, and compares each with the digest that the manifest has of it.
+    """Read files of prepared data, by name, and compare each with its digest in the manifest.
 
-    A file that has not the size that is given for it, or is too large for its kind, is refused before it is read: one with holes
-    can claim any size.
+    A file with a wrong size in bytes, or one too large for its kind, is refused before it is read, because a sparse file can have
+    any size.
 
     Raises:
-        PreparedDataError: a file is missing, changed or no regular file; the message names the first one.
+        PreparedDataError: a file is missing, changed or not a regular file. The message names the first such file.
         OSError: a file cannot be read.
     """
     for name, expected in digests.items():
@@ -228,23 +226,23 @@ def _check_size(path: Path, found: int, expected: int | None, limit: int | None)
 
 
 def _limit_of(name: str) -> int | None:
-    """The largest size of a file by its kind; none for tables, which grow with the text."""
+    """Return the maximum size of a file in bytes, by its kind; None for tables, which grow with the text."""
     if name.startswith("tokenizer/"):
         return MAX_TOKENIZER_BYTES
     return None if name.endswith(".arrow") else MAX_MANIFEST_BYTES
 
 
 def is_missing(error: OSError) -> bool:
-    """Whether there is no file of a name; any other error may be that of a device, which can pass."""
+    """Whether an error means that a file does not exist. Any other error may be a temporary fault of the device."""
     return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
 def _parse(value: Mapping[str, Any], path: Path) -> Manifest:
-    """The manifest in the content of a file.
+    """Parse the content of a manifest file.
 
     Raises:
-        PreparedDataError: it was changed after it was written.
-        ValueError: a value in it is not one that `prepare` writes.
+        PreparedDataError: the file was changed after it was written.
+        ValueError: it contains a value that `prepare` does not write.
     """
     content = {name: item for name, item in value.items() if name != "root_digest"}
     root_digest = digest_bytes(canonical_json(content))
@@ -265,7 +263,7 @@ def _manifest(fields: Mapping[str, Any], root_digest: str) -> Manifest:
 
 
 def _check_fields(fields: Mapping[str, Any]) -> None:
-    """Raises ValueError if a value is not one that `prepare` writes: a stranger could have written any other."""
+    """Raise ValueError for a value that `prepare` does not write, because a stranger may have written the file."""
     _check_names("the manifest", fields, [field.name for field in dataclass_fields(Manifest) if field.name != "root_digest"])
     for name in ("fingerprint", "tokenizer_kind", "tokenizer_digest"):
         _check_text(name, fields[name])
@@ -350,7 +348,7 @@ def _check_digest(place: str, value: object) -> None:
 
 
 def _check_path(place: str, value: object) -> None:
-    """A path in a manifest leads to a file below the manifest's folder, by names alone."""
+    """Check that a path leads to a file below the folder of the manifest."""
     _check_text(place, value)
     path = PurePosixPath(str(value))
     if path.is_absolute() or str(path) != value or not path.name or {".", ".."} & {*path.parts}:
@@ -370,19 +368,19 @@ def _table(place: str, value: object) -> dict[str, Any]:
 
 
 def _unexpected(place: str, value: object, expected: str) -> ValueError:
-    return ValueError(f"{place} = {_shown(value)}, where {expected} is expected")
+    return ValueError(f"{place} = {_shown(value)}, but {expected} is expected")
 
 
 def _shown(value: object) -> str:
-    """A value of a file in a message: in one line, without control characters."""
+    """Return a value for a message: in one line, without control characters."""
     return reprlib.repr(value).encode("ascii", "backslashreplace").decode()
 
 
 def verify(directory: Path) -> Manifest:
-    """Reads every file of prepared data and compares its digest with the manifest's.
+    """Read every file of prepared data and compare its digest with the manifest.
 
     Raises:
-        PreparedDataError: the manifest or a file is missing or changed; the message names the first one.
+        PreparedDataError: the manifest or a file is missing or changed. The message names the first such file.
     """
     with reading(directory, "verify"):
         manifest = read_manifest(directory)

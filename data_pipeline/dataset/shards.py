@@ -1,12 +1,12 @@
 """Shards: Arrow IPC files with one packed sequence in each row, written once and read memory-mapped.
 
-    tokens     fixed_size_list<uint16 or uint32>[L]   the row; what the segments leave over at its end is padding
+    tokens     fixed_size_list<uint16 or uint32>[L]   the row; tokens after the last segment are padding
     segments   list<uint32>                           lengths of the documents in the row, in order; their sum is at most L
-    documents  list<uint64>                           their ids, one for each segment
+    documents  list<uint64>                           ids of the documents, one for each segment
 
-A shard is uncompressed and has one record batch, so its three columns are arrays that are mapped as they lie in the file.
+A shard is uncompressed and has one record batch, so its three columns can be mapped into memory without a copy.
 
-Shape suffixes: B rows of a request, R rows of a shard, L tokens of a row, S segments of all rows together.
+Shape suffixes: B requested rows, R rows of a shard, L tokens of a row, S segments of all rows of a shard.
 """
 
 # ruff: noqa: N815 - names of arrays carry their shape
@@ -41,11 +41,11 @@ logger = logging.getLogger(__name__)
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 _AnswerT = TypeVar("_AnswerT")
 
-_MAX_SHOWN = 300  # characters of a stranger's column names and types in a message
+_MAX_SHOWN = 300  # maximum number of characters of untrusted column names and types in a message
 
 
 class ShardError(PreparedDataError):
-    """A shard is missing or damaged; `shard` is its path as in the manifest."""
+    """A shard is missing or damaged. `shard` is its path in the manifest."""
 
     def __init__(self, shard: str, message: str) -> None:
         super().__init__(message)
@@ -53,13 +53,13 @@ class ShardError(PreparedDataError):
 
 
 def token_type(vocab_size: int) -> np.dtype[Any]:
-    """The narrowest type that holds every id of a vocabulary: uint16 or uint32."""
+    """Return the narrowest type for all ids of a vocabulary: uint16 or uint32."""
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
 @dataclass(frozen=True)
 class ShardContent:
-    """The rows of a shard, as arrays."""
+    """The rows of a shard as arrays."""
 
     tokens_RL: Tokens
     segments_S: NDArray[np.uint32]
@@ -68,26 +68,26 @@ class ShardContent:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are no padding."""
+        """Number of tokens without padding."""
         return int(self.segments_S.sum(dtype=np.int64))
 
     @property
     def num_targets(self) -> int:
-        """Tokens that follow another one of their document."""
+        """Number of tokens that the model predicts: all except the first token of each segment."""
         return int((np.maximum(self.segments_S, 1) - 1).sum(dtype=np.int64))
 
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Some rows, side by side."""
+    """Several rows."""
 
     tokens_BL: Tokens
     segments_BL: NDArray[np.int32]
-    """Number of the document within its row, from 0; -1 on padding."""
+    """Index of the document in its row, from 0; -1 for padding."""
 
 
 def write_shard(path: Path, content: ShardContent) -> None:
-    """Writes a shard; the caller gives it its final name."""
+    """Write a shard. The caller renames it to its final name."""
     num_rows, row_length = content.tokens_RL.shape
     offsets = pa.array(np.concatenate([[0], np.cumsum(content.num_segments_R)]).astype(np.int32))
     columns = {
@@ -102,16 +102,16 @@ def write_shard(path: Path, content: ShardContent) -> None:
 
 
 class Rows:
-    """The rows of one split, across its shards in the order of the manifest.
+    """The rows of one split, from all its shards in the order of the manifest.
 
-    A shard is opened at first use: its size, and with `verify` its digest, is checked then, once. Before each later use it is
-    asked whether the file is still the one that was checked: a mapping of a file that became shorter would end this process.
-    After an error the next use opens the shard again, and then looks at its digest in any case.
+    A shard is opened when it is first used. Its size is checked then, and with `verify` also its digest. Each later use checks that
+    the file has not changed since, because reading a mapping of a truncated file ends this process. After an error the next use
+    opens the shard again and always checks its digest.
 
     Raises:
-        ShardError: from every reading method, when a shard is missing or not what the manifest says, or holds an id that the
-            vocabulary lacks.
-        OSError: from every reading method, with the shard's path as its `filename`.
+        ShardError: from every reading method, if a shard is missing, differs from the manifest, or contains an id outside of
+            the vocabulary.
+        OSError: from every reading method. Its `filename` is the path of the shard.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, split: str, *, verify: bool = True) -> None:
@@ -126,7 +126,7 @@ class Rows:
         self._source_of_shard = np.array([manifest.sources.index(shard.source) for shard in self._entries], np.int64)
         self._open: dict[int, _OpenShard] = {}
         self._suspect: set[int] = set()
-        """Shards that have failed once."""
+        """Numbers of the shards that have failed once."""
         self._blank: frozenset[int] = frozenset()
         self._note: Callable[[ShardError | OSError], None] | None = None
 
@@ -134,11 +134,11 @@ class Rows:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def without(self, shards: Collection[str], note: Callable[[ShardError | OSError], None] | None = None) -> Rows:
-        """The same rows under the same numbers, but those of these shards are padding alone, and their files are left alone.
+        """Return the same rows with the same numbers, but the rows of these shards are padding, and their files are not read.
 
         Args:
-            shards: paths as in the manifest; those of another split change nothing.
-            note: takes each error that reading meets; the rows that were asked for are padding then. None: errors are raised.
+            shards: paths in the manifest. Paths of another split have no effect.
+            note: called with each error of a read, whose rows are then padding. If it is None, errors are raised.
         """
         rows = copy.copy(self)
         rows._blank = frozenset(number for number, entry in enumerate(self._entries) if entry.path in shards)
@@ -146,7 +146,7 @@ class Rows:
         return rows
 
     def shard_of(self, error: BaseException | None) -> str | None:
-        """The path, as in the manifest, of the shard that an error of a reading method is about; None for any other error."""
+        """Return the path, in the manifest, of the shard that caused an error of a reading method; None for any other error."""
         if isinstance(error, ShardError):
             return error.shard
         if isinstance(error, OSError):
@@ -155,15 +155,15 @@ class Rows:
         return None
 
     def num_rows_in(self, shards: Collection[str], indices: NDArray[np.int64]) -> int:
-        """How many of these rows lie in these shards; no file is read."""
+        """Return how many of these rows are in these shards. No file is read."""
         self._check(indices)
         chosen = [number for number, entry in enumerate(self._entries) if entry.path in shards]
         return int(np.isin(np.searchsorted(self._ends, indices, side="right"), chosen).sum())
 
     def read(self, indices: NDArray[np.int64]) -> RowBatch:
-        """The rows with these numbers, in the order asked for: tokens and segments of shape [B, L]."""
+        """Return the rows with these numbers, in the given order: tokens and segments of shape [B, L]."""
         parts = [(places, self._ask(number, _read, rows)) for number, places, rows in self._by_shard(indices)]
-        if len(parts) == 1:  # spares a copy
+        if len(parts) == 1:  # avoids a copy
             return parts[0][1]
         tokens_BL = np.empty((len(indices), self.row_length), self._token_type)
         segments_BL = np.empty((len(indices), self.row_length), np.int32)
@@ -172,26 +172,28 @@ class Rows:
         return RowBatch(tokens_BL, segments_BL)
 
     def num_targets(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Targets in each of these rows, shape [B]; no token is read."""
-        targets_B = np.empty(len(indices), np.int64)
-        for number, places, rows in self._by_shard(indices):
-            targets_B[places] = self._ask(number, _num_targets, rows)
-        return targets_B
+        """Return the number of targets in each of these rows, shape [B]. No token is read."""
+        return self._count(indices, _num_targets)
 
     def num_sequences(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Documents, or pieces of them, with at least one target in each of these rows, shape [B]; no token is read."""
-        sequences_B = np.empty(len(indices), np.int64)
+        """Return the number of segments with at least one target in each of these rows, shape [B]. No token is read."""
+        return self._count(indices, _num_sequences)
+
+    def _count(
+        self, indices: NDArray[np.int64], question: Callable[[_Shard, NDArray[np.int64]], NDArray[np.int64]]
+    ) -> NDArray[np.int64]:
+        counts_B = np.empty(len(indices), np.int64)
         for number, places, rows in self._by_shard(indices):
-            sequences_B[places] = self._ask(number, _num_sequences, rows)
-        return sequences_B
+            counts_B[places] = self._ask(number, question, rows)
+        return counts_B
 
     def source_ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The source of each of these rows, as an index into the manifest's `sources`, shape [B]; no file is read."""
+        """Return the source of each of these rows, as an index into the manifest's `sources`, shape [B]. No file is read."""
         self._check(indices)
         return self._source_of_shard[np.searchsorted(self._ends, indices, side="right")]
 
     def source_ranges(self) -> list[NDArray[np.int64]]:
-        """The rows of each of the manifest's sources, as rising ranges (first, end), shape [ranges, 2]; no file is read."""
+        """Return the rows of each source in the manifest, as ascending ranges (first, end), shape [ranges, 2]. No file is read."""
         ranges: list[list[list[int]]] = [[] for _ in self._manifest.sources]
         for source, end, entry in zip(self._source_of_shard, self._ends.tolist(), self._entries, strict=True):
             found, first = ranges[source], end - entry.rows
@@ -202,12 +204,12 @@ class Rows:
         return [np.array(found, np.int64).reshape(-1, 2) for found in ranges]
 
     def document_ids(self, index: int) -> NDArray[np.uint64]:
-        """The ids of the documents in one row, in order."""
+        """Return the ids of the documents in one row, in order."""
         [(number, _, rows)] = self._by_shard(np.array([index]))
         return self._ask(number, _document_ids, rows)
 
     def _by_shard(self, indices: NDArray[np.int64]) -> list[tuple[int, Any, NDArray[np.int64]]]:
-        """The number of each shard that is needed, with the places in the request that it fills and its own rows for them."""
+        """Return for each needed shard its number, the positions in the request that it fills, and the row numbers in the shard."""
         self._check(indices)
         shards_B = np.searchsorted(self._ends, indices, side="right")
         rows_B = indices - self._firsts[shards_B]
@@ -218,7 +220,7 @@ class Rows:
         return [(number, places, rows_B[places]) for number, places in zip(numbers, chosen, strict=True)]
 
     def _ask(self, number: int, question: Callable[[_Shard, NDArray[np.int64]], _AnswerT], rows: NDArray[np.int64]) -> _AnswerT:
-        """What a shard answers about some of its rows."""
+        """Return the answer of a shard to a question about some of its rows, or that of a blank shard after a noted error."""
         blank = _BlankShard(self.row_length, self._token_type)
         if number in self._blank:
             return question(blank, rows)
@@ -232,7 +234,7 @@ class Rows:
         except OSError as error:
             error.filename = error.filename or str(self._directory / entry.path)
             problem = error
-        # A handle that a network file system declared stale stays so: the next try opens the shard afresh.
+        # A stale handle of a network file system stays stale, so the next use opens the shard again.
         self._open.pop(number, None)
         self._suspect.add(number)
         if self._note is None:
@@ -251,23 +253,16 @@ class Rows:
 
     def _check(self, indices: NDArray[np.int64]) -> None:
         if len(indices) and not (indices.min() >= 0 and indices.max() < len(self)):
-            raise IndexError(f"rows {indices.min()} to {indices.max()} asked of {len(self)}")
+            raise IndexError(f"rows {indices.min()} to {indices.max()} are requested, but there are {len(self)} rows")
 
 
 class _Shard(Protocol):
-    """What is asked of a shard, about its rows with these numbers."""
+    """The questions that a shard answers about its rows."""
 
-    def read(self, rows: NDArray[np.int64]) -> RowBatch:
-        """Tokens and segments."""
-
-    def num_targets(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Targets in each."""
-
-    def num_sequences(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Pieces with a target in each."""
-
-    def document_ids(self, row: int) -> NDArray[np.uint64]:
-        """The ids of the documents in one."""
+    def read(self, rows: NDArray[np.int64]) -> RowBatch: ...
+    def num_targets(self, rows: NDArray[np.int64]) -> NDArray[np.int64]: ...
+    def num_sequences(self, rows: NDArray[np.int64]) -> NDArray[np.int64]: ...
+    def document_ids(self, row: int) -> NDArray[np.uint64]: ...
 
 
 def _read(shard: _Shard, rows: NDArray[np.int64]) -> RowBatch:
@@ -287,7 +282,7 @@ def _document_ids(shard: _Shard, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 
 class _BlankShard:
-    """Rows of padding, in place of a shard that is not used."""
+    """Rows of padding in place of an unused shard."""
 
     def __init__(self, row_length: int, token_type: np.dtype[Any]) -> None:
         self._row_length, self._token_type = row_length, token_type
@@ -313,7 +308,7 @@ class _OpenShard:
         path = directory / entry.path
         self._path = path
         self._vocab_size = manifest.vocab_size
-        # A mapping outlives the file's name, so preparing again beside a running trainer does not disturb it.
+        # A mapping stays valid when the file is replaced, so a new `prepare` does not disturb a running trainer.
         file = _open_file(directory, entry, verify=verify)
         weakref.finalize(self, file.close)
         self._descriptor = file.fileno()
@@ -328,44 +323,42 @@ class _OpenShard:
             self._lengths_S = columns["segments"].values.to_numpy(zero_copy_only=True)
             self._documents_S = columns["documents"].values.to_numpy(zero_copy_only=True)
             if not np.array_equal(self._offsets, columns["documents"].offsets.to_numpy()):
-                raise ValueError("a row has not as many documents as segments")
+                raise ValueError("a row has different numbers of documents and segments")
             longest = int(self._sum_by_row(self._lengths_S).max(initial=0))
             if longest > manifest.row_length:
-                raise ValueError(f"segments of {longest} tokens in a row of {manifest.row_length}")
+                raise ValueError(f"the segments of a row have {longest} tokens, more than the {manifest.row_length} of the row")
         except (pa.ArrowException, ValueError) as error:
-            raise PreparedDataError(f"{path}: not a shard that can be read ({error}); run `prepare` again") from None
+            raise PreparedDataError(f"{path}: this shard cannot be read ({error}); run `prepare` again") from None
         self._targets_R = self._sum_by_row(np.maximum(self._lengths_S.astype(np.int64), 1) - 1)
         self._sequences_R = self._sum_by_row(self._lengths_S > 1)
 
     def check_unchanged(self) -> None:
-        """Refuses to read on when the file was written to or cut short since it was opened."""
+        """Raise PreparedDataError if the file was changed or truncated since it was opened."""
         if self._look() != self._state:
             raise PreparedDataError(
                 f"{self._path}: this shard was changed while it was read ({self._look()[0]} bytes now, "
-                f"{self._state[0]} before); something else writes to it: stop that and run `prepare` again"
+                f"{self._state[0]} before); stop the program that writes to it and run `prepare` again"
             )
 
     def read(self, rows: NDArray[np.int64]) -> RowBatch:
-        """Tokens and segments of these rows, shape [B, L].
+        """Return tokens and segments of these rows, shape [B, L].
 
         Raises:
-            PreparedDataError: an id is beyond the vocabulary. The digest proves that the shard is as it was written, no more, and
-                a model that looks such an id up reads other memory, or ends the process on a GPU.
+            PreparedDataError: an id is not in the vocabulary. The digest only proves that the shard is as it was written. A model
+                that looks up such an id reads other memory, or ends the process on a GPU.
         """
         tokens_BL = self._tokens_RL[rows]
         if tokens_BL.size and (largest := int(tokens_BL.max())) >= self._vocab_size:
             raise PreparedDataError(
-                f"{self._path}: token {largest} in it, but the vocabulary has {self._vocab_size} pieces, 0 to "
-                f"{self._vocab_size - 1}; the shard was written wrong: run `prepare` again"
+                f"{self._path}: it contains token {largest}, but the ids of the vocabulary are 0 to "
+                f"{self._vocab_size - 1}; the shard is invalid: run `prepare` again"
             )
         return RowBatch(tokens_BL, self._segment_numbers(rows))
 
     def num_targets(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Targets in each of these rows, shape [B]."""
         return self._targets_R[rows]
 
     def num_sequences(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Pieces with a target in each of these rows, shape [B]."""
         return self._sequences_R[rows]
 
     def _sum_by_row(self, values_S: NDArray[Any]) -> NDArray[np.int64]:
@@ -378,10 +371,10 @@ class _OpenShard:
         return status.st_size, status.st_mtime_ns
 
     def _segment_numbers(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Number of the document at every position of these rows, -1 on padding: shape [B, L]."""
+        """Return the index of the document at every position of these rows, -1 for padding: shape [B, L]."""
         row_length = self._tokens_RL.shape[1]
         firsts, ends = self._offsets[rows], self._offsets[rows + 1]
-        # One entry more than there are segments in each row: the padding.
+        # Each row has one more entry than segments: the padding.
         entries_B = ends - firsts + 1
         last = np.cumsum(entries_B) - 1
         numbers = np.arange(int(entries_B.sum()), dtype=np.int64) - np.repeat(last - entries_B + 1, entries_B)
@@ -394,13 +387,12 @@ class _OpenShard:
         return np.repeat(numbers.astype(np.int32), lengths).reshape(len(rows), row_length)
 
     def document_ids(self, row: int) -> NDArray[np.uint64]:
-        """The ids of the documents in a row."""
         ids: NDArray[np.uint64] = self._documents_S[self._offsets[row] : self._offsets[row + 1]]
         return ids
 
 
 def _open_file(directory: Path, entry: ShardEntry, *, verify: bool) -> BinaryIO:
-    """The file of a shard, after a look at its size, and with `verify` at its digest."""
+    """Open the file of a shard, and check its size and, with `verify`, its digest."""
     path = directory / entry.path
     try:
         file = open_input(path, below=directory)
@@ -431,19 +423,19 @@ def _check_file(file: BinaryIO, path: Path, entry: ShardEntry, *, verify: bool) 
 
 
 def _only_batch(content: pa.Buffer, manifest: Manifest) -> pa.RecordBatch:
-    """The record batch of a shard, with the columns that `write_shard` gives it, where they lie.
+    """Return the record batch of a shard, without a copy, after a check of its columns.
 
     Raises:
-        ValueError: this is no such shard. A digest shows that a shard is as somebody has written it, no more.
+        ValueError: `write_shard` does not write such a file. The digest only proves that the shard is as it was written.
     """
     file = open_arrow(content)
     expected = _schema(np.dtype(manifest.token_type), manifest.row_length)
     if not file.schema.equals(expected):
-        raise ValueError(f"columns {_in_words(file.schema)} where {_in_words(expected)} are expected")
+        raise ValueError(f"the columns are {_in_words(file.schema)}, but {_in_words(expected)} are expected")
     batches = list(islice(file.batches(), 2))
     if len(batches) != 1:
-        raise ValueError(f"{'several' if batches else 'no'} record batches where one is expected")
-    batches[0].validate(full=True)  # offsets that lead outside would crash this process
+        raise ValueError(f"it has {'several' if batches else 'no'} record batches, but one is expected")
+    batches[0].validate(full=True)  # invalid offsets would crash this process
     if any(column.null_count for column in batches[0].columns):
         raise ValueError("a row is null")
     return batches[0]

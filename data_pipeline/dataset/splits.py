@@ -1,4 +1,4 @@
-"""Decides on which side of training and validation a document falls: by its content, or by its place in the file."""
+"""Decide whether a document is used for training or validation, by its content or by its position in the file."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ SPLITS: tuple[Split, Split] = ("train", "val")
 
 
 def fractions_of_keys(keys_D: NDArray[np.uint64], seed: int) -> NDArray[np.float64]:
-    """For each key, which is a part of a digest, a number in [0, 1) that depends on it and the seed alone."""
+    """Return for each key, which is a part of a digest, a number in [0, 1) that depends only on the key and the seed."""
     return (mix_hashes(mix_hashes(keys_D) + np.uint64(seed)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def is_held_out(keys_D: NDArray[np.uint64], val_fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Which documents are for validation, by the keys of their clusters: what is alike has one key, and falls on one side."""
+    """Return which documents are for validation. Documents of one cluster share a key, so they are in the same split."""
     return fractions_of_keys(keys_D, seed) < val_fraction
 
 
 def fewest_held_out(min_val_documents: int, num_documents: int) -> int:
-    """How many documents are held out at least: of a small folder a tenth, but one."""
+    """Return the minimum number of validation documents: a tenth of a small data set, but at least one."""
     return min(min_val_documents, max(1, num_documents // 10))
 
 
 def tail_offset(file_bytes: int, fraction: float) -> int:
-    """Where the last `fraction` of a file begins, in bytes."""
+    """Return the offset in bytes at which the last `fraction` of a file begins."""
     return file_bytes - round(file_bytes * fraction)

@@ -1,4 +1,4 @@
-"""Reads prepared data by document: text and place of any document, which its tokens were kept for."""
+"""Read the documents of prepared data that was prepared with `packing.keep_tokens = true`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SectionT = TypeVar("_SectionT", bound=Section)
 
 @dataclass(frozen=True)
 class PublishedDocument:
-    """A document that went into rows."""
+    """A document that is used in rows."""
 
     id: int
     source: str
@@ -47,10 +47,10 @@ class PublishedDocument:
 
 
 def check_tokens_kept(directory: Path, manifest: Manifest) -> None:
-    """Refuses prepared data that holds rows only.
+    """Check that prepared data contains tables of tokens, not only rows.
 
     Raises:
-        ConfigError: it was prepared with packing.keep_tokens = false.
+        ConfigError: the data was prepared with packing.keep_tokens = false.
         PreparedDataError: a table is missing.
     """
     if not settings_in(manifest, "packing", PackingSettings).keep_tokens:
@@ -62,14 +62,14 @@ def check_tokens_kept(directory: Path, manifest: Manifest) -> None:
 
 
 def settings_in(manifest: Manifest, name: str, section: type[_SectionT], **changes: object) -> _SectionT:
-    """A section of the settings that a manifest names, with some of them changed.
+    """Return a section of the settings in a manifest, with `changes` applied.
 
     Raises:
-        PreparedDataError: it is not there, or a setting is unknown or out of range.
+        PreparedDataError: the section is missing, or a setting is unknown or out of range.
     """
     values = manifest.config.get(name)
     if not isinstance(values, dict):
-        raise PreparedDataError(f"{MANIFEST}: it holds no settings of {name}; run `prepare` again")
+        raise PreparedDataError(f"{MANIFEST}: the settings of {name} are missing; run `prepare` again")
     try:
         return section(**values | changes)
     except ValidationError as error:
@@ -77,10 +77,10 @@ def settings_in(manifest: Manifest, name: str, section: type[_SectionT], **chang
 
 
 def read_documents(directory: Path, manifest: Manifest, split: Split) -> Iterator[PublishedDocument]:
-    """The documents of one side in their order, each once, however often it was taken.
+    """Yield the documents of one split in order, each once, even if it is used several times.
 
     Raises:
-        ConfigError: it was prepared without keeping the tokens.
+        ConfigError: the data was prepared with packing.keep_tokens = false.
         PreparedDataError: a table or the tokenizer is missing or changed.
     """
     check_tokens_kept(directory, manifest)
@@ -92,10 +92,10 @@ def read_documents(directory: Path, manifest: Manifest, split: Split) -> Iterato
 
 
 def read_document(directory: Path, manifest: Manifest, identity: int) -> PublishedDocument:
-    """One document by its id.
+    """Return one document by its id.
 
     Raises:
-        ConfigError: there is no such document, or it was rejected.
+        ConfigError: there is no such document, it was rejected, or packing.keep_tokens was false.
         PreparedDataError: its table or the tokenizer is missing or changed.
     """
     check_tokens_kept(directory, manifest)
@@ -105,26 +105,26 @@ def read_document(directory: Path, manifest: Manifest, identity: int) -> Publish
             found = batch.filter(pa.array(batch.column("id").to_numpy() == identity))
             if found.num_rows:
                 return next(_decode(found, manifest.partitions[number]["source"], read_tokenizer(directory, manifest)))
-    raise ConfigError(f"{directory} holds no document {identity}; ids stand in the column `documents` of the shards")
+    raise ConfigError(f"{directory} has no document {identity}; the column `documents` of the shards contains the ids")
 
 
 def check_tables(directory: Path, manifest: Manifest, number: int) -> None:
-    """Compares the tables of a partition with the manifest, before they are used, and looks at every value that leads somewhere.
+    """Compare the tables of a partition with the manifest before they are used, and check every value that is used as an index.
 
-    The digests show that the tables are what somebody has written. That the values are in their bounds, they do not.
+    The digests only prove that the tables are as they were written, not that their values are valid.
 
     Raises:
-        PreparedDataError: one is missing or changed, or holds what no preparation writes.
+        PreparedDataError: a table is missing or changed, or contains a value that `prepare` does not write.
     """
     names = [f"{folder}/{number:06d}.arrow" for folder in (TOKENS, CHOSEN)]
     if missing := [name for name in names if name not in manifest.files]:
-        raise PreparedDataError(f"{directory / MANIFEST}: it does not name {missing[0]}; run `prepare` again")
+        raise PreparedDataError(f"{directory / MANIFEST}: {missing[0]} is not listed; run `prepare` again")
     check_digests(directory, {name: manifest.files[name] for name in names})
     try:
         _check_values(directory, manifest, number)
     except (pa.ArrowException, ValueError) as error:
         raise PreparedDataError(
-            f"{directory / names[0]} and {names[1]}: not tables of documents that can be read ({error}); run `prepare` again"
+            f"{directory / names[0]} and {names[1]}: these tables cannot be read ({error}); run `prepare` again"
         ) from None
 
 
@@ -134,13 +134,13 @@ def _check_values(directory: Path, manifest: Manifest, number: int) -> None:
         rows = 0
         for batch in read_batches(directory / folder / f"{number:06d}"):
             if not batch.schema.equals(schema):
-                raise ValueError(f"the columns of {folder} are not those that are written")
-            batch.validate(full=True)  # offsets that lead outside would crash this process
+                raise ValueError(f"the columns of {folder} are not those that `prepare` writes")
+            batch.validate(full=True)  # invalid offsets would crash this process
             _check_bounds(batch, manifest.vocab_size)
             rows += batch.num_rows
         num_rows.append(rows)
     if num_rows[0] != num_rows[1]:
-        raise ValueError(f"{num_rows[0]} documents, but {num_rows[1]} choices")
+        raise ValueError(f"{num_rows[0]} documents, but {num_rows[1]} numbers of copies")
 
 
 def _check_bounds(batch: pa.RecordBatch, vocab_size: int) -> None:
@@ -151,14 +151,14 @@ def _check_bounds(batch: pa.RecordBatch, vocab_size: int) -> None:
             raise ValueError(f"{name} is null")
         values = (column.flatten() if name == "tokens" else column) if name in bounds else None
         if values is not None and (values.null_count or int(values.to_numpy().max(initial=0)) >= bounds[name]):
-            raise ValueError(f"a value of {name} is not below {bounds[name]}")
+            raise ValueError(f"a value of {name} is not less than {bounds[name]}")
 
 
 def read_tokenizer(directory: Path, manifest: Manifest) -> Tokenizer:
-    """The tokenizer of prepared data, after a comparison of its files with the manifest.
+    """Compare the files of the tokenizer with the manifest, and load it.
 
     Raises:
-        PreparedDataError: a file is missing or changed, or it is not the tokenizer that the manifest describes.
+        PreparedDataError: a file is missing or changed, or the tokenizer is not the one that the manifest describes.
     """
     check_digests(directory, {name: digest for name, digest in manifest.files.items() if name.startswith("tokenizer/")})
     tokenizer = load_tokenizer(directory / "tokenizer")

@@ -1,4 +1,4 @@
-"""Tables on disk in which stages hand documents on, and which prepared data keeps."""
+"""Tables on disk with the documents between two stages. Prepared data keeps some of them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["TableWriter", "data_path", "read_batches", "read_side_by_side", "read_table"]
 
-_BATCH_BYTES = 4 << 20  # text in one record batch of an intermediate file: bounds the memory of every stage
+_BATCH_BYTES = 4 << 20  # text in one record batch; limits the memory of every stage
 
 
 class TableWriter:
-    """Writes an Arrow file in batches; it has its final name only when it is complete."""
+    """Writes an Arrow file in batches, and renames it to its final name when it is complete."""
 
     def __init__(self, output: Path, schema: pa.Schema) -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,8 @@ class TableWriter:
         self._schema = schema
         self._rows: list[tuple[Any, ...]] = []
         self._bytes = 0
-        self._digest = ""
+        self.digest = ""
+        """`sha256:…` of the complete file; empty before."""
 
     def __enter__(self) -> TableWriter:
         self._file = _DigestingFile(self._temporary)
@@ -40,24 +41,19 @@ class TableWriter:
         return self
 
     @property
-    def digest(self) -> str:
-        """`sha256:…` of the file, once it has its final name."""
-        return self._digest
-
-    @property
     def written(self) -> dict[Path, str]:
-        """See `Written`."""
-        return {self._path: self._digest}
+        """Digest of the complete file, by its path."""
+        return {self._path: self.digest}
 
     def add(self, row: tuple[Any, ...], num_bytes: int) -> None:
-        """Adds a row that holds about `num_bytes`; rows are gathered into batches of a few MiB."""
+        """Add a row of about `num_bytes`. Rows are collected into batches of a few MiB."""
         self._rows.append(row)
         self._bytes += num_bytes
         if self._bytes >= _BATCH_BYTES:
             self._flush()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Writes a batch as it is."""
+        """Write a batch unchanged."""
         self._writer.write_batch(batch)
 
     def _flush(self) -> None:
@@ -77,26 +73,21 @@ class TableWriter:
             self._temporary.unlink(missing_ok=True)
             return
         self._temporary.rename(self._path)
-        self._digest = self._file.digest
+        self.digest = f"sha256:{self._file.sha256.hexdigest()}"
 
 
 class _DigestingFile(io.RawIOBase):
-    """A new file that is written from its start to its end, and the digest of what was written."""
+    """A new file that is written sequentially, and the digest of the written bytes."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("xb")
-        self._sha256 = hashlib.sha256()
-
-    @property
-    def digest(self) -> str:
-        """`sha256:…` of all that was written."""
-        return f"sha256:{self._sha256.hexdigest()}"
+        self.sha256 = hashlib.sha256()
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: ReadableBuffer, /) -> int:
-        self._sha256.update(data)
+        self.sha256.update(data)
         return self._file.write(data)
 
     def tell(self) -> int:
@@ -112,12 +103,12 @@ class _DigestingFile(io.RawIOBase):
 
 
 def read_batches(output: Path) -> Iterable[pa.RecordBatch]:
-    """The record batches of an intermediate file, each mapped when it is its turn."""
+    """Return the record batches of a task's output, mapped into memory one after another."""
     return _mapped(output).batches()
 
 
 def read_table(output: Path) -> pa.Table:
-    """A small intermediate file, whole."""
+    """Return a small output of a task as one table."""
     file = _mapped(output)
     return pa.Table.from_batches(file.batches(), file.schema).combine_chunks()
 
@@ -127,7 +118,7 @@ def _mapped(output: Path) -> ArrowFile:
 
 
 def read_side_by_side(output: Path, other: Path) -> Iterator[tuple[pa.RecordBatch, pa.Table]]:
-    """The batches of an intermediate file, each with its rows of another, small one that has a row for each row of the first."""
+    """Yield each batch of an output with the matching rows of another, small output that has the same number of rows."""
     rows = read_table(other)
     position = 0
     for batch in read_batches(output):
@@ -136,5 +127,5 @@ def read_side_by_side(output: Path, other: Path) -> Iterator[tuple[pa.RecordBatc
 
 
 def data_path(output: Path) -> Path:
-    """The table of a task's output."""
+    """Return the path of the table of a task's output."""
     return output.with_name(f"{output.name}.arrow")

@@ -1,4 +1,4 @@
-"""Best-fit decreasing in linear space."""
+"""Best-fit decreasing bin packing with linear memory."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from data_pipeline.packing.pieces import Int64s
 
 
 def best_fit_decreasing(lengths: Int64s, row_length: int) -> Int64s:
-    """The row of each piece; rows are numbered by the first piece in them, so that neighbours in the input stay neighbours.
+    """Return the row of each piece. Rows are numbered in the order of their first piece, so input order is mostly preserved.
 
-    Pieces of one length are placed together. That changes nothing: the row a piece went into has the least room of all that could
-    take it, and less after, so as long as it takes one more of the same length it is the best fit for it.
+    Pieces of the same length are placed together. The result is that of placing them one by one: the best row for a piece has the
+    least room of all rows that can take it, and less room afterwards. It stays the best while it can take such a piece.
     """
     row_of_piece = np.empty(len(lengths), np.int64)
     rows_by_room: list[list[int]] = [[] for _ in range(row_length + 1)]
-    rooms = 0  # bit r is set where rows_by_room[r] is not empty
+    rooms = 0  # bit r is set if rows_by_room[r] is not empty
     num_rows = 0
     by_length = np.argsort(-lengths, kind="stable")
     sizes, counts = np.unique(lengths, return_counts=True)

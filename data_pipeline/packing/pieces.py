@@ -17,21 +17,21 @@ METHODS: tuple[Method, ...] = ("best-fit", "greedy", "one-per-row")
 
 @dataclass(frozen=True)
 class Packing:
-    """Pieces of documents in the order in which they stand: row by row, and in a row from left to right."""
+    """Pieces of documents in order: row by row, and from left to right in each row."""
 
     rows: Int64s
-    """Row of each piece, not falling."""
+    """Row of each piece, in ascending order."""
     documents: Int64s
-    """Index into the lengths that were packed."""
+    """Document of each piece, as an index into the packed lengths."""
     starts: Int64s
-    """First token of the piece within its document."""
+    """Index of the first token of each piece in its document."""
     lengths: Int64s
-    """Number of its tokens."""
+    """Number of tokens of each piece."""
     num_rows: int
 
 
 def cut(lengths: Int64s, row_length: int) -> tuple[Int64s, Int64s, Int64s]:
-    """Document, start and length of each piece, when only what is longer than a row is cut."""
+    """Return document, start and length of each piece. Only documents longer than a row are cut."""
     stride = row_length - 1
     num_pieces = np.maximum(1, -(-(lengths - 1) // stride))
     documents = np.repeat(np.arange(len(lengths)), num_pieces)

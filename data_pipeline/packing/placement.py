@@ -1,10 +1,10 @@
-"""Places documents in rows of fixed length: a pure function from lengths to places.
+"""Place documents in rows of fixed length. The placement is a pure function of the lengths.
 
-A document longer than a row is cut into pieces that overlap by one token: a piece that goes on begins with the last token of the
-piece before, so that every token but a document's first is the target of the one before it exactly once, cut or not.
+A document longer than a row is cut into pieces that overlap by one token: each later piece begins with the last token of the piece
+before it. So every token except the first of a document is a target exactly once, even if the document is cut.
 
-Best-fit decreasing is that of Ding et al., "Fewer Truncations Improve Language Modeling" (2024): cut only what is longer than a
-row, then put the pieces, longest first, each in the row with the least room that still takes it.
+Best-fit decreasing follows Ding et al., "Fewer Truncations Improve Language Modeling" (2024): cut only documents longer than a row,
+then place the pieces, longest first, each in the row with the least room that can take it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["count_packing", "pack"]
 
 
 def pack(lengths: Int64s, row_length: int, method: Method) -> Packing:
-    """Places documents of `lengths` tokens (each at least 1) in rows of `row_length` (at least 2)."""
+    """Place documents of `lengths` tokens (each at least 1) in rows of `row_length` tokens (at least 2)."""
     if method == "greedy":
         return _pack_greedy(lengths, row_length)
     pieces, starts, piece_lengths = cut(lengths, row_length)
@@ -31,7 +31,7 @@ def pack(lengths: Int64s, row_length: int, method: Method) -> Packing:
 
 
 def count_packing(packing: Packing) -> dict[str, int]:
-    """Rows, documents that are cut, and tokens in the rows, those repeated at cuts included."""
+    """Return the numbers of rows, of cut documents, and of tokens in the rows. Tokens repeated at cuts count twice."""
     return {
         "rows": packing.num_rows,
         "cut_documents": int((np.bincount(packing.documents) > 1).sum()),
@@ -40,28 +40,20 @@ def count_packing(packing: Packing) -> dict[str, int]:
 
 
 def _pack_greedy(lengths: Int64s, row_length: int) -> Packing:
-    """Fills one row after the other in the order of the input, and cuts where a row ends."""
-    rows, documents, starts, taken = [], [], [], []
+    """Fill one row after another in input order, and cut documents at the end of a row."""
+    pieces: list[tuple[int, int, int, int]] = []
     row, room = 0, row_length
     for document, length in enumerate(lengths.tolist()):
         start = 0
         while True:
             left = length - start
-            if room < min(left, 2):  # one token of a longer document would be no target and have none
+            if room < min(left, 2):  # a single token of a longer document would have no target and be none
                 row, room = row + 1, row_length
             size = min(left, room)
-            rows.append(row)
-            documents.append(document)
-            starts.append(start)
-            taken.append(size)
+            pieces.append((row, document, start, size))
             room -= size
             if size == left:
                 break
             start += size - 1
-    return Packing(
-        np.array(rows, np.int64),
-        np.array(documents, np.int64),
-        np.array(starts, np.int64),
-        np.array(taken, np.int64),
-        row + 1 if rows else 0,
-    )
+    rows, documents, starts, sizes = np.ascontiguousarray(np.array(pieces, np.int64).reshape(-1, 4).T)
+    return Packing(rows, documents, starts, sizes, row + 1 if pieces else 0)

@@ -1,6 +1,6 @@
-"""Builds the rows of shards out of tokenised documents.
+"""Build the rows of shards from tokenised documents.
 
-Shape suffixes: D documents of a window, T all their tokens one after the other; R, L and S as in `shards`.
+Shape suffixes: D documents of a window, T concatenated tokens of all its documents; R, L and S as in `shards`.
 """
 
 # ruff: noqa: N815 - names of arrays carry their shape
@@ -19,7 +19,7 @@ from data_pipeline.packing.pieces import Packing
 __all__ = ["Window", "cut_into_shards", "cut_into_windows", "fill_rows"]
 
 FILL_TOKENS = 1 << 20
-"""Tokens of the rows that are filled at once; no digest depends on it."""
+"""Number of tokens in the rows that are filled at a time. No digest depends on it."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Window:
 
     @staticmethod
     def join(parts: list[Window]) -> Window:
-        """One window after the other."""
+        """Concatenate windows."""
         if len(parts) == 1:
             return parts[0]
         return Window(
@@ -42,14 +42,14 @@ class Window:
         )
 
     def split(self, num_documents: int) -> tuple[Window, Window]:
-        """The first documents, and the others."""
+        """Split the window into its first `num_documents` documents and the rest."""
         num_tokens = int(self.lengths_D[:num_documents].sum())
         first = Window(self.ids_D[:num_documents], self.lengths_D[:num_documents], self.tokens_T[:num_tokens])
         return first, Window(self.ids_D[num_documents:], self.lengths_D[num_documents:], self.tokens_T[num_tokens:])
 
 
 def cut_into_windows(batches: Iterable[Window], window_tokens: int) -> Iterator[Window]:
-    """The documents of all batches, regrouped so that each window but the last has just reached `window_tokens`."""
+    """Regroup the documents of all batches. Each window except the last ends with the document that reaches `window_tokens`."""
     pending: list[Window] = []
     pending_tokens = 0
     for batch in batches:
@@ -58,7 +58,7 @@ def cut_into_windows(batches: Iterable[Window], window_tokens: int) -> Iterator[
             ends_D = np.cumsum(rest.lengths_D)
             first, rest = rest.split(int(np.searchsorted(ends_D, window_tokens - pending_tokens)) + 1)
             window = Window.join([*pending, first])
-            pending, pending_tokens = [], 0  # before the window is handed out, or its tokens would be held twice
+            pending, pending_tokens = [], 0  # before `yield`, or the tokens would be in memory twice
             yield window
         if len(rest.ids_D):
             pending.append(rest)
@@ -68,7 +68,7 @@ def cut_into_windows(batches: Iterable[Window], window_tokens: int) -> Iterator[
 
 
 def fill_rows(window: Window, packing: Packing, row_length: int, pad_id: int) -> Iterator[ShardContent]:
-    """The rows that a packing of the window describes, some at a time: a window's worth of them would be one more copy of it."""
+    """Yield the rows of a packed window, `FILL_TOKENS` tokens at a time. All rows at once would be another copy of the window."""
     firsts_D = np.cumsum(window.lengths_D) - window.lengths_D
     begins = firsts_D[packing.documents] + packing.starts
     rows_at_once = max(1, FILL_TOKENS // row_length)
@@ -80,20 +80,16 @@ def fill_rows(window: Window, packing: Packing, row_length: int, pad_id: int) ->
         pieces = [window.tokens_T[begin:end] for begin, end in zip(begins[some].tolist(), ends.tolist(), strict=True)]
         filled_R = np.bincount(rows, lengths, num_rows).astype(np.int64)
         tokens_RL = np.full((num_rows, row_length), pad_id, window.tokens_T.dtype)
-        # Pieces stand in the order of their places, so all of them fill the unpadded places one after the other.
+        # Pieces are in the order of the rows, so their concatenation fills all positions without padding in order.
         tokens_RL[np.arange(row_length) < filled_R[:, None]] = np.concatenate(pieces)
-        yield ShardContent(
-            tokens_RL,
-            lengths.astype(np.uint32),
-            window.ids_D[packing.documents[some]],
-            np.bincount(rows, minlength=num_rows),
-        )
+        ids_S = window.ids_D[packing.documents[some]]
+        yield ShardContent(tokens_RL, lengths.astype(np.uint32), ids_S, np.bincount(rows, minlength=num_rows))
 
 
 def cut_into_shards(contents: Iterable[ShardContent], rows_per_shard: int) -> Iterator[ShardContent]:
-    """All rows in order, regrouped so that each shard but the last has `rows_per_shard`.
+    """Regroup all rows in order. Each shard except the last has `rows_per_shard` rows.
 
-    The tokens of a shard are gathered in one array, and let go of before the next one: a shard is what takes the memory here.
+    The tokens of a shard are copied into one array, which is released before the next shard. So one shard is in memory at a time.
     """
     tokens_RL: Tokens | None = None
     parts: list[ShardContent] = []
@@ -119,21 +115,12 @@ def cut_into_shards(contents: Iterable[ShardContent], rows_per_shard: int) -> It
 
 
 def _split_rows(content: ShardContent, num_rows: int) -> tuple[ShardContent, ShardContent]:
+    def part(rows: slice, segments: slice) -> ShardContent:
+        tokens_RL, num_segments_R = content.tokens_RL[rows], content.num_segments_R[rows]
+        return ShardContent(tokens_RL, content.segments_S[segments], content.documents_S[segments], num_segments_R)
+
     num_segments = int(content.num_segments_R[:num_rows].sum())
-    return (
-        ShardContent(
-            content.tokens_RL[:num_rows],
-            content.segments_S[:num_segments],
-            content.documents_S[:num_segments],
-            content.num_segments_R[:num_rows],
-        ),
-        ShardContent(
-            content.tokens_RL[num_rows:],
-            content.segments_S[num_segments:],
-            content.documents_S[num_segments:],
-            content.num_segments_R[num_rows:],
-        ),
-    )
+    return part(slice(num_rows), slice(num_segments)), part(slice(num_rows, None), slice(num_segments, None))
 
 
 def _join(tokens_RL: Tokens, parts: list[ShardContent]) -> ShardContent:

@@ -1,4 +1,4 @@
-"""The bounds of quality for each source, and which documents miss them."""
+"""The quality bounds of each source, and the documents outside of them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["FATES", "Bounds", "judge", "resolve_bounds"]
 
 @dataclass(frozen=True)
 class Bounds:
-    """The scores between which a source's documents are kept, both included."""
+    """Scores between which a source's documents are kept, including both bounds."""
 
     min_score: int
     max_score: int
     min_probability: int
-    """Of the classifier, in steps of 1/1000."""
+    """Minimum probability of the classifier, in steps of 1/1000."""
 
 
 def resolve_bounds(histogram: Mapping[str, int], settings: QualitySettings) -> Bounds:
-    """What the settings mean for a source whose documents have these scores; of a value and a percentile the stricter one holds."""
+    """Return the bounds of a source whose documents have these scores. Of a value and a percentile the stricter one applies."""
     scores = np.array(sorted(map(int, histogram)), np.int64)
     cumulative = np.cumsum([histogram[str(score)] for score in scores.tolist()])
     lows, highs = [0], [MAX_SCORE]
@@ -47,11 +47,11 @@ def resolve_bounds(histogram: Mapping[str, int], settings: QualitySettings) -> B
 
 
 FATES = (None, Reason.PERPLEXITY_LOW, Reason.PERPLEXITY_HIGH, Reason.CLASSIFIED_BAD)
-"""What the numbers that `judge` returns mean; 0 is a document that is kept."""
+"""Meaning of the numbers that `judge` returns: a reason of rejection, or None for a document that is kept."""
 
 
 def judge(bounds: Bounds, scores_D: Scores | None, probabilities_D: Scores | None) -> NDArray[np.uint8]:
-    """The fate of each document, the first reason in the order of `FATES` winning; what was not measured is not judged."""
+    """Return an index into `FATES` for each document. The first reason in `FATES` applies. None as scores skips their bounds."""
     given = scores_D if scores_D is not None else probabilities_D
     fates_D = np.zeros(0 if given is None else len(given), np.uint8)
     if probabilities_D is not None:

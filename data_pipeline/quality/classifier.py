@@ -1,12 +1,13 @@
-"""Tells wanted from unwanted text by the pieces and pairs of pieces in it, after examples of both that the user gives.
+"""Classify text as wanted or unwanted by its tokens and pairs of tokens, trained on examples of both from the user.
 
-Logistic regression on hashed counts: with n(f) the count of feature f in a text and n the number of its features,
+The classifier is a logistic regression on hashed counts. With n(f) the count of feature f in a text, and n the number of all its
+features,
 
     z = bias + sum over f of w(f) n(f) / sqrt(n),    p(wanted) = 1 / (1 + exp(-z))
 
-The weights minimise the mean log loss, in which each class weighs one half whatever its number of examples, plus l2/2 times the sum
-of their squares. They are found by Nesterov's accelerated gradient descent (1983) in a fixed number of steps, and then rounded to
-integers, so that a text has one score on every machine.
+The weights minimise the mean log loss plus l2/2 times the sum of their squares. Each class has weight one half in the loss, for any
+number of examples. Nesterov's accelerated gradient descent (1983) finds the weights in a fixed number of steps. They are rounded to
+integers, so a text has the same score on every machine.
 
 Shape suffixes: T token ids, D texts, F features of all texts, W weights.
 """
@@ -32,49 +33,49 @@ Int64s = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 PROBABILITY_STEPS = 1000
-"""A probability is in steps of 1/1000."""
+"""Steps per unit of a probability."""
 
-_WEIGHT_STEPS = 1 << 12  # of a weight and of z, per unit
+_WEIGHT_STEPS = 1 << 12  # steps per unit of a weight and of z
 _MAX_Z = 16
 _ID_BITS = 21
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _PROBABILITIES = np.rint(PROBABILITY_STEPS / (1 + np.exp(-np.arange(-_MAX_Z * 64, _MAX_Z * 64 + 1) / 64))).astype(np.uint16)
 
-_L2 = 1e-5  # of 1e-6 to 1e-3 the best on held-out paragraphs of two manuals, November 2026
+_L2 = 1e-5  # the best of 1e-6 to 1e-3 on held-out paragraphs of two manuals, November 2026
 _STEPS = 200
 _POWER_STEPS = 20
 _HELD_OUT_EVERY = 5
 _MIN_EXAMPLES = 10
-_EXAMPLE_TOKENS = 1 << 13  # of a longer example, the rest is not looked at
-_CLASS_TOKENS = 1 << 23  # of all examples of a class; those beyond are not looked at
+_EXAMPLE_TOKENS = 1 << 13  # the rest of a longer example is ignored
+_CLASS_TOKENS = 1 << 23  # of all examples of a class; further examples are ignored
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How the classifier does on the examples that it was not trained on: every fifth of each class."""
+    """Results of the classifier on held-out examples: every fifth example of each class."""
 
     good: int
     good_kept: int
-    """Wanted examples with a probability of one half or more."""
+    """Number of wanted examples with a probability of at least one half."""
     bad: int
     bad_dropped: int
 
     @property
     def accuracy(self) -> float:
-        """Mean of the shares that are judged rightly, of both classes."""
+        """Mean over both classes of the share of correctly classified examples."""
         return (self.good_kept / self.good + self.bad_dropped / self.bad) / 2
 
 
 @dataclass(frozen=True)
 class Classifier:
-    """A linear model; the numbers are in steps of 1/4096."""
+    """A linear model. Its numbers are in steps of 1/4096."""
 
     weights_W: NDArray[np.int32]
     bias: NDArray[np.int64]
-    """A single number."""
+    """Array with a single number."""
 
     def probability(self, ids_T: Ids, ends_D: Int64s) -> NDArray[np.uint16]:
-        """The probability that each text is wanted, in steps of 1/1000; that of a text without features lies in the bias."""
+        """Return the probability that each text is wanted, in steps of 1/1000. An empty text is judged by the bias alone."""
         features_F, ends_F = _features(ids_T, ends_D, len(self.weights_W))
         totals_F1 = np.concatenate([[0], np.cumsum(self.weights_W[features_F], dtype=np.int64)])
         sums_D = np.diff(totals_F1[ends_F], prepend=0)
@@ -85,15 +86,15 @@ class Classifier:
         return probabilities_D
 
     def to_bytes(self) -> bytes:
-        """The model in the safetensors format."""
+        """Return the model in the safetensors format."""
         return save(dict(vars(self)))
 
     @staticmethod
     def from_bytes(data: bytes) -> Classifier:
-        """The model that `to_bytes` wrote.
+        """Return the model that `to_bytes` wrote.
 
         Raises:
-            PreparedDataError: this is none.
+            PreparedDataError: the data is not such a model.
         """
         try:
             return Classifier(**load(data))
@@ -102,7 +103,7 @@ class Classifier:
 
 
 def train_classifier(good: Iterable[Ids], bad: Iterable[Ids], bits: int) -> tuple[Classifier, HeldOut]:
-    """The classifier with 2**bits weights for two classes of examples, given as token ids, and how well it does.
+    """Train a classifier with 2**bits weights on two classes of examples, given as token ids. Also return its held-out results.
 
     Raises:
         ConfigError: a class has too few examples.
@@ -111,7 +112,7 @@ def train_classifier(good: Iterable[Ids], bad: Iterable[Ids], bits: int) -> tupl
     for name, examples in zip(("good", "bad"), classes, strict=True):
         if len(examples) < _MIN_EXAMPLES:
             raise ConfigError(
-                f"quality.{name}: {len(examples)} examples; {_MIN_EXAMPLES} at least are needed, some hundreds are better"
+                f"quality.{name}: {len(examples)} examples; at least {_MIN_EXAMPLES} are needed, some hundreds are better"
             )
     held_out = [examples[_HELD_OUT_EVERY - 1 :: _HELD_OUT_EVERY] for examples in classes]
     train = [[ids for place, ids in enumerate(examples, 1) if place % _HELD_OUT_EVERY] for examples in classes]
@@ -137,19 +138,19 @@ def _flat(examples: list[Ids]) -> tuple[Ids, Int64s]:
 
 
 def _features(ids_T: Ids, ends_D: Int64s, num_weights: int) -> tuple[Int64s, Int64s]:
-    """The places of the weights of each text's pieces and pairs, text after text, and where each text ends among them."""
+    """Return the weight index of each token and pair, text after text, and the end of each text in this list."""
     keys_T = ids_T.astype(np.uint64)
     pairs_T = np.zeros(len(keys_T), np.uint64)
     pairs_T[1:] = (keys_T[:-1] + np.uint64(1)) << np.uint64(_ID_BITS) | keys_T[1:]
     starts_D = (ends_D - np.diff(ends_D, prepend=0))[np.diff(ends_D, prepend=0) > 0]
-    pairs_T[starts_D] = keys_T[starts_D] | np.uint64(1 << 2 * _ID_BITS)  # before the first piece stands the start of the text
+    pairs_T[starts_D] = keys_T[starts_D] | np.uint64(1 << 2 * _ID_BITS)  # the first token is paired with the start of the text
     both_F = np.stack([keys_T, pairs_T], axis=1).reshape(-1)
     shift = np.uint64(64 - (num_weights - 1).bit_length())
     return ((both_F * np.uint64(_MULTIPLIER)) >> shift).astype(np.int64), 2 * ends_D
 
 
 def _fit(features_F: Int64s, ends_F: Int64s, is_good_D: Floats, num_weights: int) -> Classifier:
-    """Nesterov's method with step 1/L; L bounds the curvature of the loss, from the largest eigenvalue of the data."""
+    """Fit by Nesterov's method with step 1/L. L bounds the curvature of the loss by the largest eigenvalue of the data."""
     lengths_D = np.diff(ends_F, prepend=0)
     weight_D = np.where(is_good_D == 1, 0.5 / is_good_D.sum(), 0.5 / (1 - is_good_D).sum())
     scale_D = 1 / np.sqrt(np.maximum(lengths_D, 1))
@@ -168,7 +169,7 @@ def _fit(features_F: Int64s, ends_F: Int64s, is_good_D: Floats, num_weights: int
         direction_W, direction = transposed(weight_D * product(direction_W, direction))
         curvature = float(np.sqrt((direction_W**2).sum() + direction**2))
         direction_W, direction = direction_W / curvature, direction / curvature
-    step = 1 / (0.25 * 1.1 * curvature + _L2)  # the power method comes from below
+    step = 1 / (0.25 * 1.1 * curvature + _L2)  # factor 1.1: the power method approaches the eigenvalue from below
     w_W, bias, previous_W, previous = np.zeros(num_weights), 0.0, np.zeros(num_weights), 0.0
     for number in range(_STEPS):
         momentum = number / (number + 3)

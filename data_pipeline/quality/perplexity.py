@@ -1,20 +1,20 @@
-"""What a text is like, judged from its token ids: its perplexity under a reference model, and who is dropped for it.
+"""Score texts by their perplexity under a reference model of token ids.
 
-The model works on pairs and triples of pieces, so that letters without sense cost what they should: a model of words knows none of
-them, and takes all for one and the same unknown word. It is small enough to be trained anew in every preparation.
+The model counts pairs and triples of tokens, so meaningless letters get a high perplexity. A model of words would treat them all as
+the same unknown word. The model is small enough to be trained in every preparation.
 
-A score is made of integers, and of float64 operations that IEEE 754 defines to the last bit (+, *, /) in a fixed order; no
-logarithm is taken where a document is judged. So a document has the same score on every machine, and in any company.
+A score is computed from integers and from float64 operations that IEEE 754 defines to the last bit (+, *, /), in a fixed order.
+Scoring computes no logarithm. So a document has the same score on every machine, and in any batch.
 
-The reference model counts single pieces, pairs and triples, and backs off with a Dirichlet prior (MacKay and Peto 1995):
+The reference model counts single tokens, pairs and triples, and backs off with a Dirichlet prior (MacKay and Peto 1995):
 
     p(c) = (n(c) + 1/V) / (n + 1)
     p(c | b) = (n(bc) + m2 p(c)) / (n(b) + m2)
     p(c | ab) = (n(abc) + m3 p(c | b)) / (n(ab) + m3)
 
-Pairs and triples share 2**bits counters, by hash. A counter that others share is too high, but never higher than that of the same
-context, which bounds it. A token that ends nine which stood in the same order before in the document counts as half expected,
-whatever the model says (a cache model, Kuhn and De Mori 1990): so text that repeats itself has a low perplexity, however odd it is.
+Pairs and triples have 2**bits counters each, found by hash. A counter that several keys share can be too high, so the count of its
+context limits it. If a token ends a run of nine tokens that occurred before in the document, its probability is the mean of p and 1
+(a cache model, Kuhn and De Mori 1990). So repetitive text has a low perplexity.
 
 Shape suffixes: T token ids of all texts, D texts, N counters.
 """
@@ -46,16 +46,16 @@ SCORE_STEPS = 256
 """A perplexity score is the mean of -log2 p over the tokens of a text, in steps of 1/256 bit."""
 MAX_SCORE = 0xFFFF
 _ID_BITS = 21
-_PAIR_PRIOR, _TRIPLE_PRIOR = 64.0, 8.0  # m2 and m3; of 1 to 1000 those with the lowest perplexity on held-out prose, November 2026
-_WINDOW_TOKENS = 1 << 16  # in which a triple is recognised; the arrays of one window stay in the processor's cache
+_PAIR_PRIOR, _TRIPLE_PRIOR = 64.0, 8.0  # m2 and m3: the best of 1 to 1000 for the perplexity of held-out prose, November 2026
+_WINDOW_TOKENS = 1 << 16  # in which repeated runs are found; the arrays of one window fit in the processor's cache
 _MULTIPLIERS = tuple(np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xCA5A826395121157))
-_TOKEN_STEPS = 1024  # of the cost of one token, per bit
+_TOKEN_STEPS = 1024  # steps per bit of the cost of one token
 _MIN_EXPONENT = -63
 _MANTISSA_BITS = 10
 
 
 def _cost_table() -> NDArray[np.int32]:
-    """-log2 p in 1/1024 bit by the exponent and the first ten bits of the mantissa of p, from 2**-63 to 1."""
+    """Return -log2 p in 1/1024 bit, by the exponent and the first ten bits of the mantissa of p, from 2**-63 to 1."""
     steps = np.arange(-_MIN_EXPONENT << _MANTISSA_BITS)
     exponents, mantissas = np.divmod(steps, 1 << _MANTISSA_BITS)
     middle = 1 + (mantissas + 0.5) / (1 << _MANTISSA_BITS)
@@ -67,28 +67,28 @@ _COSTS = _cost_table()
 
 @dataclass(frozen=True)
 class ReferenceModel:
-    """Counts of pieces, pairs and triples in trusted text."""
+    """Counts of tokens, pairs and triples in trusted text."""
 
     singles_V: Counts
-    """The last is that of the start of a text, which is a context only."""
+    """The last count is that of the start of a text, which occurs only as context."""
     pairs_N: Counts
     triples_N: Counts
 
     def merged(self, other: ReferenceModel) -> ReferenceModel:
-        """The model of both texts together."""
+        """Return the model of the texts of both models."""
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
         return ReferenceModel(*(mine + its for mine, its in pairs))
 
     def to_bytes(self) -> bytes:
-        """The model in the safetensors format."""
+        """Return the model in the safetensors format."""
         return save(dict(vars(self)))
 
     @staticmethod
     def from_bytes(data: bytes) -> ReferenceModel:
-        """The model that `to_bytes` wrote.
+        """Return the model that `to_bytes` wrote.
 
         Raises:
-            PreparedDataError: this is none.
+            PreparedDataError: the data is not such a model.
         """
         try:
             return ReferenceModel(**load(data))
@@ -96,7 +96,7 @@ class ReferenceModel:
             raise PreparedDataError(f"reference model: {error}; delete the work folder and run `prepare` again") from None
 
     def score(self, ids_T: Ids, ends_D: Int64s) -> Scores:
-        """How surprising each text is to the model, in steps of 1/256 bit per token; 0 for an empty text."""
+        """Return the mean cost of each text, -log2 p per token, in steps of 1/256 bit; 0 for an empty text."""
         counts_V = self.singles_V[:-1].astype(np.float64)
         singles_V = (counts_V + 1.0 / self._start) / (counts_V.sum() + 1.0)
         totals_T1 = np.zeros(len(ids_T) + 1, np.int64)
@@ -114,11 +114,11 @@ class ReferenceModel:
 
     @property
     def _start(self) -> int:
-        """The id that stands before the first token; there is none as high."""
+        """Id for the start of a text. It is higher than all token ids."""
         return len(self.singles_V) - 1
 
     def _probability(self, block: _Block, singles_V: NDArray[np.float64], count_before: int) -> tuple[NDArray[np.float64], int]:
-        """p(c | ab) of every token by the formulas above, and the count of the last pair, which the next block asks for."""
+        """Return p(c | ab) of every token by the formulas above, and the count of the last pair, which the next block needs."""
         count_b = self.singles_V[block.before_T]
         count_bc = np.minimum(self.pairs_N[_slot(block.pair_T, self.pairs_N)], count_b)
         count_ab = np.concatenate([[count_before], count_bc[:-1]]).astype(np.uint32)
@@ -132,7 +132,7 @@ class ReferenceModel:
 
 
 def train_reference(batches: Iterable[tuple[Ids, Int64s]], vocab_size: int, settings: QualitySettings) -> ReferenceModel:
-    """The model of a trusted source, from batches of its token ids and the ends of its texts, up to `reference_tokens`.
+    """Train the model on batches of token ids and text ends of a trusted source, up to `reference_tokens` tokens.
 
     Raises:
         ConfigError: there is no text to train on, or the vocabulary is too large to pack three ids into 63 bits.
@@ -162,26 +162,26 @@ def train_reference(batches: Iterable[tuple[Ids, Int64s]], vocab_size: int, sett
 
 
 def perplexity(score: float) -> float:
-    """The perplexity per token that a score stands for."""
+    """Return the perplexity per token of a score."""
     return float(2.0 ** (score / SCORE_STEPS))
 
 
 def count_scores(scores_D: Scores) -> dict[str, int]:
-    """How many texts have each score."""
+    """Return the number of texts with each score."""
     values, counts = np.unique(scores_D, return_counts=True)
     return {str(value): count for value, count in zip(values.tolist(), counts.tolist(), strict=True)}
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Some tokens with what stands before each of them."""
+    """Some tokens, each with the two tokens before it."""
 
     first: int
-    """Place of its first token among all tokens."""
+    """Index of its first token among all tokens."""
     window_T: Int64s
     ids_T: Ids
     before_T: Ids
-    """The token before each, or the start of the text."""
+    """The token before each token, or the id of the start of a text."""
     triple_T: Keys
     """Each token and the two before it, as one number."""
 
@@ -191,10 +191,10 @@ class _Block:
         return self.triple_T & np.uint64((1 << 2 * _ID_BITS) - 1)
 
     def repeats(self) -> Int64s:
-        """Places of the tokens that end a run of nine which occurs earlier in the window.
+        """Return the indices of the tokens that end a run of nine tokens which occurs earlier in the window.
 
-        In each round, every run left asks for a slot, and the first to ask has it. Those that find a run like theirs there are
-        repeats; those that find another ask again, by another hash.
+        In each round, every remaining run is hashed to a slot, and the first run in a slot occupies it. A later run that equals the
+        occupant is a repeat. A run that differs from it takes part in the next round, with another hash.
         """
         runs_T = self.triple_T * _MULTIPLIERS[0]
         runs_T[6:] += self.triple_T[3:-3] * _MULTIPLIERS[1] + self.triple_T[:-6] * _MULTIPLIERS[2]
@@ -216,7 +216,7 @@ class _Block:
 
 
 def _blocks(ids_T: Ids, ends_D: Int64s, start: int) -> Iterator[_Block]:
-    """The tokens in blocks of whole windows; a window is up to `_WINDOW_TOKENS` of one text, counted from its first."""
+    """Yield the tokens in blocks of whole windows. A window is up to `_WINDOW_TOKENS` consecutive tokens of one text."""
     lengths_D = np.diff(ends_D, prepend=0)
     before_T = np.concatenate([[start], ids_T[:-1]]).astype(np.int32)[: len(ids_T)]
     starts_D = (ends_D - lengths_D)[lengths_D > 0]
@@ -245,12 +245,12 @@ def _triples(ids_T: Ids, before_T: Ids, block_T: slice, start: int) -> Keys:
 
 
 def _slot(keys: Keys, table_N: Counts) -> Int64s:
-    """Multiplicative hashing (Knuth 1973) into a table whose size is a power of two."""
+    """Hash keys to indices of a table whose size is a power of two, by multiplication (Knuth 1973)."""
     bits = (len(table_N) - 1).bit_length()
     return ((keys * _MULTIPLIERS[0]) >> np.uint64(64 - bits)).view(np.int64)
 
 
 def _cost_index(p_T: NDArray[np.float64]) -> Int64s:
-    """Places in the table of costs, read from the bits of the numbers, which are exponent and mantissa."""
+    """Return the index into the table of costs, from the exponent and mantissa bits of each number."""
     bits_T = np.clip(p_T, 2.0**_MIN_EXPONENT, 1.0).view(np.int64)
     return (bits_T >> (52 - _MANTISSA_BITS)) - ((1023 + _MIN_EXPONENT) << _MANTISSA_BITS)

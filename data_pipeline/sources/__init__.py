@@ -1,1 +1,1 @@
-"""Reads files and addresses as documents."""
+"""Reads files and URLs as documents."""

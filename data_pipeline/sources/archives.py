@@ -1,8 +1,8 @@
-"""The members of tar and zip archives, one after another, as streams: nothing of an archive is ever written to a disk.
+"""Read the members of tar and zip archives as streams. No member is written to disk.
 
-Both formats are read here and not by Python's own modules, which keep a record of every member, follow chains of headers of any
-length, and take sizes at their word. What is no plain file is refused by name: links, devices, and members whose name is absolute
-or leads out of the archive. Two members of one name, or of names that differ in case, are both read: nothing overwrites anything.
+Python's own modules are not used. They keep a record of every member, follow chains of headers of any length, and trust the sizes
+that an archive states. Links, devices, and members whose name is absolute or leads out of the archive are rejected. Two members
+with the same name, or with names that differ only in case, are both read.
 
 Formats: POSIX.1-2017 `pax`, ustar and the GNU long names; PKWARE APPNOTE 6.3.10 with ZIP64.
 """
@@ -20,33 +20,33 @@ from typing import NamedTuple
 
 from data_pipeline.config import LimitSettings
 from data_pipeline.documents import Reason, Rejection
-from data_pipeline.sources.formats import Shape, is_hidden, printable, shape_of
+from data_pipeline.sources.formats import Compression, Shape, is_hidden, printable, shape_of
 from data_pipeline.sources.streams import Budget, ByteReader, Readable, StreamError, decompress, inflate
 
 __all__ = ["ArchiveError", "Member", "read_tar", "read_zip"]
 
 _BLOCK = 512
 _MAX_SHOWN_CHARS = 500
-_MAX_HEADER_BYTES = 1 << 20  # a long name or a pax header; honest ones have a few hundred bytes
+_MAX_HEADER_BYTES = 1 << 20  # of a long name or a pax header; ordinary ones have a few hundred bytes
 
 
 class ArchiveError(StreamError):
-    """No further member of the archive can be read; a StreamError of another kind ends one member alone."""
+    """No further member of the archive can be read. Any other StreamError affects one member only."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A file in an archive whose name says that it holds text."""
+    """A file in an archive whose extension is that of a text format."""
 
     path: str
-    """As it is shown, without the archive's own."""
+    """Path for messages and documents: `archive.tar!/path/of/member`."""
     shape: Shape
     blocks: Iterator[bytes] = field(repr=False)
-    """Its content; only until the next member is asked for."""
+    """Content of the file. It can be read only until the next member is requested."""
 
 
 def read_tar(blocks: Iterator[bytes], path: str, limits: LimitSettings) -> Iterator[Member | Rejection]:
-    """The members of a tar archive with text, and a rejection for each one that is refused. Other files are passed over.
+    """Yield each text member of a tar archive, and a rejection for each refused member. Other files are skipped.
 
     Raises:
         ArchiveError: the archive is damaged, or has too many members.
@@ -64,7 +64,7 @@ def read_tar(blocks: Iterator[bytes], path: str, limits: LimitSettings) -> Itera
         extra = {}
         if header.type in b"123456":
             if header.type != b"5":
-                yield census.refuse(name, Reason.UNSAFE_MEMBER, f"it is a {_TAR_TYPES[header.type]}, and no plain file")
+                yield census.refuse(name, Reason.UNSAFE_MEMBER, f"it is a {_TAR_TYPES[header.type]}, not a regular file")
             continue
         padded = size + -size % _BLOCK
         if header.type in b"0\x007" and not is_sparse and not name.endswith("/"):
@@ -75,12 +75,12 @@ def read_tar(blocks: Iterator[bytes], path: str, limits: LimitSettings) -> Itera
             reader.skip(padded - (reader.position - position))
             continue
         if header.type not in b"0\x007" or is_sparse:
-            yield census.refuse(name, Reason.UNREADABLE_MEMBER, "it is a sparse file, or of a kind of its own")
+            yield census.refuse(name, Reason.UNREADABLE_MEMBER, "it is a sparse file, or of an unknown type")
         reader.skip(padded)
 
 
 def read_zip(file: Readable, num_bytes: int, path: str, limits: LimitSettings) -> Iterator[Member | Rejection]:
-    """The members of a zip archive with text, and a rejection for each one that is refused. Other files are passed over.
+    """Yield each text member of a zip archive of `num_bytes`, and a rejection for each refused member. Other files are skipped.
 
     Raises:
         ArchiveError: the archive is damaged, or has too many members.
@@ -88,10 +88,7 @@ def read_zip(file: Readable, num_bytes: int, path: str, limits: LimitSettings) -
     census = _Census(path, limits)
     read_bytes = 0
 
-    def consumed() -> int:
-        return read_bytes
-
-    budget = Budget(limits, consumed)  # of all members together
+    budget = Budget(limits, lambda: read_bytes)  # of all members together
     data = _Bytes(file, num_bytes)
     for entry in _read_directory(data, *_find_directory(data)):
         census.count()
@@ -102,14 +99,14 @@ def read_zip(file: Readable, num_bytes: int, path: str, limits: LimitSettings) -
             continue
         read_bytes += entry.compressed
         if read_bytes > num_bytes:
-            raise ArchiveError(Reason.CORRUPT_ARCHIVE, "its members lie over one another")
+            raise ArchiveError(Reason.CORRUPT_ARCHIVE, "its members overlap")
         item = census.judge(entry.name, entry.size, partial(_content, data, entry, limits, budget))
         if item is not None:
             yield item
 
 
 class _Census:
-    """Counts an archive's members, and says of each whether it is read."""
+    """Counts the members of an archive, and decides for each whether it is read."""
 
     def __init__(self, path: str, limits: LimitSettings) -> None:
         self._path = path
@@ -121,14 +118,14 @@ class _Census:
         if self._members > self._limits.max_archive_members:
             raise ArchiveError(
                 Reason.TOO_MANY_MEMBERS,
-                f"more than limits.max_archive_members = {self._limits.max_archive_members}; if the archive is honest, raise that",
+                f"more than limits.max_archive_members = {self._limits.max_archive_members}; raise it if you trust the archive",
             )
 
     def refuse(self, name: str, reason: Reason, detail: str) -> Rejection:
         return Rejection(reason, self._shown(name), 0, detail)
 
     def judge(self, name: str, size: int, blocks: Callable[[], Iterator[bytes]]) -> Member | Rejection | None:
-        """The member, the reason why it is refused, or None for what holds no text."""
+        """Return the member, or a rejection if it is refused, or None if its extension is not that of a text format."""
         if _leads_out(name):
             return self.refuse(name, Reason.UNSAFE_MEMBER, "its name is absolute or leads out of the archive")
         shape = shape_of(name)
@@ -151,7 +148,7 @@ def _leads_out(name: str) -> bool:
 
 
 def _outermost(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The archive's own bytes: what is wrong with them ends the whole archive."""
+    """Yield the bytes of the archive itself. An error in them ends the whole archive, so it becomes an ArchiveError."""
     try:
         yield from blocks
     except StreamError as error:
@@ -163,7 +160,7 @@ def _exactly(reader: ByteReader, size: int) -> Iterator[bytes]:
         size -= len(block)
         yield block
     if size:
-        raise ArchiveError(Reason.CORRUPT_ARCHIVE, f"{size} bytes of a member are missing; the file was cut short")
+        raise ArchiveError(Reason.CORRUPT_ARCHIVE, f"{size} bytes of a member are missing; the file is truncated")
 
 
 _TAR_TYPES = {b"1": "hard link", b"2": "symbolic link", b"3": "device", b"4": "device", b"6": "pipe"}
@@ -178,55 +175,55 @@ class _Header(NamedTuple):
 
 
 def _read_header(reader: ByteReader) -> _Header | None:
-    """The next header; None at the end of the archive."""
+    """Return the next header, or None at the end of the archive."""
     block = reader.read(_BLOCK)
     if not block or block == bytes(_BLOCK):
         return None
     if len(block) < _BLOCK:
-        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "it ends in the middle of a header; the file was cut short")
+        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "it ends in the middle of a header; the file is truncated")
     if not _sums_up(block):
-        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "a header's checksum is wrong: it is no tar archive, or damaged")
+        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "the checksum of a header is wrong; the file is damaged or not a tar archive")
     name = _text(block[:100])
     if block[257:263] == b"ustar\0" and block[345]:
         name = f"{_text(block[345:500])}/{name}"
     size = _number(block[124:136])
     if size < 0:
-        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "a header gives no size that can be")
+        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "the size in a header is not a valid number")
     return _Header(name, size, block[156:157])
 
 
 def _sums_up(header: bytes) -> bool:
-    """Whether a header's checksum is right: the sum of its bytes, with blanks in the checksum's own place."""
+    """Whether the checksum of a header is right: the sum of its bytes, with spaces in the field of the checksum."""
     given, without = _number(header[148:156]), header[:148] + b" " * 8 + header[156:]
     unsigned = sum(without)
-    return given == unsigned or given == unsigned - 256 * sum(byte > 127 for byte in without)  # as some old programs added
+    return given == unsigned or given == unsigned - 256 * sum(byte > 127 for byte in without)  # some old programs add signed bytes
 
 
 def _read_extra(reader: ByteReader, header: _Header) -> dict[str, str]:
-    """What an extra header says of the member after it."""
+    """Return the fields that an extra header gives for the next member: `path`, `size` and a mark for sparse files."""
     if header.size > _MAX_HEADER_BYTES:
-        raise ArchiveError(Reason.CORRUPT_ARCHIVE, f"an extra header of {header.size} bytes")
+        raise ArchiveError(Reason.CORRUPT_ARCHIVE, f"an extra header has {header.size} bytes, more than {_MAX_HEADER_BYTES}")
     data = reader.read(header.size + -header.size % _BLOCK)[: header.size]
     if len(data) < header.size:
-        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "it ends in the middle of a header; the file was cut short")
+        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "it ends in the middle of a header; the file is truncated")
     if header.type == b"x":
         return _parse_pax(data)
     return {"path": _text(data)} if header.type == b"L" else {}
 
 
 _PAX_SPARSE = "GNU.sparse."
-_MAX_PAX_RECORDS = 10_000  # honest headers have fewer than a hundred
+_MAX_PAX_RECORDS = 10_000  # ordinary headers have fewer than a hundred
 
 
 def _parse_pax(data: bytes) -> dict[str, str]:
-    r"""Of the records `LENGTH KEY=VALUE\n`, where the length counts all of it, those that matter for reading a member."""
+    r"""Return the needed fields of a pax header. Its records are `LENGTH KEY=VALUE\n`; LENGTH is that of the whole record."""
     found = {}
     data, start, num_records = data.rstrip(b"\0"), 0, 0
     while start < len(data):
         length, space, _ = data[start : start + 20].partition(b" ")
         end = start + int(length) if length.isdigit() else 0
         if not space or not start + len(length) + 2 < end <= len(data) or data[end - 1 : end] != b"\n":
-            raise ArchiveError(Reason.CORRUPT_ARCHIVE, "a pax header that is none")
+            raise ArchiveError(Reason.CORRUPT_ARCHIVE, "a record of a pax header is malformed")
         key, _, value = data[start + len(length) + 1 : end - 1].partition(b"=")
         if key.startswith(_PAX_SPARSE.encode()):
             found[_PAX_SPARSE] = ""
@@ -234,23 +231,23 @@ def _parse_pax(data: bytes) -> dict[str, str]:
             found[name] = value.decode("utf-8", "backslashreplace")
         num_records += 1
         if num_records > _MAX_PAX_RECORDS:
-            raise ArchiveError(Reason.CORRUPT_ARCHIVE, f"a pax header of more than {_MAX_PAX_RECORDS} records")
+            raise ArchiveError(Reason.CORRUPT_ARCHIVE, f"a pax header has more than {_MAX_PAX_RECORDS} records")
         start = end
     return found
 
 
 def _size_of(extra: dict[str, str], header: _Header) -> int:
-    """A member's size, which a pax header gives where it is over 8 GiB."""
+    """Return the size of a member in bytes. A pax header gives it if it is over 8 GiB."""
     given = extra.get("size")
     if given is None:
         return header.size
     if not (given.isascii() and given.isdigit() and len(given) < 20):
-        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "a pax header gives no size that can be")
+        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "the size in a pax header is not a valid number")
     return int(given)
 
 
 def _number(data: bytes) -> int:
-    """A number in a header: octal digits, or binary where the first bit is set; -1 where it is neither."""
+    """Return a number of a header, in octal digits or, if the first bit is set, in binary; -1 if it is invalid."""
     if data[0] & 0x80:
         return int.from_bytes(bytes([data[0] & 0x7F]) + data[1:], "big") if not data[0] & 0x40 else -1
     digits = data.strip(b" \0")
@@ -262,7 +259,7 @@ def _text(data: bytes) -> str:
 
 
 class _Entry(NamedTuple):
-    """One entry of a zip archive's directory."""
+    """One entry of the directory of a zip archive."""
 
     name: str
     raw_name: bytes
@@ -270,13 +267,13 @@ class _Entry(NamedTuple):
     method: int
     crc: int
     compressed: int
-    """Bytes that it takes in the archive."""
+    """Compressed size in bytes."""
     size: int
-    """Bytes that it has."""
+    """Uncompressed size in bytes."""
     mode: int
-    """Of the file as Unix has it; 0 where the archive does not say."""
+    """Unix file mode; 0 if the archive does not state it."""
     start: int
-    """Of its local header in the file."""
+    """Offset of the local header in the archive, in bytes."""
 
     @property
     def is_folder(self) -> bool:
@@ -284,12 +281,12 @@ class _Entry(NamedTuple):
 
     @property
     def refusal(self) -> tuple[Reason, str] | None:
-        """Why it cannot be read, apart from its name and content."""
+        """Reason and explanation if the member cannot be read; its name and content are checked elsewhere."""
         if stat.S_IFMT(self.mode) not in (0, stat.S_IFREG):
-            return Reason.UNSAFE_MEMBER, "it is a link or device, and no plain file"
+            return Reason.UNSAFE_MEMBER, "it is a link or device, not a regular file"
         if self.flags & 1:
             return Reason.UNREADABLE_MEMBER, "it is encrypted"
-        if self.method not in _METHODS:
+        if self.method not in (_DEFLATE, *_METHODS):
             return Reason.UNREADABLE_MEMBER, f"compression method {self.method} is not supported"
         return None
 
@@ -300,16 +297,17 @@ _END_64 = struct.Struct("<4sQHHLLQQQQ")
 _ENTRY = struct.Struct("<4sHHHHHHLLLHHHHHLL")
 _LOCAL = struct.Struct("<4sHHHHHLLLHH")
 _MAX_COMMENT_BYTES = 1 << 16
-_METHODS = {0: "stored", 8: "deflate", 12: "bz2", 93: "zst"}
+_DEFLATE = 8
+_METHODS: dict[int, Compression] = {0: "none", 12: "bz2", 93: "zst"}
 
 
 def _find_directory(file: _Bytes) -> tuple[int, int]:
-    """Where the directory at the end of a zip archive begins, and its size in bytes."""
+    """Return the offset and the size in bytes of the directory at the end of a zip archive."""
     tail_start = max(file.num_bytes - _END.size - _MAX_COMMENT_BYTES - _END_64_LOCATOR.size, 0)
     tail = file.at(tail_start, file.num_bytes - tail_start)
     found = tail.rfind(b"PK\5\6")
     if found < 0 or len(tail) < found + _END.size:
-        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "it has no directory: it is no zip archive, or was cut short")
+        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "it has no directory; the file is truncated or not a zip archive")
     *_, size, start, _ = _END.unpack_from(tail, found)
     end = tail_start + found
     locator = found - _END_64_LOCATOR.size
@@ -317,10 +315,10 @@ def _find_directory(file: _Bytes) -> tuple[int, int]:
         end = _END_64_LOCATOR.unpack_from(tail, locator)[2]
         record = file.at(end, _END_64.size)
         if len(record) < _END_64.size or record[:4] != b"PK\6\6":
-            raise ArchiveError(Reason.CORRUPT_ARCHIVE, "its directory is not where it should be")
+            raise ArchiveError(Reason.CORRUPT_ARCHIVE, "the offset of its directory is wrong")
         *_, size, start = _END_64.unpack(record)
     if start + size > end:
-        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "its directory is not where it should be")
+        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "the offset of its directory is wrong")
     return start, size
 
 
@@ -343,7 +341,7 @@ def _read_directory(file: _Bytes, start: int, size: int) -> Iterator[_Entry]:
 
 
 def _zip64_sizes(extra: bytes, sizes: tuple[int, int, int]) -> list[int]:
-    """Size, compressed size and place of a member: those that do not fit in 32 bits stand in an extra field."""
+    """Return size, compressed size and offset of a member. Values that do not fit in 32 bits are in an extra field."""
     large, start = b"", 0
     while start + 4 <= len(extra) and not large:
         tag, length = struct.unpack_from("<HH", extra, start)
@@ -351,60 +349,48 @@ def _zip64_sizes(extra: bytes, sizes: tuple[int, int, int]) -> list[int]:
         start += 4 + length
     result = []
     for size in sizes:
-        if size == 0xFFFFFFFF and len(large) >= 8:
-            result.append(int.from_bytes(large[:8], "little"))
-            large = large[8:]
-        else:
-            result.append(size)
+        is_large = size == 0xFFFFFFFF and len(large) >= 8
+        result.append(int.from_bytes(large[:8], "little") if is_large else size)
+        large = large[8:] if is_large else large
     return result
 
 
 def _content(file: _Bytes, entry: _Entry, limits: LimitSettings, budget: Budget) -> Iterator[bytes]:
-    """A member's content, checked against its size and CRC-32."""
+    """Yield the content of a member, and compare its size and CRC-32 with the directory."""
     local = file.at(entry.start, _LOCAL.size + len(entry.raw_name))
     if len(local) < _LOCAL.size or local[:4] != b"PK\3\4" or local[_LOCAL.size :] != entry.raw_name:
-        raise StreamError(Reason.CORRUPT_ARCHIVE, "the archive's directory names another file in its place")
+        raise StreamError(Reason.CORRUPT_ARCHIVE, "the archive's directory names another file at this offset")
     *_, name_bytes, extra_bytes = _LOCAL.unpack_from(local)
     blocks = file.range(entry.start + _LOCAL.size + name_bytes + extra_bytes, entry.compressed)
     checksum = num_bytes = 0
-    for block in _unpack(blocks, entry.method, limits, budget):
+    is_deflated = entry.method == _DEFLATE
+    content = inflate(blocks, budget) if is_deflated else decompress(blocks, _METHODS[entry.method], limits, budget)
+    for block in content:
         num_bytes += len(block)
         if num_bytes > entry.size:
             break
         checksum = zlib.crc32(block, checksum)
         yield block
     if num_bytes != entry.size or checksum != entry.crc:
-        raise StreamError(Reason.CORRUPT_ARCHIVE, "its size or CRC-32 is not that of the archive's directory")
-
-
-def _unpack(blocks: Iterator[bytes], method: int, limits: LimitSettings, budget: Budget) -> Iterator[bytes]:
-    match _METHODS[method]:
-        case "deflate":
-            return inflate(blocks, budget)
-        case "bz2":
-            return decompress(blocks, "bz2", limits, budget)
-        case "zst":
-            return decompress(blocks, "zst", limits, budget)
-        case _:
-            return budget.watch(blocks)
+        raise StreamError(Reason.CORRUPT_ARCHIVE, "its size or CRC-32 differs from the archive's directory")
 
 
 class _Bytes:
-    """The bytes of an open file by place, whatever place an archive gives: beyond the end there are none."""
+    """Random access to an open file. An offset beyond the end, which an archive may state, gives no bytes."""
 
     def __init__(self, file: Readable, num_bytes: int) -> None:
         self._file = file
         self.num_bytes = num_bytes
 
     def at(self, start: int, size: int) -> bytes:
-        """`size` bytes from `start` on; fewer where the file ends."""
+        """Return `size` bytes from offset `start`, or fewer at the end of the file."""
         if start >= self.num_bytes:
             return b""
         self._file.seek(start)
         return self._file.read(min(size, self.num_bytes - start))
 
     def range(self, start: int, size: int) -> Iterator[bytes]:
-        """The same in blocks, whatever else is read in between."""
+        """Yield the same bytes in blocks. Other ranges may be read in between."""
         while size > 0 and (block := self.at(start, min(size, 1 << 18))):
             yield block
             start, size = start + len(block), size - len(block)

@@ -1,9 +1,9 @@
-"""What every reader makes of bytes: text that is valid Unicode, or a rejection that says where it is not.
+"""Decode bytes into documents, for all readers. Bytes that are not valid UTF-8 become a rejection with the first wrong byte.
 
-Text is UTF-8, with or without a byte order mark, and comes out as it went in: nothing is replaced, guessed or left out, so that a
-document's bytes are those of the input. What is no UTF-8 (other encodings, overlong forms, encoded surrogates) is rejected whole,
-with the first byte that is wrong; UTF-16 and UTF-32 are named by their byte order marks. NUL, mixed line ends, direction marks and
-private characters are valid Unicode and are passed on: what becomes of them is for cleaning to say.
+Text is UTF-8, with or without a byte order mark. No character is replaced, guessed or dropped, so a document has the bytes of the
+input. A text with invalid UTF-8 (other encodings, overlong forms, encoded surrogates) is rejected as a whole. The message names
+UTF-16 and UTF-32 if the text has their byte order mark. NUL, mixed line ends, direction marks and private characters are valid
+Unicode and are kept; cleaning decides about them.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ class MalformedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where documents come from, and what their file says about all of them."""
+    """The file that documents come from, and the properties that all its documents share."""
 
     path: str
-    """The input file, relative to its source; a member of an archive is `archive.tar!/path/of/member`."""
+    """Path of the input file, relative to its source. A member of an archive is `archive.tar!/path/of/member`."""
     kind: Kind = "prose"
     markup: Literal["plain", "html"] = "plain"
 
     def document(self, text: str, line: int, offset: int, metadata: str = "") -> Document:
-        """A document that begins there."""
+        """Return a document of this file that begins at `line` and byte `offset`."""
         return Document(text, self.path, line, offset, self.kind, self.markup, metadata)
 
 
 def decode(data: bytes, origin: Origin, line: int, offset: int, metadata: str = "") -> Document | Rejection:
-    """The document whose text is `data`; the byte order mark of a file's beginning is no part of it."""
+    """Return the document with the text `data`, or a rejection. A byte order mark at offset 0 is removed."""
     text = data.removeprefix(BOM) if offset == 0 else data
     try:
         return origin.document(text.decode("utf-8"), line, offset, metadata)
@@ -60,20 +60,20 @@ def decode(data: bytes, origin: Origin, line: int, offset: int, metadata: str = 
 
 
 def explain_bytes(data: bytes, error: UnicodeDecodeError) -> str:
-    """What is wrong with bytes that are no UTF-8, and what to do about it."""
+    """Return an explanation of why bytes are not UTF-8, and what to do."""
     for mark, encoding in _FOREIGN_MARKS.items():
         if data.startswith(mark):
             return f"this is {encoding}; convert it to UTF-8"
-    return f"byte 0x{data[error.start]:02x} is no UTF-8 ({error.reason}); convert the file to UTF-8"
+    return f"byte 0x{data[error.start]:02x} is not UTF-8 ({error.reason}); convert the file to UTF-8"
 
 
 def has_surrogate(text: str) -> bool:
-    """Whether half of a surrogate pair stands alone in it, which no encoding can write."""
+    """Whether a text contains a lone surrogate, which UTF-8 cannot encode."""
     return not text.isascii() and _SURROGATE.search(text) is not None
 
 
 def metadata_json(fields: Mapping[str, Any], names: Iterable[str]) -> str:
-    """The named fields as one compact JSON object with sorted keys; empty where there are none.
+    """Return the named fields as one compact JSON object with sorted keys, or an empty string if there are none.
 
     Only strings of at most 65,536 characters, true, false and finite numbers are kept.
     """

@@ -1,4 +1,4 @@
-"""What a file's name says about it: how it is laid out, how it is compressed, and what sort of text it holds."""
+"""Format, compression and kind of text of a file, by its name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ Format = Literal["text", "html", "jsonl", "csv", "tsv", "parquet", "topics", "ta
 Compression = Literal["none", "gz", "zst", "xz", "bz2"]
 
 _TEXT = (".txt", ".text", ".md", ".markdown", ".rst")
-_HTML = (".html", ".htm", ".xhtml")
 _CODE = (
     *(".py", ".pyi", ".pyx", ".rb", ".pl", ".pm", ".php", ".lua", ".r", ".jl", ".tcl", ".awk"),
     *(".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".hh", ".m", ".mm", ".cu", ".cuh", ".rs", ".go", ".zig", ".d", ".nim", ".v"),
@@ -24,20 +23,16 @@ _CODE = (
     *(".f", ".f90", ".pas", ".ada", ".adb", ".ads", ".asm", ".s", ".vhd", ".sv"),
     *(".sh", ".bash", ".zsh", ".fish", ".ps1", ".bat", ".cmake", ".nix", ".tf"),
 )
-_FORMATS: dict[str, Format] = {
-    **dict.fromkeys((*_TEXT, *_CODE), "text"),
-    **dict.fromkeys(_HTML, "html"),
-    **dict.fromkeys((".jsonl", ".ndjson", ".json-lines"), "jsonl"),
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    ".tar": "tar",
-    ".zip": "zip",
-}
-_KINDS: dict[str, Kind] = {
-    **dict.fromkeys(_TEXT, "prose"),
-    **dict.fromkeys(_CODE, "code"),
-    **dict.fromkeys(_HTML, "web"),
+_FORMATS: dict[str, tuple[Format, Kind | None]] = {
+    **dict.fromkeys(_TEXT, ("text", "prose")),
+    **dict.fromkeys(_CODE, ("text", "code")),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), ("html", "web")),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json-lines"), ("jsonl", None)),
+    ".csv": ("csv", None),
+    ".tsv": ("tsv", None),
+    ".parquet": ("parquet", None),
+    ".tar": ("tar", None),
+    ".zip": ("zip", None),
 }
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst", ".xz": "xz", ".bz2": "bz2"}
 _SHORT_FORMS = {".tgz": (".tar", ".gz"), ".txz": (".tar", ".xz"), ".tbz2": (".tar", ".bz2"), ".tzst": (".tar", ".zst")}
@@ -50,33 +45,33 @@ UNDERSTOOD = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a file of some name is read."""
+    """How a file is read."""
 
     format: Format
     compression: Compression
     kind: Kind | None
-    """None where the name does not say it: records hold what they hold, and the members of an archive have names of their own."""
+    """None for formats of records and for archives, because their extension does not tell the kind of text."""
 
     @property
     def is_archive(self) -> bool:
-        """Whether it holds files of its own."""
+        """Whether the file contains other files."""
         return self.format in ("tar", "zip")
 
 
 def shape_of(name: str) -> Shape | None:
-    """What the extensions of a file's name say, in any case; None where they say nothing that is understood."""
+    """Return how a file is read, by its extensions in upper or lower case; None if no format has them."""
     suffixes = _suffixes(name)
     suffixes[-1:] = _SHORT_FORMS.get(suffixes[-1], suffixes[-1:]) if suffixes else []
     compression: Compression = _COMPRESSIONS.get(suffixes[-1], "none") if suffixes else "none"
     extension = "".join(suffixes[-2:-1] if compression != "none" else suffixes[-1:])
-    file_format = _FORMATS.get(extension)
+    file_format, kind = _FORMATS.get(extension, (None, None))
     if file_format is None or (file_format == "zip" and compression != "none"):
         return None
-    return Shape(file_format, compression, _KINDS.get(extension))
+    return Shape(file_format, compression, kind)
 
 
 def extension_of(name: str) -> str:
-    """The extension of a file's name in lower case, with the one before it where the last one is that of a compression."""
+    """Return the extension of a file's name in lower case; of a compressed file, its last two extensions."""
     suffixes = _suffixes(name)
     return "".join(suffixes if suffixes and suffixes[-1] in _COMPRESSIONS else suffixes[-1:])
 
@@ -86,14 +81,14 @@ def _suffixes(name: str) -> list[str]:
 
 
 def is_hidden(path: str) -> bool:
-    """Whether a file, or a folder on the way to it, has a name that begins with a dot: such files are no text to train on."""
+    """Whether the name of a file, or of a folder in its path, begins with a dot. Such files are not read."""
     return any(part.startswith(".") and part not in (".", "..") for part in path.split("/"))
 
 
 def printable(name: str) -> str:
-    """A file's name as it may stand in a message and a manifest: no control characters, and no half of a surrogate pair.
+    """Return a file's name for messages and manifests, with control characters and lone surrogates escaped.
 
-    File names are bytes, and those of strangers can hold whatever confuses a terminal or cannot be written as UTF-8.
+    File names are bytes. Names from strangers can contain characters that confuse a terminal or that UTF-8 cannot encode.
     """
     if name.isprintable():
         return name

@@ -1,7 +1,7 @@
-"""Which hosts a web address may lead to: the one that the user named, and those that a setting allows.
+"""Restrict web addresses to the host that the user named and to the hosts in `limits.allowed_hosts`.
 
-A web server answers with whatever redirect it likes, and a name server with whatever address. Without a check, either makes this
-machine fetch pages of its own network (server-side request forgery) and train on them.
+A web server can redirect to any address, and a name server can answer with any address. Without a check, either could make this
+machine fetch pages of its private network and train on them (server-side request forgery).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from data_pipeline.sources.formats import printable
 __all__ = ["GuardedClient", "is_public", "may_redirect"]
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
-_REMEDY = "if that is as it should be, add it to limits.allowed_hosts"
+_REMEDY = "if you trust it, add it to limits.allowed_hosts"
 
 
 @dataclass(frozen=True)
 class GuardedClient:
-    """Makes the client sessions of fsspec's web store; called by it. Equal ones share a store, so this has no state."""
+    """Creates the client sessions of fsspec's web store. Equal instances share a store, so this class has no state."""
 
     allowed: tuple[str, ...]
-    """`limits.allowed_hosts`."""
+    """Value of `limits.allowed_hosts`."""
 
     async def __call__(self, **options: Any) -> aiohttp.ClientSession:
-        """A session that follows no redirect to another host, and no name to an address of a private network."""
+        """Return a session that refuses redirects to another host, and names with addresses of a private network."""
         trace = aiohttp.TraceConfig()
         trace.on_request_redirect.append(self._check_redirect)
         if "connector" not in options:
@@ -49,14 +49,14 @@ class GuardedClient:
         try:
             target = params.url.join(URL(location))
         except ValueError:
-            raise SourceError(f"{start}: the server redirects to what is no address") from None
+            raise SourceError(f"{start}: the server redirects to an invalid address") from None
         if not (may_redirect(params.url, target) or _is_allowed(target.host or "", self.allowed)):
-            place = printable(str(target.origin())) if target.absolute else "no address"
+            place = printable(str(target.origin())) if target.absolute else "an address without a host"
             raise SourceError(f"{start}: the server redirects to another host, {place}; {_REMEDY}, or name that address itself")
 
 
 def may_redirect(start: URL, target: URL) -> bool:
-    """Whether a redirect stays on the host and port, or goes to https on the same host."""
+    """Whether a redirect keeps host, port and scheme, or goes from http to https on the same host."""
     if start.host != target.host:
         return False
     ports = (start.port, target.port)
@@ -66,7 +66,7 @@ def may_redirect(start: URL, target: URL) -> bool:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is one of the public internet: not private, loopback, link-local, multicast or reserved."""
+    """Whether an IP address belongs to the public internet: not private, loopback, link-local, multicast or reserved."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
         inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF) if found in _NAT64 else found.ipv4_mapped or found.sixtofour
@@ -80,13 +80,13 @@ def _is_allowed(host: str, allowed: tuple[str, ...]) -> bool:
 
 
 def _is_local_name(host: str) -> bool:
-    """Whether a name cannot be one of the public internet, so that its writer meant a machine of this network."""
+    """Whether a host name cannot be a public one, so the user must mean a machine of the local network."""
     name = host.rstrip(".").lower()
     return "." not in name or name.endswith(".localhost")
 
 
 class _GuardedResolver(AbstractResolver):
-    """Leaves out addresses of private networks, except for local names and hosts that are allowed."""
+    """Drops addresses of private networks, except for local names and allowed hosts."""
 
     def __init__(self, allowed: tuple[str, ...]) -> None:
         self._allowed = allowed
@@ -99,7 +99,7 @@ class _GuardedResolver(AbstractResolver):
         public = [one for one in found if is_public(one["host"])]
         if not public:
             addresses = ", ".join(sorted({one["host"] for one in found}))
-            raise SourceError(f"{printable(host)}: this name leads to {addresses}, which is no public address; {_REMEDY}")
+            raise SourceError(f"{printable(host)}: this name resolves to {addresses}, which is not a public address; {_REMEDY}")
         return public
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Which files are read: the sources that the user named, looked up, put in order and identified by content."""
+"""Find the input files of all sources, sort them, identify them by content, and cut them into partitions."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ __all__ = [
     "InputFile",
     "Part",
     "Partition",
-    "count_extensions",
     "cut_into_partitions",
-    "explain_no_text",
     "find_inputs",
     "remember_digests",
 ]
@@ -42,35 +40,35 @@ _TOPICS = Shape("topics", "none", "prose")
 
 @dataclass(frozen=True)
 class InputFile:
-    """One file of one source. Its identity is source, path and content; `location` and `stamp` are this machine's matter."""
+    """One file of one source. Source, path and content identify it on every machine; `location` and `stamp` are local."""
 
     source: str
     path: str
-    """Relative to the source, with forward slashes."""
+    """Path relative to the source, with forward slashes."""
     location: Location
-    """Where it is; as text, fit for messages."""
+    """Where the file is. Its text form has no secrets."""
     format: Format
     compression: Compression
     kind: Kind | None
-    """What sort of text it holds, where its source or its name says so."""
+    """Kind of text, if the settings of the source or the file name state it."""
     bytes: int
     stamp: str
-    """Changes when the file does, and is cheaper to find out than its content."""
+    """Value that changes when the content changes. It is cheaper to read than the content."""
     status_stamp: str = ""
-    """Changes when anything about the file does, its stamp included; no reason to refuse a file, but one to read it again."""
+    """Value that changes when the file or its metadata changes. If it has changed, the content is read again."""
     checksum: str = ""
-    """`sha256:…` of the content, or what the store knows of it: `md5:…`, `etag:…`, …"""
+    """`sha256:…` of the content, or the checksum that the store provides: `md5:…`, `etag:…`, …"""
 
     @property
     def identity(self) -> dict[str, str | int]:
-        """What the manifest lists: the same on every machine."""
+        """Entry of the file in the manifest, the same on every machine."""
         algorithm = "sha256" if self.checksum.startswith("sha256:") else "checksum"
         return {"source": self.source, "path": self.path, "bytes": self.bytes, algorithm: self.checksum}
 
 
 @dataclass(frozen=True)
 class Part:
-    """The bytes [start, end) of a file: the documents that begin there."""
+    """The documents that begin in the bytes [start, end) of a file."""
 
     file: InputFile
     start: int
@@ -79,26 +77,26 @@ class Part:
 
 @dataclass(frozen=True)
 class _Source:
-    """What the user named as one source."""
+    """One source as the settings describe it."""
 
     name: str | None
-    """None: it is named after its folder or file."""
+    """None if the source is named after its folder or file."""
     paths: tuple[str, ...]
     kind: Kind | None
     max_bytes: int | None
 
 
 def find_inputs(config: PrepareConfig, known_digests: Path) -> tuple[InputFile, ...]:
-    """All files to read, in the order of the sources and then of their paths, with the digests of their content.
+    """Return all files to read, in the order of the sources and then of their paths, with the digests of their content.
 
-    `known_digests` is a file written by `remember_digests`: it saves reading a file again whose size and times are unchanged.
+    `known_digests` is a file written by `remember_digests`. A file whose size and times are unchanged is not read again.
 
     Raises:
         SourceError: a source is missing, cannot be reached, or holds no text.
-        ConfigError: a source's name cannot be that of a file, or a source is the output folder.
+        ConfigError: the name of a source is invalid, or a source is the output folder.
     """
     found = list(_find_all(config))
-    if not found:  # `if_empty` allows it, or the sources would have been refused
+    if not found:  # `if_empty` allows it, or `_find_named` would have raised an error
         named = ", ".join(map(_shown, config.sources)) or "no source"
         logger.warning("no text in %s: the built-in corpus (Python's standard library) is used instead", named)
         found = [*_find_builtin(_Source(None, (), None, config.limits.max_bytes_per_source))]
@@ -106,7 +104,7 @@ def find_inputs(config: PrepareConfig, known_digests: Path) -> tuple[InputFile, 
 
 
 def remember_digests(inputs: Sequence[InputFile], path: Path) -> None:
-    """Keeps the digests of this machine's files, so that `find_inputs` need not read unchanged ones again."""
+    """Write the digests of local files to `path`, so that `find_inputs` does not read unchanged files again."""
     write_atomic(path, sealed({_key(file): file.checksum for file in inputs if not file.location.store}))
 
 
@@ -122,7 +120,7 @@ def _find_all(config: PrepareConfig) -> Iterator[InputFile]:
         for named in source.paths:
             root, usable = _find_named(named, source, config)
             name = name or _unique(_name_after(root), taken)
-            # Files of several folders under one name: each path begins with its folder, as two may hold files of one name.
+            # With several folders each path begins with its folder, because two of them may hold files with the same name.
             folder = f"{_unique(_name_after(root), folders)}/" if len(source.paths) > 1 else ""
             files += [replace(file, source=name, path=folder + file.path) for file in usable]
         yield from _first_bytes(files, source.max_bytes)
@@ -135,34 +133,36 @@ def _sources(config: PrepareConfig) -> Iterator[_Source]:
     for name, own in config.source.items():
         if not _NAME.fullmatch(name) or name in _BUILTIN_SOURCES:
             raise ConfigError(
-                f"source.{name}: this name cannot be used; write one of its own in lower-case letters, digits, _ and -, at most 64"
+                f"source.{name}: this name cannot be used; write another one with at most 64 lower-case letters, digits, _ and -"
             )
         yield _Source(name, own.paths, own.kind, limit if own.max_bytes is None else own.max_bytes)
 
 
 def _find_named(named: str, source: _Source, config: PrepareConfig) -> tuple[str, list[InputFile]]:
-    """What is named, and the files with text there, whose source is still to be filled in."""
+    """Return the root that a path or URL names, and the text files in it. The caller fills in their source."""
     if named == BUILTIN:
         return BUILTIN, list(_find_builtin(replace(source, max_bytes=None)))
     listing = list_files(named, config.limits)
     if listing.is_folder and not is_url(named) and Path(listing.root).resolve() == config.output.resolve():
-        raise ConfigError(f"source {named} is the output folder; choose another --output, inside it if need be")
+        raise ConfigError(f"source {named} is the output folder; choose another --output; a folder inside the source is possible")
     if not listing.files and not listing.unfollowed and not listing.is_folder:
         is_pattern = glob.has_magic(_shown(named))
         remedy = "no file matches; check the pattern" if is_pattern else "no such file or folder; check the path"
         raise SourceError(f"source {_shown(named)}: {remedy}, or use the word {BUILTIN} for the built-in corpus")
     files = [file for file in _not_prepared(listing.files, config.output) if not (listing.is_folder and _is_set_aside(file.path))]
     usable = [_input(file, shape, source) for file in files if (shape := shape_of(file.path)) is not None]
+    unknown = [file for file in files if shape_of(file.path) is None]
     if not any(file.bytes for file in usable) and not _stands_for_builtin(named, config):
-        raise SourceError(explain_no_text(_shown(named), listing, files))
-    if len(usable) < len(files):
-        unknown = [file for file in files if shape_of(file.path) is None]
-        logger.warning("source %s: %d of %d files ignored (%s)", _shown(named), len(unknown), len(files), count_extensions(unknown))
+        raise SourceError(_explain_no_text(_shown(named), listing, unknown, len(usable)))
+    if unknown:
+        logger.warning(
+            "source %s: %d of %d files ignored (%s)", _shown(named), len(unknown), len(files), _count_extensions(unknown)
+        )
     return listing.root, usable
 
 
 def _stands_for_builtin(named: str, config: PrepareConfig) -> bool:
-    """Whether a source without text means that nobody has put any there yet, so that the built-in corpus may be used."""
+    """Whether the built-in corpus may replace this source, because it is an empty placeholder folder."""
     return config.if_empty == "builtin" and not is_url(named) and is_placeholder(Path(named.removeprefix("file://")))
 
 
@@ -171,7 +171,7 @@ def _find_builtin(source: _Source) -> Iterator[InputFile]:
     code, manual = sorted(code_files(library)), manual_file(library)
     if not code or not manual.is_file():
         raise SourceError(
-            f"the built-in corpus: Python's standard library in {library} has no source text; name --sources of your own"
+            f"the built-in corpus: Python's standard library in {library} has no source text; set --sources to other files"
         )
     for name, paths, shape in (("stdlib-code", code, Shape("text", "none", "code")), ("stdlib-manual", [manual], _TOPICS)):
         found = [found_here(library, path) for path in paths]
@@ -179,29 +179,19 @@ def _find_builtin(source: _Source) -> Iterator[InputFile]:
 
 
 def _input(file: Found, shape: Shape, source: _Source) -> InputFile:
-    return InputFile(
-        source=source.name or "",
-        path=file.path,
-        location=file.location,
-        format=shape.format,
-        compression=shape.compression,
-        kind=source.kind or shape.kind,
-        bytes=file.bytes,
-        stamp=file.stamp,
-        status_stamp=file.status_stamp,
-        checksum=file.checksum,
-    )
+    kind = source.kind or shape.kind
+    return InputFile(source=source.name or "", format=shape.format, compression=shape.compression, kind=kind, **vars(file))
 
 
 def _is_set_aside(path: str) -> bool:
-    """Dot files, and the README that explains the folder, are no text to train on."""
+    """Whether a file is hidden, or is the README.md at the top of the folder; both are not training text."""
     return is_hidden(path) or path == "README.md"
 
 
 def _not_prepared(files: Iterable[Found], output: Path) -> Iterator[Found]:
-    """All files but those that `prepare` leaves in its output folder, which may lie inside a source."""
+    """Yield all files except those that `prepare` writes to its output folder, which may be inside a source."""
     real_output = output.resolve()
-    real_folders: dict[str, Path] = {}  # there are far fewer than files, and each takes a look at the disk
+    real_folders: dict[str, Path] = {}  # a cache: there are far fewer folders than files, and each `resolve` reads the disk
     for file in files:
         if not file.location.store:
             folder, _, name = file.location.name.rpartition("/")
@@ -214,12 +204,12 @@ def _not_prepared(files: Iterable[Found], output: Path) -> Iterator[Found]:
 
 
 def _shown(named: str) -> str:
-    """What the user named, without secrets."""
+    """Return the path or URL of a source without secrets."""
     return str(Location(named, named)) if is_url(named) else redacted(named)
 
 
 def _name_after(root: str) -> str:
-    """A source's name, from its folder or file."""
+    """Return the name of a source, derived from its folder or file."""
     last = PurePosixPath(root).name if is_url(root) else Path(root).resolve().name
     return re.sub(r"[^a-z0-9_-]+", "-", (last.split(".")[0] or last).lower()).strip("-")[:64] or "text"
 
@@ -233,9 +223,9 @@ def _unique(name: str, taken: set[str]) -> str:
 
 
 def _first_bytes(files: Iterable[InputFile], max_bytes: int | None) -> Iterator[InputFile]:
-    """The files in name order, as long as those before have not used up `max_bytes`. Empty files hold no document.
+    """Yield the files in the order of their paths until `max_bytes` are used. Empty files are skipped.
 
-    Two names that are printed alike are told apart by their bytes.
+    Two files whose paths print alike are sorted by their original names.
     """
     used = 0
     for file in sorted(files, key=lambda file: (file.path, file.location.name)):
@@ -260,57 +250,48 @@ def _with_digests(files: Sequence[InputFile], known_digests: Path, config: Prepa
 
 
 def _read_known(path: Path) -> dict[str, str]:
-    """What `remember_digests` has written; nothing where that is damaged, as it only saves time."""
+    """Return the digests that `remember_digests` wrote, or none if the file is damaged, because they only save time."""
     try:
         known = unsealed(read_input(path, _MAX_KNOWN_BYTES, below=path.parent))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        logger.warning("%s is damaged (%s): the input is read again", path, error)
+        logger.warning("%s is damaged (%s); the input files are read again", path, error)
         return {}
     return {key: checksum for key, checksum in known.items() if _SHA256.fullmatch(str(checksum))}
 
 
 def _key(file: InputFile) -> str:
-    """Tells a file from others and from what it was before. Names no folder of this machine: prepared data is handed on."""
+    """Return a key that identifies this version of a file. It is a digest, because prepared data must not name local folders."""
     return digest_bytes(f"{file.location}:{file.bytes}:{file.stamp}:{file.status_stamp}".encode(errors="surrogatepass"))
 
 
-_SHOWN = 8  # extensions in a message
+_SHOWN = 8  # maximum number of extensions in a message
 
 
-def explain_no_text(shown: str, listing: Listing, files: Sequence[Found]) -> str:
-    """One line about a source without text.
-
-    Args:
-        shown: the source without its secrets, for the message.
-        listing: what was found there.
-        files: those of its files that were looked at.
-    """
-    unknown = [file for file in files if shape_of(file.path) is None]
-    found, remedies = [], []
+def _explain_no_text(shown: str, listing: Listing, unknown: Sequence[Found], num_empty: int) -> str:
+    """Return one line about a source without text, with the number of files by the reason why they hold none."""
+    found, remedies = ["no file with text in it"], []
     if unknown:
-        found.append(f"{count_extensions(unknown)} cannot be read")
+        found.append(f"{_count_extensions(unknown)} cannot be read")
         remedies.append("convert these files to text")
-    if len(unknown) < len(files):
-        num_empty = len(files) - len(unknown)
+    if num_empty:
         found.append(f"{num_empty} file{'s are' if num_empty > 1 else ' is'} empty")
     for links in listing.unfollowed:
         found.append(links.found)
         remedies.append(links.remedy)
-    if not found and listing.is_folder and not is_url(listing.root):
+    if len(found) == 1 and listing.is_folder and not is_url(listing.root):
         is_empty = not any(Path(listing.root).iterdir())
-        found.append("it is empty" if is_empty else "names that begin with a dot, and a README.md at its top, do not count")
+        found.append("it is empty" if is_empty else "files whose names begin with a dot, and a README.md at its top, are not read")
     mount = named_mount(Path(listing.root))
     remedies.append(f"name another folder{f' with {mount}' if mount else ''}")
     *first, last = remedies
     advice = f"{', '.join(first)}, or {last}" if first else last
-    found[:0] = ["no file with text in it"]
     return f"source {shown}: {'; '.join(found)}. Formats that are read: {UNDERSTOOD}. To do: {advice}"
 
 
-def count_extensions(files: Sequence[Found]) -> str:
-    """The number of files with each extension, the most frequent first: `7 .pdf, 5 .docx`."""
+def _count_extensions(files: Sequence[Found]) -> str:
+    """Return the number of files with each extension, the most frequent first: `7 .pdf, 5 .docx`."""
     counts = Counter(extension_of(file.path) or "without an extension" for file in files)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count} {name}" for name, count in ordered[:_SHOWN]) + (", …" if len(ordered) > _SHOWN else "")
@@ -325,17 +306,17 @@ class Partition:
 
     @property
     def source(self) -> str:
-        """The source that all of it comes from."""
+        """Name of the source of all parts."""
         return self.parts[0].file.source
 
     @property
     def bytes(self) -> int:
-        """Input bytes, compressed as they are."""
+        """Size of the input in bytes, before decompression."""
         return sum(part.end - part.start for part in self.parts)
 
     @property
     def identity(self) -> dict[str, object]:
-        """What the manifest lists, so that a document id leads to bytes of a file."""
+        """Entry of the partition in the manifest. With it a document id leads to the bytes of a file."""
         return {
             "source": self.source,
             "parts": [{"path": part.file.path, "start": part.start, "end": part.end} for part in self.parts],
@@ -343,9 +324,8 @@ class Partition:
 
 
 def cut_into_partitions(inputs: Sequence[InputFile], partition_bytes: int) -> tuple[Partition, ...]:
-    """Ranges of large JSON Lines files, and groups of smaller or indivisible files, of about `partition_bytes` each, in order."""
-    groups = list(_group(inputs, partition_bytes))
-    return tuple(Partition(number, tuple(parts)) for number, parts in enumerate(groups))
+    """Cut large JSON Lines files into ranges, and group all other files, into partitions of about `partition_bytes`, in order."""
+    return tuple(Partition(number, tuple(parts)) for number, parts in enumerate(_group(inputs, partition_bytes)))
 
 
 def _group(inputs: Sequence[InputFile], partition_bytes: int) -> Iterator[list[Part]]:
@@ -357,7 +337,7 @@ def _group(inputs: Sequence[InputFile], partition_bytes: int) -> Iterator[list[P
             yield group
             group, grouped_bytes = [], 0
         if divisible:
-            # A line belongs to the range it starts in, so any offset will do.
+            # A line belongs to the range in which it starts, so a range may start at any offset.
             yield from (
                 [Part(file, start, min(start + partition_bytes, file.bytes))] for start in range(0, file.bytes, partition_bytes)
             )

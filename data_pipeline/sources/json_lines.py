@@ -1,8 +1,8 @@
-"""JSON Lines to documents: one object a line, read strictly.
+"""Read JSON Lines: one JSON object in each line is one document.
 
-Stricter than Python: NaN and infinity are no JSON, an object that names a field twice does not say which one it means, and nesting
-has a limit. A fast parser reads what is plainly good; whatever it refuses, or might read otherwise, is left to the strict one, so
-that the two never differ.
+Parsing is stricter than that of Python's `json`: NaN, infinity, and an object that names a field twice are errors, and the depth of
+nesting is limited. A fast parser reads the lines whose result is certain. A strict parser reads all other lines, so the result does
+not depend on the fast one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["parse_json_line", "parse_quickly", "parse_strictly"]
 
 _KEY_END = re.compile(rb'"[ \t\r\n]*:')
 _BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|([\[{])|([\]}])', re.DOTALL)
-_EXACT_BELOW = 2.0**63  # the fast parser makes floats of integers from here on
+_EXACT_BELOW = 2.0**63  # the fast parser turns integers from here on into floats
 
 
 def parse_json_line(line: Line, origin: Origin, records: RecordSettings, limits: LimitSettings) -> Document | Rejection:
-    """The document in one line of JSON, or why there is none."""
+    """Return the document in one line of JSON, or a rejection."""
     data = line.data.removeprefix(BOM) if line.offset == 0 else line.data
     try:
         if line.too_long:
@@ -44,10 +44,10 @@ def parse_json_line(line: Line, origin: Origin, records: RecordSettings, limits:
 
 
 def parse_quickly(data: bytes, max_depth: int) -> dict[str, Any] | None:
-    """The object that the strict parser would find, integers beyond 64 bits aside; None where that is not certain.
+    """Return the object that the strict parser would return, except for integers beyond 64 bits; None if that is not certain.
 
-    Every field's name is followed by a colon, so a line without more such places than the object has fields names none twice. The
-    text may have some too: then it takes the strict parser to tell.
+    A colon follows the name of every field. So if a line has as many quotes with a colon as the object has fields, no field is
+    named twice. Text inside a string can also contain a quote with a colon; such a line needs the strict parser.
     """
     try:
         value = orjson.loads(data)
@@ -59,13 +59,13 @@ def parse_quickly(data: bytes, max_depth: int) -> dict[str, Any] | None:
 
 
 def parse_strictly(data: bytes, max_depth: int) -> Any:
-    """The JSON value in a line.
+    """Return the JSON value in a line.
 
     Raises:
-        MalformedError: it is none, is nested too deeply, or names a field twice.
+        MalformedError: the line is not JSON, is nested too deeply, or has an object that names a field twice.
     """
     if _is_deeper(data, max_depth):
-        raise MalformedError(Reason.TOO_DEEP, f"nested more than limits.max_json_depth = {max_depth} deep")
+        raise MalformedError(Reason.TOO_DEEP, f"nested deeper than limits.max_json_depth = {max_depth}")
     try:
         return json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
@@ -80,15 +80,15 @@ def parse_strictly(data: bytes, max_depth: int) -> Any:
 
 def _text_of(value: Any, name: str) -> str:
     if not isinstance(value, dict):
-        raise MalformedError(Reason.NOT_AN_OBJECT, f"a JSON {type(value).__name__} where an object is needed")
+        raise MalformedError(Reason.NOT_AN_OBJECT, f"a JSON {type(value).__name__}, but an object is expected")
     if name not in value:
-        fields = ", ".join(map(repr, list(value)[:8])) or "none at all"
-        raise MalformedError(Reason.NO_TEXT_FIELD, f"no field {name!r}; there are {fields}; see records.text_field")
+        fields = ", ".join(map(repr, list(value)[:8])) or "none"
+        raise MalformedError(Reason.NO_TEXT_FIELD, f"no field {name!r}; the fields are {fields}; see records.text_field")
     text = value[name]
     if not isinstance(text, str):
         raise MalformedError(Reason.TEXT_NOT_A_STRING, f"field {name!r} is a {type(text).__name__}")
     if has_surrogate(text):
-        raise MalformedError(Reason.LONE_SURROGATE, f"field {name!r} holds half of a surrogate pair")
+        raise MalformedError(Reason.LONE_SURROGATE, f"field {name!r} contains a lone surrogate")
     return text
 
 
@@ -97,7 +97,7 @@ def _may_be_rounded(value: object) -> bool:
 
 
 def _count_fields(value: dict[str, Any], max_depth: int) -> int:
-    """Fields of an object and of all objects in it; -1 where it is nested more deeply than `max_depth`."""
+    """Count the fields of an object and of all objects in it; -1 if it is nested deeper than `max_depth`."""
     num_fields = 0
     level: list[Any] = [value]
     for _ in range(max_depth):
@@ -113,7 +113,7 @@ def _count_fields(value: dict[str, Any], max_depth: int) -> int:
 
 
 def _is_deeper(data: bytes, max_depth: int) -> bool:
-    """Whether brackets outside of strings are nested more than `max_depth` deep."""
+    """Whether brackets outside of strings are nested deeper than `max_depth`."""
     if data.count(b"[") + data.count(b"{") <= max_depth:
         return False
     depth = 0
@@ -130,9 +130,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) < len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise MalformedError(Reason.DUPLICATE_KEY, f"field {twice!r} stands twice in one object")
+        raise MalformedError(Reason.DUPLICATE_KEY, f"an object names field {twice!r} twice")
     return value
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

@@ -1,6 +1,6 @@
-"""Parquet to documents: one row is one document. The decoding happens in a child process that a hostile file cannot leave.
+"""Read Parquet files: one row is one document. A confined child process decodes the file, because the file may be hostile.
 
-See `parquet_child` for what the two processes say to each other. A child costs about 0.15 s of start; it serves one file.
+`parquet_child` describes the protocol between the two processes. Each file has its own child, which takes about 0.15 s to start.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import struct
 from array import array
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from data_pipeline.config import LimitSettings, RecordSettings
@@ -20,19 +21,19 @@ from data_pipeline.sources.streams import Budget, Readable, StreamError
 __all__ = ["read_parquet"]
 
 _CHILD = Path(__file__).with_name("parquet_child.py")
-_SILENCE_S = 600.0  # a batch of rows takes milliseconds; a child that is silent so long is in an endless loop
+_SILENCE_S = 600.0  # a batch of rows takes milliseconds, so a child that is silent longer is in an endless loop
 _MAX_READ_BYTES = 1 << 20
-_MAX_EXTRA_BYTES = 64 << 20  # rows with short texts, and metadata, in a message that may also have one longest text
+_MAX_EXTRA_BYTES = 64 << 20  # of short texts and metadata in a message that also holds one text of the maximum length
 _FAILURES = {-1: (Reason.TEXT_NOT_A_STRING, "null"), -2: (Reason.FIELD_TOO_LARGE, "longer than limits.max_line_bytes")}
 
 
 def read_parquet(
     file: Readable, num_bytes: int, origin: Origin, records: RecordSettings, limits: LimitSettings, budget: Budget
 ) -> Iterator[Document | Rejection]:
-    """The documents of an open Parquet file of `num_bytes`.
+    """Yield the documents of an open Parquet file of `num_bytes`.
 
     Raises:
-        StreamError: it is damaged, or its rows are more than `budget` or the child's memory allow; what came before is good.
+        StreamError: the file is damaged, or exceeds `budget` or the child's memory limit. The documents before it are valid.
     """
     request = {
         "bytes": num_bytes,
@@ -42,10 +43,12 @@ def read_parquet(
         "memory_bytes": limits.reader_memory_bytes,
     }
     row = 0
-    with _Child(request) as child:
-        for letter, body in child.messages(limits.max_line_bytes + _MAX_EXTRA_BYTES):
+    with closing(ConfinedProgram(_CHILD, _SILENCE_S)) as child:
+        child.write(json.dumps(request).encode() + b"\n")
+        for letter, body in _messages(child, limits.max_line_bytes + _MAX_EXTRA_BYTES):
             if letter == b"R":
-                child.answer(_piece(file, body, num_bytes))
+                data = _piece(file, body, num_bytes)
+                child.write(struct.pack("<q", len(data)) + data)
             elif letter == b"B":
                 for text, metadata in _rows(body):
                     row += 1
@@ -69,16 +72,16 @@ def _document(text: bytes | int, metadata: str, origin: Origin, row: int) -> Doc
 
 
 def _piece(file: Readable, body: bytes, num_bytes: int) -> bytes:
-    """The bytes that the child asks for."""
+    """Return the bytes that the child requests."""
     offset, size = struct.unpack("<qq", body)
     if not (0 <= offset <= num_bytes and 0 <= size <= _MAX_READ_BYTES):
-        raise StreamError(Reason.CORRUPT_PARQUET, f"its reader asked for {size} bytes at {offset}, of {num_bytes}")
+        raise StreamError(Reason.CORRUPT_PARQUET, f"its reader requested {size} bytes at offset {offset}, of {num_bytes}")
     file.seek(offset)
     return file.read(size)
 
 
 def _rows(body: bytes) -> Iterator[tuple[bytes | int, str]]:
-    """Text and metadata of each row in a message; a negative number says why there is no text."""
+    """Yield text and metadata of each row in a message. A negative number, a key of `_FAILURES`, replaces a missing text."""
     [num_rows] = struct.unpack_from("<q", body)
     lengths = array("q", body[8 : 8 + 16 * num_rows])
     text_lengths, metadata_lengths = lengths[:num_rows], lengths[num_rows:]
@@ -92,39 +95,18 @@ def _rows(body: bytes) -> Iterator[tuple[bytes | int, str]]:
         metadata_position += metadata_length
 
 
-class _Child:
-    """The process that reads one file. It ends with the `with` block, whatever it is doing."""
+def _messages(child: ConfinedProgram, max_bytes: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the child's messages, each as a letter and a body of at most `max_bytes`, up to and including the last one.
 
-    def __init__(self, request: dict[str, object]) -> None:
-        self._request = request
-
-    def __enter__(self) -> _Child:
-        self._program = ConfinedProgram(_CHILD, _SILENCE_S)
-        self._program.write(json.dumps(self._request).encode() + b"\n")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._program.close()
-
-    def messages(self, max_bytes: int) -> Iterator[tuple[bytes, bytes]]:
-        """What the child says, up to its last message.
-
-        Raises:
-            StreamError: it died, fell silent, or says what it cannot say.
-        """
-        letter = b""
+    Raises:
+        StreamError: the child ended, was silent too long, or sent a message of a size that the protocol does not allow.
+    """
+    letter = b""
+    try:
         while letter not in (b"E", b"Z"):
-            letter, length = struct.unpack("<cq", self._read(9))
+            letter, length = struct.unpack("<cq", child.read(9))
             if not 0 <= length <= max_bytes:
                 raise StreamError(Reason.CORRUPT_PARQUET, f"its reader sent a message of {length} bytes")
-            yield letter, self._read(length)
-
-    def answer(self, data: bytes) -> None:
-        """Sends the bytes of the file that the child asked for."""
-        self._program.write(struct.pack("<q", len(data)) + data)
-
-    def _read(self, size: int) -> bytes:
-        try:
-            return self._program.read(size)
-        except ProgramEndedError as error:
-            raise StreamError(Reason.CORRUPT_PARQUET, f"its reader {error}") from None
+            yield letter, child.read(length)
+    except ProgramEndedError as error:
+        raise StreamError(Reason.CORRUPT_PARQUET, f"its reader {error}") from None

@@ -1,16 +1,16 @@
-"""Reads one Parquet file in a process of its own; started as a script by `parquet`, and imports nothing of this package.
+"""Read one Parquet file in a separate process. `parquet` starts this file as a script; it imports nothing of this package.
 
-Parquet is decoded by C++ that trusts what a file says of itself: hostile ones make it allocate whatever they like, or crash. Here
-memory has a limit, no file can be opened for writing, and a crash ends nobody else. The file's bytes come from the parent, so that
-this process needs no credentials and no network.
+The C++ library that decodes Parquet trusts the sizes in a file. A hostile file makes it allocate any amount of memory, or crash.
+This process has a memory limit, cannot write files, and can crash without ending its parent. The parent sends the bytes of the
+file, so this process needs no credentials and no network.
 
-The first line on standard input is the request, a JSON object. Then messages go to standard output, each a letter and a 64-bit
-length, both little-endian, and so many bytes:
+The first line on standard input is the request, a JSON object. Then messages go to standard output. Each is a letter, a 64-bit
+length in bytes, and a body of that length. All numbers are little-endian.
 
     R  offset and size, 64 bits each    the parent answers on standard input with a 64-bit length and the bytes
     B  rows: their number n, 64 bits; n lengths of texts (-1: null, -2: too large); n lengths of metadata; the texts; the metadata
-    E  reason and explanation, separated by a NUL; the last message of a file that cannot be read on
-    Z  nothing; the last message of a file that was read to its end
+    E  reason and explanation, separated by a NUL; the last message of a file that cannot be read further
+    Z  empty; the last message of a file that was read to its end
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _MAX_METADATA_CHARS = 1 << 16
 _NULL, _TOO_LARGE = -1, -2
 
 
-class _Refused(Exception):  # noqa: N818 - it is an outcome of reading
-    """The file holds no documents."""
+class _Refused(Exception):  # noqa: N818 - an outcome of reading, not a fault
+    """The file has no column of texts."""
 
 
 def main() -> None:
-    """Serves one request."""
+    """Serve one request."""
     source, sink = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
     request = json.loads(source.readline())
     _restrict(request["memory_bytes"])
@@ -52,19 +52,19 @@ def main() -> None:
         _send(sink, b"E", "\0".join(error.args).encode("utf-8", "backslashreplace"))
     except MemoryError:
         _send(sink, b"E", b"reader-memory\0it needs more memory than limits.reader_memory_bytes")
-    except Exception as error:  # the file is hostile until the contrary is shown
+    except Exception as error:  # the file may be hostile, so any error of the library is possible
         text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         _send(sink, b"E", f"corrupt-parquet\0{text}".encode("utf-8", "backslashreplace"))
 
 
 def _restrict(memory_bytes: int) -> None:
-    """Takes from this process what it needs no more: memory beyond the limit, files, and core dumps."""
+    """Limit the memory of this process, and forbid it to write files and core dumps."""
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     usage = Path("/proc/self/statm")
-    if usage.exists():  # elsewhere the system does not tell, and such a limit has no effect
+    if usage.exists():  # only on Linux; other systems do not report the memory in use, and this limit has no effect there
         in_use = int(usage.read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (in_use + memory_bytes, in_use + memory_bytes))
 
@@ -84,7 +84,7 @@ def _read(file: io.RawIOBase, request: dict[str, Any], sink: io.BufferedWriter) 
 
 
 def _batch_rows(metadata: pq.FileMetaData) -> int:
-    """Rows that make about one message, by the sizes that the file gives."""
+    """Return the number of rows that fill about one message, by the sizes that the file states."""
     groups = [metadata.row_group(number) for number in range(min(metadata.num_row_groups, 16))]
     num_bytes, num_rows = sum(group.total_byte_size for group in groups), sum(group.num_rows for group in groups)
     return int(min(max(_MESSAGE_BYTES * num_rows // max(num_bytes, 1), 1), _MAX_BATCH_ROWS))
@@ -94,11 +94,11 @@ def _check(schema: pa.Schema, text_field: str) -> None:
     found = schema.names.count(text_field)
     if found != 1:
         shown = ", ".join(map(repr, schema.names[:8]))
-        detail = "stands twice" if found else f"is not there; there are {shown}; see records.text_field"
+        detail = "occurs twice" if found else f"is missing; the columns are {shown}; see records.text_field"
         raise _Refused("duplicate-key" if found else "no-text-field", f"column {text_field!r} {detail}")
     kind = schema.field(text_field).type
     if not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
-        raise _Refused("text-not-a-string", f"column {text_field!r} is of type {kind}")
+        raise _Refused("text-not-a-string", f"column {text_field!r} has type {kind}, but strings or bytes are expected")
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -106,20 +106,20 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _texts(column: pa.Array, max_bytes: int) -> list[bytes | int]:
-    """The bytes of each text, or why there are none."""
+    """Return the bytes of each text, or `_NULL` or `_TOO_LARGE`."""
     buffers = (value.as_buffer() for value in _as_binary(column))
     return [_NULL if buffer is None else bytes(buffer) if buffer.size <= max_bytes else _TOO_LARGE for buffer in buffers]
 
 
 def _as_binary(column: pa.Array) -> pa.Array:
-    """Texts as bytes: whether they are UTF-8 is for the parent to say."""
+    """Return texts as bytes. The parent checks that they are UTF-8."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     column = column.cast(kind) if kind != column.type else column
     return column.cast(pa.large_binary())
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """The values that are strings and finite numbers; times and decimal numbers as strings; None for the rest."""
+    """Return strings and finite numbers as they are, times and decimal numbers as strings, and None for all others."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if _is_text(kind):
         strings = (text and text.decode("utf-8", "backslashreplace") for text in _as_binary(column).to_pylist())
@@ -137,7 +137,7 @@ def _record(fields: list[tuple[str, list[Any]]], row: int) -> bytes:
 
 
 def _send_rows(sink: io.BufferedWriter, texts: list[bytes | int], records: list[bytes]) -> None:
-    """In messages that the parent need not fear: of a few megabytes, or of one row."""
+    """Send rows in messages that hold a few MiB, or one row."""
     first = num_bytes = 0
     sizes = [text if isinstance(text, int) else len(text) for text in texts]
     for row, size in enumerate(sizes, 1):
@@ -156,7 +156,7 @@ def _send(sink: io.BufferedWriter, letter: bytes, *pieces: bytes) -> None:
 
 
 class _RemoteFile(io.RawIOBase):
-    """The file as the parent serves it."""
+    """The file, whose bytes the parent sends on request."""
 
     def __init__(self, source: io.BufferedReader, sink: io.BufferedWriter, num_bytes: int) -> None:
         self._source = source

@@ -1,16 +1,16 @@
-"""Turns the bytes of an input file into documents, and whatever is broken into counted rejections; nothing a file holds raises.
+"""Turn the bytes of an input file into documents, and malformed input into rejections. No content of a file raises an error.
 
-How each format is read: `plain`, `json_lines`, `tables`, `parquet`, `archives`; what is text: `decoding`.
+The formats are read in `text_files`, `json_lines`, `tables`, `parquet` and `archives`. `decoding` checks the text.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, assert_never
 
 from common.errors import SourceError
-from data_pipeline.config import Kind, LimitSettings, PrepareConfig
+from data_pipeline.config import Kind, PrepareConfig
 from data_pipeline.dataset.splits import tail_offset
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.archives import ArchiveError, Member, read_tar, read_zip
@@ -20,7 +20,7 @@ from data_pipeline.sources.inputs import Part
 from data_pipeline.sources.json_lines import parse_json_line
 from data_pipeline.sources.parquet import read_parquet
 from data_pipeline.sources.storage import check_unchanged, open_file
-from data_pipeline.sources.streams import Budget, Readable, StreamError, decompress, raw_blocks, read_lines
+from data_pipeline.sources.streams import Budget, Readable, StreamError, decompress, join_blocks, raw_blocks, read_lines
 from data_pipeline.sources.tables import read_table
 from data_pipeline.sources.text_files import read_pieces, read_topics, read_whole
 
@@ -28,12 +28,12 @@ __all__ = ["read_part"]
 
 
 def read_part(part: Part, config: PrepareConfig) -> Iterator[Document | Rejection]:
-    """The documents that begin in a part of a file, in order, and a rejection in the place of each one that is broken.
+    """Yield the documents that begin in a part of a file, in order, with a rejection in the place of each malformed one.
 
-    `config` is that of the file's source: `config.for_source(part.file.source)`.
+    `config` must be the configuration of the file's source: `config.for_source(part.file.source)`.
 
     Raises:
-        SourceError: the file is not the one that was found when the preparation began, or its store fails for good.
+        SourceError: the file has changed since the preparation began, or its store cannot be read.
     """
     file = part.file
     check_unchanged(file.location, file.bytes, file.stamp, config.limits)
@@ -73,7 +73,7 @@ def _read_file(stream: Readable, part: Part, config: PrepareConfig) -> Iterator[
 def _read_members(
     members: Iterator[Member | Rejection], kind: Kind | None, config: PrepareConfig, budget: Budget
 ) -> Iterator[Document | Rejection]:
-    """The documents of all members of an archive. A damaged member ends itself, not the archive."""
+    """Yield the documents of all members of an archive. A damaged member becomes a rejection, and the next one is read."""
     for member in members:
         if isinstance(member, Rejection):
             yield member
@@ -100,9 +100,9 @@ def _read_blocks(
     end: int | None = None,
     border: int = 0,
 ) -> Iterator[Document | Rejection]:
-    """The documents in the (decompressed) bytes of a file; of JSON Lines, those that begin in [start, end).
+    """Yield the documents in the decompressed bytes of a file. Only those of JSON Lines that begin in [start, end) are read.
 
-    `inner` is the budget for what is decompressed once more here.
+    `inner` is the budget for data that a format decompresses itself. `border` is the byte offset of a split by position.
     """
     limits = config.limits
     match file_format:
@@ -112,33 +112,26 @@ def _read_blocks(
         case "csv" | "tsv":
             yield from read_table(blocks, origin, "," if file_format == "csv" else "\t", config.records, limits)
         case "parquet":
-            data = _whole(blocks, limits)
+            data, is_whole = join_blocks(blocks, limits.max_document_bytes)  # the index is at the end, so all bytes are needed
+            if not is_whole:
+                detail = "a compressed or archived Parquet file over limits.max_document_bytes; unpack it first"
+                raise StreamError(Reason.FILE_TOO_LARGE, detail)
             yield from read_parquet(io.BytesIO(data), len(data), origin, config.records, limits, inner)
         case "topics":
             yield from read_topics(blocks, origin)
         case "text" if config.text.documents != "file":
             yield from read_pieces(blocks, origin, config.text, limits, border)
-        case _:
+        case "text" | "html":
             yield from read_whole(blocks, origin, limits)
+        case "tar" | "zip":
+            raise AssertionError("archives are read by _read_file, and nested archives are rejected")
+        case _:
+            assert_never(file_format)
 
 
 def _origin(path: str, file_format: Format, kind: Kind | None, config: PrepareConfig) -> Origin:
-    """What the documents of a file have in common. Records of web pages are web text, unless their source says otherwise."""
+    """Return the origin of a file's documents. HTML is of kind web, unless the source sets another kind."""
     markup: Literal["plain", "html"] = "html" if file_format == "html" else "plain"
     if file_format in ("jsonl", "csv", "tsv", "parquet"):
         markup = config.records.markup
     return Origin(path, kind or ("web" if markup == "html" else "prose"), markup)
-
-
-def _whole(blocks: Iterator[bytes], limits: LimitSettings) -> bytes:
-    """All of a Parquet file that cannot be read where it is, in an archive or compressed once more: it is read back to front."""
-    pieces: list[bytes] = []
-    num_bytes = 0
-    for block in blocks:
-        num_bytes += len(block)
-        if num_bytes > limits.max_document_bytes:
-            raise StreamError(
-                Reason.FILE_TOO_LARGE, "a Parquet file in an archive, larger than limits.max_document_bytes; unpack it first"
-            )
-        pieces.append(block)
-    return b"".join(pieces)

@@ -1,13 +1,13 @@
-"""Files where they are: on this machine, or in any store that fsspec knows (`s3://`, `gs://`, `hf://`, `http://`, …).
+"""List and read files of this machine and of any store that fsspec supports (`s3://`, `gs://`, `hf://`, `http://`, …).
 
-Reading from a store is tried again after a failure, from the byte where it failed, with growing waits. A store's own errors can
-quote the address with whatever secrets it holds, so they are never shown: messages name the kind of error and the bare address.
+A failed read from a store is retried from the byte where it failed, with growing waits. The error text of a store can contain the
+address with its secrets, so it is never shown. Messages show the type of the error and the address without secrets.
 
-A file of this machine is known by its content. One in a store is known by its size and the checksum that the store keeps (SHA-256,
-MD5, CRC32C or entity tag), or else the time of its last change, so that a terabyte is not downloaded only to be recognised.
+A local file is identified by its content. A file in a store is identified by its size and the checksum that the store provides
+(SHA-256, MD5, CRC32C or entity tag), or else by the time of its last change, so it is not downloaded only to identify it.
 
-A source may come from a stranger, so it does not decide what else is read: links are followed below the folder that was named, and
-redirects to the host that was named (`hosts`). `limits.outside_links` and `limits.allowed_hosts` allow more.
+A source may come from a stranger, so it must not decide which other files are read. Links are followed only inside the named
+folder, and redirects only to the named host (`hosts`). `limits.outside_links` and `limits.allowed_hosts` allow more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -52,15 +52,15 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _MAX_WAIT_S = 30.0
-_STORE_BLOCK_BYTES = 4 << 20  # what a store is asked for at a time; their own default can be 50 MiB for each open file
+_STORE_BLOCK_BYTES = 4 << 20  # of one request; the default of a store can be 50 MiB for each open file
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface-hub", "http": "aiohttp", "https": "aiohttp"}
 _GONE = (404, 410)  # HTTP status codes
 _WEB = ("http", "https")
 _LOCAL = ("file", "local", "asynclocal")
 _ARCHIVES = ("zip", "tar", "libarchive")
-_POINTERS = ("reference", "generic")  # their files name the addresses that are read
-_SHOWN = 8  # names in a message
-_NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # what a link without a target gives
+_POINTERS = ("reference", "generic")  # stores whose files contain the addresses of other files
+_SHOWN = 8  # maximum number of names in a message
+_NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # errors of a link without a target
 _MAX_LINKED_FOLDERS = 10_000
 
 Result = TypeVar("Result")
@@ -68,12 +68,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, repr=False)
 class Location:
-    """Where a file is. As text it holds no credentials and no query, so it may stand in any message."""
+    """Where a file is. Its text form has no credentials and no query, so any message may contain it."""
 
     name: str
-    """A path on this machine, or the store's name of the file."""
+    """Path of a local file, or the name of a file in its store."""
     store: str = ""
-    """The URL that the user named, which opens the store; empty for this machine. It may hold secrets."""
+    """URL from the user, which opens the store. It may contain secrets. It is empty for a local file."""
 
     def __str__(self) -> str:
         return printable(_address(self.name, self.store)) if self.store else self.name
@@ -83,62 +83,62 @@ class Location:
 
 @dataclass(frozen=True)
 class Found:
-    """A file that is there."""
+    """A file that exists."""
 
     location: Location
     path: str
-    """Relative to what was named, with forward slashes."""
+    """Path relative to the root of the listing, with forward slashes."""
     bytes: int
     stamp: str
-    """What changes when the file does: the time of its last change, or the checksum of a store."""
+    """Value that changes when the content changes: the time of the last change in ns, or the checksum of a store."""
     checksum: str = ""
-    """`algorithm:value` as the store has it; empty where content must be read to know it."""
+    """`algorithm:value` from the store. Empty if the content must be read to compute it."""
     status_stamp: str = ""
-    """Time of the last change to anything about a file of this machine, its name and the stamp above among it: nobody sets it."""
+    """Time in ns of the last change to a local file or its metadata. Programs cannot set it. Empty for a store."""
 
 
 @dataclass(frozen=True)
 class Unfollowed:
-    """Links inside a source that were not followed for one reason."""
+    """Links inside a source that were not followed, all for the same reason."""
 
     found: str
-    """How many, why, and some of their names, as a clause of a message."""
+    """Clause of a message: number of links, reason, and some names."""
     remedy: str
-    """What to do to have them followed."""
+    """What the user must do to have them followed."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What a name stands for."""
+    """The files of a path, pattern or URL."""
 
     root: str
-    """The folder that paths are relative to, or the file itself; without secrets."""
+    """Folder that the paths are relative to, or the file itself. It has no secrets."""
     files: Sequence[Found]
     is_folder: bool
-    """Whether they are whatever a folder holds, and not named by themselves or by a pattern."""
+    """Whether the user named a folder, not a file or a pattern."""
     unfollowed: Sequence[Unfollowed] = ()
     """Links that were not followed."""
 
 
 def is_url(named: str) -> bool:
-    """Whether a name is that of a store and not of this machine."""
+    """Whether a name is a URL of a store, not a local path."""
     return "://" in named and not named.startswith("file://")
 
 
 def list_files(named: str, limits: LimitSettings) -> Listing:
-    """All files of a folder, a file, or what matches a pattern; none where there is nothing of this name.
+    """List a file, or all files of a folder, or those that match a pattern. The list is empty if nothing has this name.
 
     Raises:
-        SourceError: the store cannot be reached, refuses access, or needs a package that is not installed.
+        SourceError: the store cannot be reached, denies access, or needs a package that is not installed.
     """
     return _list_store(named, limits) if is_url(named) else _list_local(named.removeprefix("file://"), limits.outside_links)
 
 
 def check_unchanged(location: Location, num_bytes: int, stamp: str, limits: LimitSettings) -> None:
-    """Refuses a file that is not the one that was found when the preparation began.
+    """Check that a file is the one that was found when the preparation began.
 
     Raises:
-        SourceError: it changed or is gone.
+        SourceError: the file has changed or is gone.
     """
     try:
         if location.store:
@@ -155,10 +155,10 @@ def check_unchanged(location: Location, num_bytes: int, stamp: str, limits: Limi
 
 @contextlib.contextmanager
 def open_file(location: Location, num_bytes: int, limits: LimitSettings) -> Iterator[Readable]:
-    """The file, open for reading.
+    """Open a file for reading.
 
     Raises:
-        SourceError: the store fails for good, while it is opened or read.
+        SourceError: the file cannot be opened, or its store fails while it is read.
     """
     if not location.store:
         with _open_local(location) as file, naming(Path(location.name)):
@@ -172,7 +172,7 @@ def open_file(location: Location, num_bytes: int, limits: LimitSettings) -> Iter
 
 
 def digest(location: Location, num_bytes: int, limits: LimitSettings) -> str:
-    """`sha256:` and the hexadecimal digest of a file's content."""
+    """Return `sha256:` and the hexadecimal digest of a file's content."""
     state = hashlib.sha256()
     with open_file(location, num_bytes, limits) as file:
         while chunk := file.read(1 << 20):
@@ -184,7 +184,7 @@ def _open_local(location: Location) -> BinaryIO:
     try:
         return open_input(Path(location.name))
     except UnusableFileError as error:
-        raise SourceError(f"{printable(str(error))}; it changed while it was being prepared: run the same command again") from None
+        raise SourceError(f"{printable(str(error))}; it changed during the preparation: run the same command again") from None
     except PermissionError as error:
         raise _unreadable(Path(location.name), error) from None
 
@@ -207,7 +207,7 @@ def _list_local(named: str, outside_links: bool) -> Listing:
 
 @dataclass
 class _Links:
-    """The links inside a source, and those that were left out."""
+    """Decides which links of a source are followed, and records the others."""
 
     root: Path
     outside: bool
@@ -215,74 +215,70 @@ class _Links:
     left_out: dict[str, None] = field(default_factory=dict)
     broken: dict[str, None] = field(default_factory=dict)
     num_folders: int = 0
-    """Reached through two links or more."""
+    """Number of folders that were reached through two or more links."""
 
     def __post_init__(self) -> None:
         self._real_root = Path(os.path.realpath(self.root))
 
     def leads_out(self, path: Path) -> bool:
-        """Whether this is a link that must not be followed; if so, it is noted."""
+        """Whether a path is a link that must not be followed. Such a link is recorded."""
         if self.outside or not path.is_symlink() or Path(os.path.realpath(path)).is_relative_to(self._real_root):
             return False
         try:
             path.stat()
         except OSError as error:
-            if error.errno in _NOWHERE:  # following it would not help
+            if error.errno in _NOWHERE:  # `limits.outside_links` would not help
                 self.leads_nowhere(path)
                 return True
         self.left_out[self._shown(path)] = None
         return True
 
     def leads_nowhere(self, path: Path) -> None:
-        """Notes a link without a target."""
+        """Record a link without a target."""
         self.broken[self._shown(path)] = None
 
     def count_folder(self) -> None:
-        """Counts a folder that was reached through links in links: a dozen folders with links to each other have 10^9 paths.
+        """Count a folder that was reached through two or more links. A dozen folders that link to each other have 10^9 paths.
 
         Raises:
-            SourceError: there are too many.
+            SourceError: there are too many such folders.
         """
         self.num_folders += 1
         if self.num_folders > _MAX_LINKED_FOLDERS:
             raise SourceError(
                 f"source {printable(str(self.root))}: its links lead to more than {_MAX_LINKED_FOLDERS} folders; "
-                "remove links that lead back and forth between folders"
+                "remove links that connect folders in both directions"
             )
 
     def warn(self) -> None:
-        """Names what was left out in one warning for each reason."""
+        """Log one warning for each reason why links were not followed."""
         for links in self.unfollowed():
-            logger.warning("source %s: %s; to have them followed, %s", printable(str(self.root)), links.found, links.remedy)
+            logger.warning("source %s: %s; to follow them, %s", printable(str(self.root)), links.found, links.remedy)
 
     def unfollowed(self) -> list[Unfollowed]:
-        """The links that were not followed, by the reason."""
+        """Return the links that were not followed, grouped by reason."""
         found = []
         if self.broken:
-            remedy = "copy what the links lead to (in a container: mount it at the path that they name)"
-            found.append(Unfollowed(f"{_counted(self.broken)} nowhere: {_some(list(self.broken))}", remedy))
+            remedy = "copy the targets of the links (in a container: mount them at the same path)"
+            found.append(Unfollowed(_clause(list(self.broken), "without a target"), remedy))
         if self.left_out:
-            names = sorted(self.left_out)
             remedy = "set limits.outside_links to true (PREP_LIMITS__OUTSIDE_LINKS=true)"
-            found.append(Unfollowed(f"{_counted(names)} out of it: {_some(names)}", remedy))
+            found.append(Unfollowed(_clause(sorted(self.left_out), "with a target outside of the folder"), remedy))
         return found
 
     def _shown(self, path: Path) -> str:
         return printable(path.relative_to(self.root).as_posix())
 
 
-def _counted(links: Collection[str]) -> str:
-    return f"{len(links)} link{'s lead' if len(links) > 1 else ' leads'}"
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+def _clause(links: Sequence[str], fault: str) -> str:
+    shown = ", ".join(links[:_SHOWN]) + (", …" if len(links) > _SHOWN else "")
+    return f"{len(links)} link{'s' if len(links) > 1 else ''} {fault}: {shown}"
 
 
 def _matches(folder: Path, pattern: Sequence[str], links: _Links) -> Iterator[Path]:
-    """What matches the parts of a pattern below a folder, as `glob` has it; links out of the source are not followed.
+    """Yield the paths below a folder that match the parts of a pattern, by the rules of `glob`.
 
-    What cannot be read matches nothing.
+    Links out of the source are not followed. A folder that cannot be read matches nothing.
     """
     if not pattern:
         yield folder
@@ -302,7 +298,7 @@ def _matches(folder: Path, pattern: Sequence[str], links: _Links) -> Iterator[Pa
 
 
 def _folders(folder: Path, links: _Links) -> Iterator[Path]:
-    """A folder and those below it that are not hidden and can be read; see `_entries`."""
+    """Yield a folder and the folders below it that are not hidden and can be read; see `_entries`."""
     waiting = [_Visit(folder)]
     while waiting:
         visit = waiting.pop()
@@ -314,13 +310,13 @@ def _folders(folder: Path, links: _Links) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class _Visit:
-    """A folder, and how it was reached."""
+    """A folder, and the path on which it was reached."""
 
     folder: Path
     above: frozenset[tuple[int, int]] = frozenset()
     """Device and inode number of each folder on the path to it."""
     num_links: int = 0
-    """On the path to it, below the source's root."""
+    """Number of links on the path to it, below the root of the source."""
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -328,7 +324,7 @@ class _Visit:
         return status.st_dev, status.st_ino
 
     def of(self, path: Path, links: _Links) -> _Visit:
-        """The visit of a folder in this one."""
+        """Return the visit of a folder inside this one."""
         num_links = self.num_links + path.is_symlink()
         if num_links > 1:
             links.count_folder()
@@ -336,7 +332,7 @@ class _Visit:
 
 
 def _entries(visit: _Visit, links: _Links) -> Iterator[Path]:
-    """What is in a folder, without hidden names and links out of the source; nothing if links lead from the folder into itself.
+    """Yield the entries of a folder except hidden names and links out of the source; none if a link leads back to the folder.
 
     Raises:
         OSError: the folder cannot be read.
@@ -348,14 +344,13 @@ def _entries(visit: _Visit, links: _Links) -> Iterator[Path]:
 
 
 def files_below(folder: Path, *, outside_links: bool = True) -> Iterator[Path]:
-    """The files of a folder and of those in it, links followed; hidden ones are left out, as they are no text to train on.
+    """Yield the files in a folder and in the folders below it, except hidden ones. Links are followed.
 
-    A link back to a folder that it is in leads to nothing new, and is not followed. Links that lead nowhere are named in a warning.
-    So are those that lead out of the folder, unless `outside_links` are followed too. The folder itself may be a link.
+    A link back to a folder above it is not followed. A warning names the links without a target, and the links that lead out of the
+    folder. With `outside_links` the latter are followed. The folder itself may be a link.
 
     Raises:
-        SourceError: a folder, or what a link leads to, may not be read, so that nobody knows what is missing; or links lead to so
-            many folders that they must be arranged to have no end.
+        SourceError: a folder or the target of a link cannot be read, so files may be missing; or links lead to too many folders.
     """
     return _files_below(folder, _Links(folder, outside_links))
 
@@ -391,7 +386,7 @@ def _unreadable(path: Path, error: OSError) -> SourceError:
 
 
 def found_here(folder: Path, file: Path) -> Found:
-    """A file of this machine, and its path relative to a folder."""
+    """Describe a local file, with its path relative to `folder`."""
     status = file.stat()
     path = printable(file.relative_to(folder).as_posix())
     stamp, status_stamp = str(status.st_mtime_ns), str(status.st_ctime_ns)
@@ -410,7 +405,7 @@ def _list_store(named: str, limits: LimitSettings) -> Listing:
     try:
         system = _attempts(lambda: _store(named, limits), shown, limits)
         name = str(system._strip_protocol(named)).rstrip("/")
-        # In a web address a question mark begins the query, and is no pattern.
+        # In a web address a question mark begins the query, so it is not part of a pattern.
         magic = any(sign in name for sign in ("*[" if _is_web(name, named) else "*?["))
         infos = _attempts(lambda: _find_in_store(system, name, magic), shown, limits)
     except FileNotFoundError:
@@ -426,7 +421,7 @@ def _list_store(named: str, limits: LimitSettings) -> Listing:
 
 
 def _find_in_store(system: Any, name: str, magic: bool) -> dict[str, Mapping[str, Any]]:
-    """What a store knows of the files that a name stands for, by their names."""
+    """Return the information of the store about the files of a name or pattern, by file name."""
     if magic:
         return dict(system.glob(name, detail=True))
     info = system.info(name)
@@ -436,13 +431,13 @@ def _find_in_store(system: Any, name: str, magic: bool) -> dict[str, Mapping[str
 def _found_in_store(
     system: Any, location: Location, limits: LimitSettings, listed: Mapping[str, Any] | None = None, root: str = ""
 ) -> Found:
-    """A file of a store; where the listing has no checksum of it, the file itself is asked about. `root` has no secrets."""
+    """Describe a file of a store. If the listing has no checksum, the file is queried. `root` has no secrets."""
     info = listed or {}
     if not (checksum := _checksum(info)):
         info = _attempts(lambda: _fresh_info(system, location.name), location, limits)
         checksum = _checksum(info)
     if info.get("size") is None:
-        raise SourceError(f"{location}: the server does not tell its size; download it and name the local file")
+        raise SourceError(f"{location}: the server does not state its size; download it and name the local file")
     path = printable(_plain_name(location.name, location.store).removeprefix(root).lstrip("/"))
     return Found(location, path, int(info["size"]), checksum or "unknown", checksum)
 
@@ -454,7 +449,7 @@ def _fresh_info(system: Any, name: str) -> Mapping[str, Any]:
 
 
 def _checksum(info: Mapping[str, Any]) -> str:
-    """The best that a store knows of a file's content, in the words of S3, Google, Hugging Face and web servers."""
+    """Return the best checksum in the information of S3, Google, Hugging Face or a web server; empty if there is none."""
     large = info.get("lfs")
     if isinstance(large, Mapping) and large.get("sha256"):
         return f"sha256:{large['sha256']}"
@@ -469,10 +464,10 @@ def _checksum(info: Mapping[str, Any]) -> str:
 
 
 def _store(url: str, limits: LimitSettings) -> Any:
-    """The store that a URL opens.
+    """Return the store that a URL opens.
 
     Raises:
-        SourceError: there is no such store, its package is missing, or it leads to what the user did not name.
+        SourceError: there is no such store, its package is missing, or it leads to files that the user did not name.
     """
     protocols = _protocols(url)
     _check_chain(url, protocols)
@@ -484,24 +479,24 @@ def _store(url: str, limits: LimitSettings) -> Any:
         remedy = f"python -m pip install {package}" if package else "see the list of known implementations of fsspec"
         raise SourceError(f"{Location(url, url)}: {protocol}:// needs a package that is not installed: {remedy}") from None
     except ValueError:
-        raise SourceError(f"{Location(url, url)}: {protocol}:// is no store that fsspec knows; check the address") from None
+        raise SourceError(f"{Location(url, url)}: {protocol}:// is not a store that fsspec knows; check the address") from None
 
 
 def _protocols(url: str) -> list[str]:
-    """Of each part of a chained URL, the outermost first; of a path in it, `file`."""
+    """Return the protocol of each part of a chained URL, the outermost first; `file` for a path."""
     return [part.partition("://")[0] if not part.startswith("/") else "file" for part in url_chain(url)]
 
 
 def _check_chain(url: str, protocols: Sequence[str]) -> None:
-    """Refuses stores whose files lead elsewhere, and detours to this machine's files that would not be checked on the way."""
+    """Refuse stores whose files name other addresses, and URLs that lead to local files without the checks of links."""
     if pointer := next((protocol for protocol in protocols if protocol in _POINTERS), None):
         raise SourceError(f"{Location(url, url)}: files in {pointer}:// name other addresses to read; name those addresses instead")
     if any(protocol in _LOCAL for protocol in protocols) and protocols[0] not in _ARCHIVES:
-        raise SourceError(f"{Location(url, url)}: files of this machine are named by their path alone; remove the protocols")
+        raise SourceError(f"{Location(url, url)}: a local file must be named by its path alone; remove the protocols")
 
 
 def _options(protocols: Sequence[str], limits: LimitSettings) -> dict[str, dict[str, object]]:
-    """Options of the stores of a chain, by their protocol."""
+    """Return the options for each store of a chained URL, by protocol."""
     web = [protocol for protocol in protocols if protocol in _WEB]
     if not web:
         return {}
@@ -511,7 +506,7 @@ def _options(protocols: Sequence[str], limits: LimitSettings) -> dict[str, dict[
 
 
 class _StoreFile:
-    """A file of a store that survives interruptions: after one it is opened again at the same byte."""
+    """A file of a store. After a failed read it is opened again at the same byte."""
 
     def __init__(self, location: Location, num_bytes: int, limits: LimitSettings) -> None:
         self._location = location
@@ -527,7 +522,7 @@ class _StoreFile:
     def seek(self, offset: int) -> None:
         if offset != self._position:
             self._position = offset
-            self.close()  # a store's file that is opened again begins at its position
+            self.close()  # the next read opens the file again at this position
 
     def read(self, size: int) -> bytes:
         data = _attempts(lambda: self._read(min(size, max(self._bytes - self._position, 0))), self._location, self._limits)
@@ -549,12 +544,12 @@ class _StoreFile:
         except Exception as error:
             self.close()
             if isinstance(error, ValueError) and not self._only_forwards:
-                self._only_forwards = True  # a web server that does not send parts of a file says so now
+                self._only_forwards = True  # the error of a web server that cannot send parts of a file
                 return self._read(size)
             raise
         if not data:
             self.close()
-            raise OSError(f"the store gave nothing at byte {self._position} of {self._bytes}")
+            raise OSError(f"the store returned no data at byte {self._position} of {self._bytes}")
         return data
 
     def _open(self) -> Any:
@@ -573,11 +568,11 @@ class _StoreFile:
 
 
 def _attempts(action: Callable[[], Result], location: Location, limits: LimitSettings) -> Result:
-    """What `action` returns, in so many attempts with growing waits between them.
+    """Return the result of `action`. A failure is retried `limits.retries` times with growing waits.
 
     Raises:
         FileNotFoundError: there is no such file.
-        SourceError: it failed every time, or will always fail.
+        SourceError: all attempts failed, or a retry cannot help.
     """
     for attempt in range(limits.retries + 1):
         try:
@@ -585,8 +580,8 @@ def _attempts(action: Callable[[], Result], location: Location, limits: LimitSet
         except SourceError:
             raise
         except PermissionError:
-            raise SourceError(f"{location}: access is refused; check the credentials in the environment") from None
-        except Exception as error:  # each store has errors of its own
+            raise SourceError(f"{location}: access is denied; check the credentials in the environment") from None
+        except Exception as error:  # each store has different error types
             if (refusal := _refusal_in(error)) is not None:
                 raise refusal from None
             if isinstance(error, FileNotFoundError) and _is_gone(error):
@@ -594,15 +589,15 @@ def _attempts(action: Callable[[], Result], location: Location, limits: LimitSet
             kind = _kind_of(error)
             if attempt == limits.retries:
                 tries = f"{attempt + 1} times" if attempt else "once"
-                raise SourceError(f"{location}: reading failed {tries}, at last with {kind}; run the same command again") from None
+                raise SourceError(f"{location}: reading failed {tries}, last with {kind}; run the same command again") from None
         wait_s = min(limits.retry_wait_s * 2**attempt, _MAX_WAIT_S)
-        logger.warning("%s: %s; trying again in %.1f s (%d of %d)", location, kind, wait_s, attempt + 1, limits.retries)
+        logger.warning("%s: %s; retry in %.1f s (%d of %d)", location, kind, wait_s, attempt + 1, limits.retries)
         time.sleep(wait_s)
     raise AssertionError("the last attempt returns or raises")
 
 
 def _refusal_in(error: BaseException | None) -> SourceError | None:
-    """What one of our own checks raised inside a store, which may have raised another error because of it."""
+    """Return the SourceError of our own checks that caused an error of a store, or None."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         if isinstance(error, SourceError):
@@ -613,24 +608,24 @@ def _refusal_in(error: BaseException | None) -> SourceError | None:
 
 
 def _is_gone(error: FileNotFoundError) -> bool:
-    """Web stores say "not found" of every failure; what is behind it tells."""
+    """Whether a file is missing. A web store reports every failure as "not found"; the cause has the HTTP status."""
     cause = error.__cause__
     return cause is None or getattr(cause, "status", None) in _GONE
 
 
 def _kind_of(error: BaseException) -> str:
-    """A store's error without its text."""
+    """Return the type and status of a store's error, without its text."""
     cause = error.__cause__ or error
     status = getattr(cause, "status", None) or getattr(cause, "errno", None)
     return f"{type(cause).__name__}{f' {status}' if isinstance(status, int) else ''}"
 
 
 def _address(name: str, store: str) -> str:
-    """Where a file of a store is, with the stores that lead to it, and without secrets."""
+    """Return the address of a file, with the chained stores that lead to it and without secrets."""
     if name == store:
         return redacted_url(store)
     outermost, *inner = url_chain(store)
-    if "://" in name:  # a web server, perhaps behind caches, which have no names of their own
+    if "://" in name:  # a web server, possibly behind caches, whose part of the URL has no `://`
         caches = [part for part in (outermost, *inner) if "://" not in part]
         return "::".join((*caches, redacted_url(name)))
     address = redacted_url(f"{outermost.partition('://')[0]}://{name.lstrip('/')}")
@@ -638,7 +633,7 @@ def _address(name: str, store: str) -> str:
 
 
 def _plain_name(name: str, store: str) -> str:
-    """A store's name of a file without what can be a secret: what follows a question mark can be a signature, and names no file."""
+    """Return a store's name of a file without secrets. Text after a question mark can be a signature."""
     return redacted_url(name) if _is_web(name, store) else name.partition("?")[0]
 
 

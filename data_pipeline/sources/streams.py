@@ -1,4 +1,4 @@
-"""Bytes and lines of an input file, in constant memory and within the budgets for hostile input."""
+"""Read and decompress bytes and lines of input files, in constant memory and within the limits for hostile input."""
 
 from __future__ import annotations
 
@@ -15,30 +15,41 @@ from data_pipeline.config import LimitSettings
 from data_pipeline.documents import Reason
 from data_pipeline.sources.formats import Compression
 
-__all__ = ["Budget", "ByteReader", "Line", "Readable", "StreamError", "decompress", "inflate", "raw_blocks", "read_lines"]
+__all__ = [
+    "Budget",
+    "ByteReader",
+    "Line",
+    "Readable",
+    "StreamError",
+    "decompress",
+    "inflate",
+    "join_blocks",
+    "raw_blocks",
+    "read_lines",
+]
 
 _BLOCK_BYTES = 1 << 18
-_EXPANSION_GRACE_BYTES = 1 << 20  # a few hundred bytes of spaces expand by more than any sensible ratio and harm nobody
-_MEMBER_BYTES = 1 << 14  # what each further member, stream or frame is charged: an empty one has 9 to 32 bytes and takes time
+_EXPANSION_GRACE_BYTES = 1 << 20  # a small file of spaces exceeds any sensible ratio, but is harmless
+_MEMBER_BYTES = 1 << 14  # charge for each further member, stream or frame: an empty one has 9 to 32 bytes and takes time
 _PIECE_BYTES = 1 << 16
-_ZSTD_INPUT_BYTES = 64  # what is decompressed at a time: 4 bytes can stand for 128 KiB, no fewer for more
+_ZSTD_INPUT_BYTES = 64  # decompressed at a time: each 4 bytes expand to at most 128 KiB
 
 
 class Readable(Protocol):
-    """An open file, here or in a store."""
+    """An open file, local or in a store."""
 
     def read(self, size: int, /) -> bytes:
-        """The next bytes; none at the end."""
+        """Return the next bytes, at most `size`; none at the end of the file."""
 
     def seek(self, offset: int, /) -> object:
-        """Goes to a byte, counted from the beginning."""
+        """Move to a byte offset from the beginning of the file."""
 
     def tell(self) -> int:
-        """The byte that is read next."""
+        """Return the offset of the byte that is read next."""
 
 
 class StreamError(Exception):
-    """A file's bytes cannot be read on; what came before is good."""
+    """The rest of a file cannot be read. The documents before the error are valid."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
@@ -51,19 +62,20 @@ class Line:
     """One line without its newline."""
 
     number: int
-    """From 1, counted from the first line that was asked for."""
+    """Line number from 1, counted from the first line of the range."""
     offset: int
-    """Of its first byte in the decompressed file."""
+    """Offset of its first byte in the decompressed file."""
     data: bytes
-    """The line, or the beginning of one that is too long."""
+    """The line, or its beginning if it is too long."""
     too_long: bool = False
 
 
 class Budget:
-    """What may come out of a compressed file: so many bytes, and so many for each one that went in.
+    """Limits the bytes that decompression may produce, in total and for each compressed byte.
 
-    Everything that is decompressed at one level of a file shares one budget: all members of an archive together, so that many small
-    bombs are one large one. What went in is counted outermost, so that nesting multiplies nothing.
+    All data that is decompressed at one level of a file shares one budget, for example all members of an archive. So many small
+    decompression bombs count as one large one. `consumed` counts compressed bytes of the outermost file, so nesting does not raise
+    the limit.
     """
 
     def __init__(self, limits: LimitSettings, consumed: Callable[[], int]) -> None:
@@ -72,10 +84,10 @@ class Budget:
         self._produced = 0
 
     def charge(self, num_bytes: int) -> None:
-        """Takes note of bytes that came out.
+        """Count bytes that were produced.
 
         Raises:
-            StreamError: the budget is spent.
+            StreamError: the budget is exceeded.
         """
         self._produced += num_bytes
         went_in = self._consumed()
@@ -83,36 +95,28 @@ class Budget:
         if self._produced > allowed:
             raise StreamError(
                 Reason.DECOMPRESSION_BUDGET,
-                f"{went_in} compressed bytes became more than {allowed}; "
-                "if the file is honest, raise limits.max_expansion or limits.max_decompressed_bytes",
+                f"{went_in} compressed bytes expand to more than {allowed}; "
+                "if you trust the file, raise limits.max_expansion or limits.max_decompressed_bytes",
             )
 
-    def charge_member(self) -> None:
-        """Takes note that a further member, stream or frame of a compressed file begins.
-
-        Raises:
-            StreamError: the budget is spent.
-        """
-        self.charge(_MEMBER_BYTES)
-
     def watch(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
-        """The blocks, as long as the budget lasts."""
+        """Yield the blocks, and charge their bytes."""
         for block in blocks:
             self.charge(len(block))
             yield block
 
 
 class ByteReader:
-    """Reads blocks as one stream, forwards only."""
+    """Reads blocks as one stream, only forwards."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks = blocks
         self._rest = memoryview(b"")
         self.position = 0
-        """Bytes read so far."""
+        """Number of bytes read so far."""
 
     def take(self, size: int) -> Iterator[bytes]:
-        """The next `size` bytes in blocks; fewer where the stream ends."""
+        """Yield the next `size` bytes in blocks, or fewer at the end of the stream."""
         while size:
             if not self._rest:
                 self._rest = memoryview(next(self._blocks, b""))
@@ -124,33 +128,44 @@ class ByteReader:
             yield bytes(piece)
 
     def read(self, size: int) -> bytes:
-        """The next `size` bytes; fewer where the stream ends."""
+        """Return the next `size` bytes, or fewer at the end of the stream."""
         return b"".join(self.take(size))
 
     def skip(self, size: int) -> None:
-        """Passes over the next `size` bytes.
+        """Skip the next `size` bytes.
 
         Raises:
-            StreamError: the stream ends before.
+            StreamError: the stream has fewer bytes.
         """
         for piece in self.take(size):
             size -= len(piece)
         if size:
-            raise StreamError(Reason.CORRUPT_ARCHIVE, f"{size} bytes are missing at its end; the file was cut short")
+            raise StreamError(Reason.CORRUPT_ARCHIVE, f"{size} bytes are missing at its end; the file is truncated")
 
 
 def raw_blocks(file: Readable) -> Iterator[bytes]:
-    """The bytes of an open file from its position on, in blocks of at most 256 KiB."""
+    """Yield the bytes of an open file from its current position, in blocks of at most 256 KiB."""
     while block := file.read(_BLOCK_BYTES):
         yield block
 
 
+def join_blocks(blocks: Iterator[bytes], max_bytes: int) -> tuple[bytes, bool]:
+    """Return the bytes of all blocks and True, or the first block and False if there are more than `max_bytes`."""
+    pieces, num_bytes = [], 0
+    for block in blocks:
+        pieces.append(block)
+        num_bytes += len(block)
+        if num_bytes > max_bytes:
+            return pieces[0], False
+    return b"".join(pieces), True
+
+
 def decompress(blocks: Iterator[bytes], compression: Compression, limits: LimitSettings, budget: Budget) -> Iterator[bytes]:
-    """The decompressed bytes, in blocks of at most 2 MiB. All members, frames or streams of a file count, one after another.
+    """Yield the decompressed bytes of all members, frames or streams of a file, in blocks of at most 2 MiB.
 
     Raises:
-        StreamError: the data is damaged, is followed by other bytes, asks for more memory than `limits.max_window_bytes`, or is
-            more than `budget` allows.
+        StreamError: the data is damaged, is followed by other bytes, needs a larger window than `limits.max_window_bytes`, or
+            exceeds `budget`.
     """
     return budget.watch(_decompressed(blocks, compression, limits, budget))
 
@@ -171,15 +186,15 @@ def _decompressed(blocks: Iterator[bytes], compression: Compression, limits: Lim
 
 
 def inflate(blocks: Iterator[bytes], budget: Budget) -> Iterator[bytes]:
-    """Bare deflate data, as it is in a zip archive; see `decompress`."""
+    """Yield the decompressed bytes of raw deflate data of a zip archive; see `decompress`."""
     return budget.watch(_decompress(blocks, lambda: _Zlib(-15), "deflate", budget))
 
 
-_XZ_STATE_BYTES = 1 << 20  # what the decoder needs beside the dictionary: 65 KiB for xz -9, more for several filters
+_XZ_STATE_BYTES = 1 << 20  # memory of the decoder in addition to the dictionary: 65 KiB for xz -9, more for several filters
 
 
 class _Decoder(Protocol):
-    """The common part of bz2, lzma and `_Zlib`."""
+    """The interface that bz2, lzma and `_Zlib` share."""
 
     @property
     def eof(self) -> bool: ...
@@ -194,7 +209,7 @@ class _Decoder(Protocol):
 
 
 class _Zlib:
-    """zlib with the interface of bz2 and lzma, which keep their own unread input."""
+    """zlib with the interface of bz2 and lzma, which buffer unread input."""
 
     def __init__(self, window_bits: int) -> None:
         self._member = zlib.decompressobj(window_bits)
@@ -218,10 +233,10 @@ class _Zlib:
 def _decompress(
     blocks: Iterator[bytes], new: Callable[[], _Decoder], name: str, budget: Budget, padding: bytes = b""
 ) -> Iterator[bytes]:
-    """All members of a file. Padding after a member is allowed where the format's own tool allows it."""
+    """Yield the decompressed bytes of all members of a file. Bytes in `padding` may follow a member."""
     member, started = new(), False
     try:
-        # In pieces, because a decoder copies what is left of its input at the end of each member.
+        # In small pieces, because a decoder copies its remaining input at the end of each member.
         for piece in (block[start : start + _PIECE_BYTES] for block in blocks for start in range(0, len(block), _PIECE_BYTES)):
             data = piece
             while data or not (member.needs_input or member.eof):
@@ -230,7 +245,7 @@ def _decompress(
                     if not data:
                         break
                     member = new()
-                    budget.charge_member()
+                    budget.charge(_MEMBER_BYTES)
                 started = True
                 out = member.decompress(data, _BLOCK_BYTES)
                 data = member.unused_data if member.eof else b""
@@ -241,11 +256,11 @@ def _decompress(
             raise StreamError(Reason.DECOMPRESSION_BUDGET, f"its {name} dictionary is over limits.max_window_bytes") from None
         raise StreamError(Reason.CORRUPT_COMPRESSION, f"damaged {name} data: {error}") from None
     if not started or not member.eof:
-        raise StreamError(Reason.CORRUPT_COMPRESSION, f"{name} data ends in the middle; the file was cut short")
+        raise StreamError(Reason.CORRUPT_COMPRESSION, f"{name} data ends in the middle; the file is truncated")
 
 
 def _unzstd(blocks: Iterator[bytes], max_window_bytes: int, budget: Budget) -> Iterator[bytes]:
-    """All frames of a Zstandard file."""
+    """Yield the decompressed bytes of all frames of a Zstandard file."""
     context = zstandard.ZstdDecompressor(max_window_size=max_window_bytes)
     frame = context.decompressobj()
     started = False
@@ -256,7 +271,7 @@ def _unzstd(blocks: Iterator[bytes], max_window_bytes: int, budget: Budget) -> I
                 while data:
                     if frame.eof:
                         frame = context.decompressobj()
-                        budget.charge_member()
+                        budget.charge(_MEMBER_BYTES)
                     started = True
                     out = frame.decompress(data)
                     data = frame.unused_data if frame.eof else b""
@@ -267,18 +282,18 @@ def _unzstd(blocks: Iterator[bytes], max_window_bytes: int, budget: Budget) -> I
             raise StreamError(Reason.DECOMPRESSION_BUDGET, "its zstd window is over limits.max_window_bytes") from None
         raise StreamError(Reason.CORRUPT_COMPRESSION, f"damaged zstd data: {error}") from None
     if not started or not frame.eof:
-        raise StreamError(Reason.CORRUPT_COMPRESSION, "zstd data ends in the middle; the file was cut short")
+        raise StreamError(Reason.CORRUPT_COMPRESSION, "zstd data ends in the middle; the file is truncated")
 
 
 def read_lines(blocks: Iterator[bytes], max_bytes: int, start: int = 0, end: int | None = None) -> Iterator[Line]:
-    r"""The lines that start at an offset in [start, end); `blocks` must begin at the byte before `start`, if there is one.
+    r"""Yield the lines that start at an offset in [start, end). `blocks` must begin at the byte before `start`, if there is one.
 
-    A line is what ends in `\n` or at the end of the file. One longer than `max_bytes` is yielded cut and marked, and its rest is
-    passed over without being kept. Reading stops where no further line of the range can start, so that cutting a file into ranges
-    costs each byte of a giant line once, not once a range.
+    A line ends with `\n` or at the end of the file. A line longer than `max_bytes` is cut and marked, and its rest is skipped and
+    not kept in memory. Reading stops as soon as no further line of the range can start. So each byte of a very long line is read
+    once, not once for each range that it crosses.
     """
     offset = max(start - 1, 0)
-    foreign = start > 0  # in the line that reaches into the range from before it
+    foreign = start > 0  # inside a line that started before the range
     kept = bytearray()
     length = number = 0
     for block in blocks:

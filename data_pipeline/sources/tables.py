@@ -1,8 +1,8 @@
-"""CSV and TSV to documents: the first row names the columns, and each row after it is one document.
+"""Read CSV and TSV: the first row names the columns, and each later row is one document.
 
-Rows are read as RFC 4180 has them: a field in double quotes may hold the separator, line ends, and quotes that are doubled. A row
-that is not so, or has another number of fields than the first, is rejected. Where a quote is never closed, its line is rejected and
-reading goes on at the next one, so that a quote too many costs a line and not the rest of the file.
+Rows follow RFC 4180: a field in double quotes may contain the separator, line ends, and doubled quotes. A row that violates these
+rules, or has another number of fields than the first row, is rejected. If a quote is never closed, its line is rejected and reading
+continues at the next line. So an extra quote costs one line, not the rest of the file.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["read_rows", "read_table"]
 def read_table(
     blocks: Iterator[bytes], origin: Origin, separator: str, records: RecordSettings, limits: LimitSettings
 ) -> Iterator[Document | Rejection]:
-    """The documents of a table whose fields are separated by `separator`."""
-    # This limit is one of the whole process and only ever set to what rows are bounded by before the parser sees them.
+    """Yield the documents of a table, with a rejection in the place of each malformed row."""
+    # This limit applies to the whole process. It never rejects a row, because rows are cut to this length before they are parsed.
     csv.field_size_limit(limits.max_line_bytes)
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if records.quotes else csv.QUOTE_NONE
     lines = read_rows(blocks, separator, limits.max_line_bytes) if records.quotes else read_lines(blocks, limits.max_line_bytes)
@@ -39,24 +39,24 @@ def read_table(
                 yield columns.document(row, origin, line)
         except MalformedError as error:
             yield Rejection.of_bytes(error.reason, origin.path, line.number, line.data, str(error))
-            columns = columns or _Columns((), records)  # no later row may pass for the first
+            columns = columns or _Columns((), records)  # a later row must not be read as the first row
 
 
 def read_rows(blocks: Iterator[bytes], separator: str, max_bytes: int) -> Iterator[Line]:
-    """The rows of a table, each with all of its lines. One longer than `max_bytes` is cut and marked.
+    """Yield the rows of a table, each with all its lines. A row longer than `max_bytes` is cut and marked.
 
-    Where a quote is not closed within `max_bytes`, its line comes alone.
+    If a quote is not closed within `max_bytes`, its line is yielded alone.
     """
     pattern = _row_pattern(separator)
     buffer, has_ended = _extend(b"", blocks, len(BOM))
     position = len(BOM) if buffer.startswith(BOM) else 0
-    offset, number = 0, 1  # of the buffer in the file, and of the next line
+    offset, number = 0, 1  # offset of the buffer in the file, and number of the next line
     while True:
         if match := pattern.match(buffer, position):
             end = match.end() - 1
         elif len(buffer) - position <= max_bytes and not has_ended:
             buffer, offset, position = buffer[position:], offset + position, 0
-            # As much again as there is, so that a long row is not looked at once for each block.
+            # The buffer doubles, so that a long row is not matched again for each block.
             buffer, has_ended = _extend(buffer, blocks, min(max(len(buffer), 1), max_bytes + 1 - len(buffer)))
             continue
         elif position == len(buffer):
@@ -74,14 +74,14 @@ def read_rows(blocks: Iterator[bytes], separator: str, max_bytes: int) -> Iterat
 
 
 def _row_pattern(separator: str) -> re.Pattern[bytes]:
-    """Matches one row with its newline. What it takes it never gives back, so it looks at each byte once."""
+    """Return a pattern that matches one row with its newline. It never backtracks, so it reads each byte once."""
     quoted, plain = rb'"[^"]*+(?:""[^"]*+)*+"[^S\n]*+', rb'[^"S\n][^S\n]*+'
     row = rb"(?:%b|%b|)(?:S(?:%b|%b|))*+\n" % (quoted, plain, quoted, plain)
     return re.compile(row.replace(b"S", separator.encode()))
 
 
 def _extend(buffer: bytes, blocks: Iterator[bytes], wanted: int) -> tuple[bytes, bool]:
-    """The buffer with at least `wanted` bytes more, and whether the file has ended; its last row gets the newline it may lack."""
+    """Return the buffer with at least `wanted` more bytes, and whether the file has ended. A missing last newline is added."""
     pieces = [buffer]
     while wanted > 0:
         block = next(blocks, b"")
@@ -94,7 +94,7 @@ def _extend(buffer: bytes, blocks: Iterator[bytes], wanted: int) -> tuple[bytes,
 
 
 def _pass_line(blocks: Iterator[bytes]) -> tuple[int, bytes]:
-    """Passes over the rest of a line: how many bytes that were, and what comes after it."""
+    """Skip the rest of a line. Return the number of skipped bytes, and the bytes that follow in the same block."""
     passed = 0
     for block in blocks:
         if (newline := block.find(b"\n")) >= 0:
@@ -104,10 +104,10 @@ def _pass_line(blocks: Iterator[bytes]) -> tuple[int, bytes]:
 
 
 def _parse_row(line: Line, separator: str, quoting: Literal[0, 3]) -> list[str]:
-    """The fields of a row. Bytes that are no UTF-8 become lone surrogates, so that only a text that holds them is lost.
+    """Return the fields of a row. Bytes that are not UTF-8 become lone surrogates, so only a text that contains them is rejected.
 
     Raises:
-        MalformedError: there are none.
+        MalformedError: the row is too long or is not CSV.
     """
     if line.too_long:
         raise MalformedError(Reason.LINE_TOO_LONG, "a row longer than limits.max_line_bytes")
@@ -122,28 +122,28 @@ def _parse_row(line: Line, separator: str, quoting: Literal[0, 3]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Columns:
-    """The first row, and which of its columns holds the text."""
+    """The names of the columns, and the settings that name the text column."""
 
     names: tuple[str, ...]
     records: RecordSettings
 
     def document(self, row: list[str], origin: Origin, line: Line) -> Document:
-        """The document of a row.
+        """Return the document of a row.
 
         Raises:
-            MalformedError: it has none.
+            MalformedError: the row has no document.
         """
         if not row:
             raise MalformedError(Reason.EMPTY, "an empty line")
         name = self.records.text_field
         if name not in self.names:
             shown = ", ".join(map(repr, self.names[:8]))
-            raise MalformedError(Reason.NO_TEXT_FIELD, f"no column {name!r}; the first row has {shown}; see records.text_field")
+            raise MalformedError(Reason.NO_TEXT_FIELD, f"no column {name!r}; the first row names {shown}; see records.text_field")
         if self.names.count(name) > 1:
             raise MalformedError(Reason.DUPLICATE_KEY, f"the first row names column {name!r} twice")
         if len(row) != len(self.names):
             raise MalformedError(Reason.FIELD_COUNT, f"{len(row)} fields, but the first row names {len(self.names)} columns")
         fields = dict(zip(self.names, row, strict=True))
         if has_surrogate(fields[name]):
-            raise MalformedError(Reason.INVALID_UTF8, f"column {name!r} is no UTF-8; convert the file to UTF-8")
+            raise MalformedError(Reason.INVALID_UTF8, f"column {name!r} is not UTF-8; convert the file to UTF-8")
         return origin.document(fields[name], line.number, line.offset, metadata_json(fields, self.records.metadata))

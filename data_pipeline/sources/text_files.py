@@ -1,4 +1,4 @@
-"""Plain text to documents: a whole file, its paragraphs, or chunks of its lines."""
+"""Read plain text: a document is a whole file, a paragraph, or a chunk of lines."""
 
 from __future__ import annotations
 
@@ -9,36 +9,30 @@ from data_pipeline.config import LimitSettings, TextSettings
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.builtin import parse_topics
 from data_pipeline.sources.decoding import Origin, decode
-from data_pipeline.sources.streams import Line, read_lines
+from data_pipeline.sources.streams import Line, join_blocks, read_lines
 
 __all__ = ["read_pieces", "read_topics", "read_whole"]
 
 
 def read_whole(blocks: Iterator[bytes], origin: Origin, limits: LimitSettings) -> Iterator[Document | Rejection]:
-    """One document."""
-    pieces: list[bytes] = []
-    num_bytes = 0
-    for block in blocks:
-        num_bytes += len(block)
-        if num_bytes > limits.max_document_bytes:
-            detail = f"more than limits.max_document_bytes = {limits.max_document_bytes}"
-            remedy = "" if origin.markup == "html" else "; set text.documents to chunks or paragraphs"
-            yield Rejection.of_bytes(Reason.FILE_TOO_LARGE, origin.path, 1, (pieces or [block])[0], detail + remedy)
-            return
-        pieces.append(block)
-    data = b"".join(pieces)
-    pieces.clear()
-    yield decode(data, origin, 1, 0)
+    """Yield the whole file as one document, or a rejection."""
+    data, is_whole = join_blocks(blocks, limits.max_document_bytes)
+    if is_whole:
+        yield decode(data, origin, 1, 0)
+        return
+    detail = f"more than limits.max_document_bytes = {limits.max_document_bytes}"
+    remedy = "" if origin.markup == "html" else "; set text.documents to chunks or paragraphs"
+    yield Rejection.of_bytes(Reason.FILE_TOO_LARGE, origin.path, 1, data, detail + remedy)
 
 
 def read_pieces(
     blocks: Iterator[bytes], origin: Origin, text: TextSettings, limits: LimitSettings, border: int = 0
 ) -> Iterator[Document | Rejection]:
-    """Paragraphs, or chunks of whole lines; none reaches across byte `border`, where a split by position cuts the file."""
+    """Yield paragraphs, or chunks of whole lines. None crosses byte `border`, at which a split by position cuts the file."""
     by_paragraph = text.documents == "paragraphs"
     max_bytes = limits.max_document_bytes if by_paragraph else None
     first: Line | None = None
-    piece = bytearray()  # each line with its end
+    piece = bytearray()  # each line with its newline
     characters = 0
     for line in read_lines(blocks, limits.max_line_bytes):
         if line.too_long:
@@ -52,7 +46,7 @@ def read_pieces(
         if is_blank:
             continue
         first = first or line
-        if max_bytes is None or len(piece) <= max_bytes:  # of one that is too large no more is kept
+        if max_bytes is None or len(piece) <= max_bytes:  # the rest of a too large paragraph is not kept in memory
             piece += line.data + b"\n"
         characters += len(line.data.decode("utf-8", "ignore")) + 1
     if first:
@@ -60,16 +54,16 @@ def read_pieces(
 
 
 def read_topics(blocks: Iterator[bytes], origin: Origin) -> Iterator[Document | Rejection]:
-    """The topics of the language reference, from the file that `help()` reads.
+    """Yield the topics of the language reference, from the file that `help()` reads.
 
     Raises:
-        SourceError: this Python has none.
+        SourceError: the file cannot be parsed.
     """
     try:
         topics = parse_topics(b"".join(blocks).decode("utf-8"))
     except (ValueError, SyntaxError) as error:
         raise SourceError(
-            f"the built-in corpus: {origin.path} of this Python cannot be used: {error}; name --sources of your own"
+            f"the built-in corpus: {origin.path} of this Python cannot be used: {error}; set --sources to other files"
         ) from None
     for line, text in topics:
         yield origin.document(text, line, 0)

@@ -234,7 +234,9 @@ def with_token(data: Path, shard: str, token: int) -> None:
 def test_a_token_beyond_the_vocabulary_never_reaches_the_model(data: Path, tmp_path: Path) -> None:
     vocab_size = read_manifest(data).vocab_size
     with_token(data, LOST, vocab_size)
-    with pytest.raises(PreparedDataError, match=rf"{LOST}: token {vocab_size} in it, but the vocabulary has {vocab_size} pieces"):
+    with pytest.raises(
+        PreparedDataError, match=rf"{LOST}: it contains token {vocab_size}, but the ids of the vocabulary are 0 to {vocab_size - 1}"
+    ):
         train(tiny_config(data, tmp_path / "run"))
     train(tiny_config(data, tmp_path / "quarantine", bad_data=QUARANTINE))
     assert [shards for _, shards in quarantines(tmp_path / "quarantine")] == [(LOST,)]

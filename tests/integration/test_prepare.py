@@ -508,7 +508,7 @@ BAD_INPUT: dict[str, tuple[dict[str, bytes], tuple[str, ...], int, str]] = {
         {"a__jsonl": b'{"body": "words"}\n'},
         (),
         3,
-        "a.jsonl:1: no-text-field: no field 'text'; there are 'body'",
+        "a.jsonl:1: no-text-field: no field 'text'; the fields are 'body'",
     ),
     "unknown setting": ({"a__jsonl": GOOD_LINES}, ("--tokenizer.vocab", "400"), 2, "did you mean --tokenizer.vocab_size?"),
     "value out of range": (

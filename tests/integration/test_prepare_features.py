@@ -157,7 +157,7 @@ def test_a_document_found_in_a_row_can_be_read(tmp_path: Path) -> None:
     for absent in ("999", "-1", str(1 << 70)):
         missing = run("inspect", tmp_path / "out", "--document", absent)
         assert (missing.returncode, missing.stderr.count("\n")) == (ExitCode.CONFIG, 1)
-        assert f"holds no document {absent}; ids stand in the column `documents`" in missing.stderr
+        assert f"has no document {absent}; the column `documents` of the shards contains the ids" in missing.stderr
 
 
 # quality
@@ -422,7 +422,7 @@ def test_a_source_and_a_file_that_are_lost_whole_are_named(tmp_path: Path, caplo
     (tmp_path / "short").mkdir()
     (tmp_path / "short" / "a.txt").write_text("short")
     prepare_small(tmp_path / "out", {name: tmp_path / name for name in ("good", "lost", "short")})
-    column = "no-text-field: column 'text' is not there; there are 'body'; see records.text_field"
+    column = "no-text-field: column 'text' is missing; the columns are 'body'; see records.text_field"
     warnings = [
         rf"source lost: nothing of it is kept, of 1 documents \(1 no-text-field; the first is a\.parquet: {column}\)",
         r"source short: nothing of it is kept, of 1 documents \(1 too-short; the first is a\.txt:1: too-short: .*\)",

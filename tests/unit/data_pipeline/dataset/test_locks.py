@@ -1,4 +1,4 @@
-"""Data that somebody reads is not replaced, and the refusal names who reads it."""
+"""Data that a process reads is not replaced, and the error message names the reader."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Reader = Callable[[str], subprocess.Popen[str]]
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
-    """Starts a process that reads the data in `tmp_path` until its input ends."""
+    """Start a process that reads the data in `tmp_path` until its input ends."""
     with ExitStack() as stack:
 
         def start(name: str) -> subprocess.Popen[str]:
@@ -90,7 +90,7 @@ def test_a_run_that_was_killed_takes_its_name_again(tmp_path: Path, reader: Read
 
 
 def test_a_reader_is_refused_while_the_data_is_replaced(tmp_path: Path) -> None:
-    with replacing(tmp_path), pytest.raises(PreparedDataError, match="is replacing this data at this moment"), reading(tmp_path):
+    with replacing(tmp_path), pytest.raises(PreparedDataError, match="is replacing this data now"), reading(tmp_path):
         pass
     with reading(tmp_path):
         pass
@@ -103,7 +103,7 @@ def test_readers_do_not_hinder_each_other(tmp_path: Path) -> None:
 
 def test_a_reader_without_a_name_is_not_overlooked(tmp_path: Path) -> None:
     with reading(tmp_path):
-        assert "in use by another process (it has left no name)" in refusal(tmp_path)
+        assert "in use by another process (its name is unknown)" in refusal(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_to_is_held_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,5 +103,7 @@ def test_a_token_beyond_the_vocabulary_is_refused_with_its_number_and_only_where
     if read is Rows.num_targets:
         rows.num_targets(np.array([60]))
         return
-    with pytest.raises(ShardError, match=rf"b-00000.arrow: token {manifest.vocab_size} in it, but the vocabulary has"):
+    with pytest.raises(
+        ShardError, match=rf"b-00000.arrow: it contains token {manifest.vocab_size}, but the ids of the vocabulary are 0 to"
+    ):
         rows.read(np.array([60]))

@@ -19,7 +19,7 @@ LENGTH = 12
 
 
 def content_of(rows: list[list[int]], first_token: int = 1) -> ShardContent:
-    """Rows given by the lengths of their segments; tokens and document ids count up."""
+    """Return rows with segments of these lengths. Tokens and document ids count up."""
     segments = [length for row in rows for length in row]
     tokens = np.zeros((len(rows), LENGTH), np.uint16)
     token = first_token
@@ -35,7 +35,7 @@ def content_of(rows: list[list[int]], first_token: int = 1) -> ShardContent:
 
 
 def write(folder: Path, *shards: tuple[str, str, list[list[int]]]) -> tuple[Manifest, list[ShardContent]]:
-    """Prepared data of (split, source, rows)."""
+    """Write prepared data with shards of (split, source, rows)."""
     entries, contents = [], []
     for number, (split, source, rows) in enumerate(shards):
         path = folder / split / f"{source}-{number:05d}.arrow"
@@ -102,7 +102,7 @@ def test_a_split_without_shards_has_no_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("index", [-1, 2])
 def test_a_row_that_is_not_there_is_refused(tmp_path: Path, index: int) -> None:
     manifest, _ = write(tmp_path, ("train", "a", [[3], [4]]))
-    with pytest.raises(IndexError, match="asked of 2"):
+    with pytest.raises(IndexError, match="are requested, but there are 2 rows"):
         Rows(tmp_path, manifest, "train").read(np.array([index]))
 
 
@@ -145,14 +145,14 @@ def test_a_file_of_the_right_size_that_is_no_shard_is_refused_without_its_digest
     manifest, _ = write(tmp_path, ("train", "a", [[3]]))
     path = tmp_path / manifest.shards[0].path
     path.write_bytes(bytes(path.stat().st_size))
-    with pytest.raises(PreparedDataError, match="not a shard that can be read"):
+    with pytest.raises(PreparedDataError, match="this shard cannot be read"):
         Rows(tmp_path, manifest, "train", verify=False).read(np.array([0]))
 
 
 def test_a_shard_that_contradicts_the_manifest_is_refused(tmp_path: Path) -> None:
     manifest, _ = write(tmp_path, ("train", "a", [[3]]))
     wrong = replace(manifest, shards=(replace(manifest.shards[0], rows=2),))
-    with pytest.raises(PreparedDataError, match="not a shard that can be read"):
+    with pytest.raises(PreparedDataError, match="this shard cannot be read"):
         Rows(tmp_path, wrong, "train").read(np.array([1]))
 
 
@@ -191,7 +191,7 @@ def test_a_shard_that_changes_under_the_reader_is_refused_by_name(tmp_path: Path
     rows.read(np.array([0]))
     path = tmp_path / manifest.shards[0].path
     change(path)
-    os.utime(path)  # whose time stays for one tick of the clock where a file is written twice
+    os.utime(path)  # two writes within one clock tick can leave the same time
     with pytest.raises(PreparedDataError, match=rf"{path.name}: this shard was changed while it was read"):
         rows.read(np.array([0]))
 
@@ -224,7 +224,7 @@ def test_a_failing_disk_is_reported_with_the_shard_and_the_next_read_opens_it_ag
         patch.setattr(fails, fail)
         with pytest.raises(OSError, match=r"Stale file handle: '.*train/a-00000\.arrow'"):
             rows.read(np.array([0]))
-    (tmp_path / manifest.shards[0].path).rename(tmp_path / "kept")  # only a shard that is opened again can miss it
+    (tmp_path / manifest.shards[0].path).rename(tmp_path / "kept")  # only a shard that is opened again notices this
     with pytest.raises(PreparedDataError, match="this shard is missing"):
         rows.read(np.array([0]))
     (tmp_path / "kept").rename(tmp_path / manifest.shards[0].path)

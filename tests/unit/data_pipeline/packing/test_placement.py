@@ -16,7 +16,7 @@ methods = st.sampled_from(METHODS)
 
 
 def long_tailed(num_documents: int = 3000) -> np.ndarray:
-    """Lengths like those of web text: a median of a few hundred tokens, and a few of many thousand."""
+    """Return lengths like those of web text: a median of a few hundred tokens, and a few of many thousand."""
     return np.maximum(2, np.exp(np.random.default_rng(0).normal(6, 1.3, num_documents))).astype(np.int64)
 
 

@@ -13,7 +13,7 @@ PAD = 0
 
 
 def window_of(lengths: list[int], first_id: int = 0) -> Window:
-    """Documents whose tokens count up from 1, so that any token tells where it belongs."""
+    """Return documents whose tokens count up from 1, so each token identifies its position."""
     return Window(
         np.arange(first_id, first_id + len(lengths), dtype=np.uint64),
         np.array(lengths, np.int64),
@@ -22,7 +22,7 @@ def window_of(lengths: list[int], first_id: int = 0) -> Window:
 
 
 def documents_of(content: ShardContent) -> dict[int, set[int]]:
-    """The tokens of each document, from all of its pieces."""
+    """Return the tokens of each document, from all its pieces."""
     texts: dict[int, set[int]] = {}
     segment = 0
     for tokens, num_segments in zip(content.tokens_RL, content.num_segments_R, strict=True):

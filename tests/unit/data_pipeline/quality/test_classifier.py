@@ -16,7 +16,7 @@ def texts_of(weights: np.ndarray, count: int, length: int = 60) -> list[np.ndarr
 
 COMMON = np.r_[np.ones(200), np.zeros(40)]
 GOOD, BAD = COMMON.copy(), COMMON.copy()
-GOOD[200:220], BAD[220:240] = 2, 2  # a sixth of the tokens tells the classes apart
+GOOD[200:220], BAD[220:240] = 2, 2  # a sixth of the tokens distinguishes the classes
 
 
 def probabilities(model: Classifier, texts: list[np.ndarray]) -> list[int]:
@@ -75,5 +75,5 @@ def test_training_twice_gives_the_same_bytes_and_they_can_be_loaded(trained: tup
 
 
 def test_too_few_examples_are_refused_with_their_number() -> None:
-    with pytest.raises(ConfigError, match=r"quality\.bad: 9 examples; 10 at least"):
+    with pytest.raises(ConfigError, match=r"quality\.bad: 9 examples; at least 10"):
         train_classifier(texts_of(GOOD, 30), texts_of(BAD, 9), bits=12)

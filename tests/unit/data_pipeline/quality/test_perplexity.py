@@ -37,13 +37,13 @@ def trained(*batches: list[list[int]], bits: int = 20, tokens: int = 10_000, voc
 
 
 def slot(*ids: int, bits: int) -> int:
-    """The counter that a pair or triple shares with others."""
+    """Return the counter that a pair or triple shares with others."""
     key = sum(i << 21 * place for place, i in enumerate(reversed(ids)))
     return (key * 0x9E3779B97F4A7C15 % 2**64) >> (64 - bits)
 
 
 def expected_bits(corpus: list[list[int]], document: list[int], bits: int) -> float:
-    """The mean of -log2 p by the formulas of the module, token by token."""
+    """Return the mean of -log2 p by the formulas of the module, token by token."""
     start = VOCAB
     ones = Counter(i for text in corpus for i in text) + Counter({start: len(corpus)})
     twos = Counter(slot(*pair, bits=bits) for text in corpus for pair in pairwise([start, *text]))
@@ -177,7 +177,7 @@ def test_percentiles_drop_at_most_the_share_that_is_asked_for(scores: list[int],
     too_low, too_high = (int((fates == FATES.index(reason)).sum()) for reason in (Reason.PERPLEXITY_LOW, Reason.PERPLEXITY_HIGH))
     assert too_low * 100 <= (low or 0) * len(scores)
     assert (len(scores) - too_high) * 100 >= (100 if high is None else high) * len(scores)
-    if high is not None and high < 100:  # and not one fewer than equal scores allow
+    if high is not None and high < 100:  # and no fewer than equal scores allow
         below = int((array < bounds.max_score).sum())
         assert below * 100 < high * len(scores)
     assert bounds == resolve_bounds(dict(reversed(count_scores(array).items())), settings)

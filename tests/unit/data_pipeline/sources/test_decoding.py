@@ -37,9 +37,9 @@ def test_strange_but_valid_text_is_left_to_cleaning(name: str) -> None:
 
 
 INVALID = {
-    "Latin-1": (b"one\ncaf\xe9 au lait", 2, "byte 0xe9 is no UTF-8 (invalid continuation byte); convert the file to UTF-8"),
-    "cut in a character": ("é".encode()[:1], 1, "byte 0xc3 is no UTF-8 (unexpected end of data)"),
-    "overlong": (b"\xc0\xaf", 1, "byte 0xc0 is no UTF-8 (invalid start byte)"),
+    "Latin-1": (b"one\ncaf\xe9 au lait", 2, "byte 0xe9 is not UTF-8 (invalid continuation byte); convert the file to UTF-8"),
+    "cut in a character": ("é".encode()[:1], 1, "byte 0xc3 is not UTF-8 (unexpected end of data)"),
+    "overlong": (b"\xc0\xaf", 1, "byte 0xc0 is not UTF-8 (invalid start byte)"),
     "overlong NUL": (b"a\xc0\x80", 1, "byte 0xc0"),
     "overlong in three bytes": (b"\xe0\x80\xaf", 1, "byte 0xe0"),
     "surrogate": (b"\n\n\xed\xa0\x80", 3, "byte 0xed"),

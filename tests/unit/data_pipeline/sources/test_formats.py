@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import pytest
 
 from data_pipeline.sources.formats import UNDERSTOOD, Shape, is_hidden, printable, shape_of
@@ -52,3 +55,9 @@ def test_names_with_a_dot_before_them_are_hidden(path: str, hidden: bool) -> Non
 def test_a_name_is_shown_without_what_confuses_a_terminal() -> None:
     assert printable("plain é/日本.txt") == "plain é/日本.txt"
     assert printable("\x1b[2J\n\u202e\udce9.txt") == r"\x1b[2J\n\u202e\udce9.txt"
+
+
+def test_every_extension_that_is_read_is_documented() -> None:
+    table = (Path(__file__).parents[4] / "docs" / "data.md").read_text(encoding="utf-8").partition("\n## Sources\n")[2]
+    for extension in re.findall(r"\.[a-z][a-z0-9-]+", re.sub(r"\(.*\)", "", UNDERSTOOD)):
+        assert f"`{extension}`" in table, extension

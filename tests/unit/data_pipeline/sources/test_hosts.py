@@ -24,7 +24,7 @@ TEXT = b"Only machines of this network may read this."
 
 @dataclass
 class Site:
-    """A web server on the loopback interface that answers with fixed text or a redirect, and what it was asked for."""
+    """A web server on the loopback interface that answers with fixed text or a redirect, and records the requests."""
 
     port: int = 0
     redirect: str = ""
@@ -52,7 +52,7 @@ def serving(site: Site) -> Iterator[Site]:
             if self.command == "GET":
                 self.wfile.write(TEXT)
 
-        do_HEAD = do_GET  # noqa: N815 - the name that http.server calls
+        do_HEAD = do_GET  # noqa: N815 - http.server calls this name
 
         def log_message(self, *_: object) -> None:
             pass
@@ -142,7 +142,9 @@ def test_a_public_name_that_leads_to_a_private_address_is_refused(inside: Site, 
     monkeypatch.setattr(aiohttp.DefaultResolver, "resolve", answering("127.0.0.1"))
     url = f"{inside.url('text.example.org')}/a"
     for chain in ("", "simplecache::"):
-        with pytest.raises(SourceError, match=r"text\.example\.org: this name leads to 127\.0\.0\.1, which is no public address; "):
+        with pytest.raises(
+            SourceError, match=r"text\.example\.org: this name resolves to 127\.0\.0\.1, which is not a public address; "
+        ):
             list_files(f"{chain}{url}", LimitSettings(retries=0))
     assert not inside.asked
     allowed = LimitSettings(retries=0, allowed_hosts=("*.example.org",))
@@ -213,5 +215,5 @@ def test_stores_whose_files_name_other_addresses_are_refused(url: str) -> None:
 def test_no_detour_to_the_files_of_this_machine_gets_around_the_check_of_links(tmp_path: Path, form: str) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "deep").symlink_to("/etc")
-    with pytest.raises(SourceError, match="files of this machine are named by their path alone"):
+    with pytest.raises(SourceError, match="a local file must be named by its path alone"):
         list_files(form.format(tmp_path / "text"), LimitSettings(retries=0))

@@ -1,4 +1,4 @@
-"""Which files are read, and what is said about sources without text."""
+"""Selection of the files to read, and the messages about sources without text."""
 
 import logging
 import os
@@ -117,13 +117,14 @@ def several_documents(folder: Path) -> str:
 def links_to_nowhere(folder: Path) -> str:
     for number in range(105):
         (folder / f"{number:03d}.txt").symlink_to("/mnt/books/a.txt")
-    return r"105 links lead nowhere: 000\.txt, .*, …\. .* To do: copy what the links lead to \(in a container: mount it"
+    return r"105 links without a target: 000\.txt, .*, …\. .* To do: copy the targets of the links \(in a container: mount them"
 
 
 def links_out(folder: Path) -> str:
     write(folder.parent / "books", "a.txt")
     (folder / "books").symlink_to(folder.parent / "books")
-    return r"1 link leads out of it: books\. .* To do: set limits\.outside_links to true \(PREP_LIMITS__OUTSIDE_LINKS=true\), or"
+    remedy = r"set limits\.outside_links to true \(PREP_LIMITS__OUTSIDE_LINKS=true\), or"
+    return rf"1 link with a target outside of the folder: books\. .* To do: {remedy}"
 
 
 def nothing_inside(folder: Path) -> str:
@@ -133,12 +134,12 @@ def nothing_inside(folder: Path) -> str:
 
 def a_readme_of_somebody_else(folder: Path) -> str:
     write(folder, "README.md")
-    return r"names that begin with a dot, and a README\.md at its top, do not count"
+    return r"files whose names begin with a dot, and a README\.md at its top, are not read"
 
 
 def hidden_text(folder: Path) -> str:
     write(folder, ".books/a.txt")
-    return r"names that begin with a dot, and a README\.md at its top, do not count"
+    return r"files whose names begin with a dot, and a README\.md at its top, are not read"
 
 
 def an_empty_mount(folder: Path) -> str:
@@ -300,7 +301,7 @@ def test_the_built_in_corpus_can_be_part_of_a_named_source() -> None:
 
 @pytest.mark.parametrize("name", ["Big", "a/b", "..", "", "stdlib-code", "x" * 65, "a\n"])
 def test_a_name_that_cannot_be_that_of_a_shard_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="this name cannot be used; write one of its own in lower-case letters"):
+    with pytest.raises(ConfigError, match="this name cannot be used; write another one with at most 64 lower-case letters"):
         find(source={name: {"paths": [str(write(tmp_path, "a.txt"))]}})
 
 

@@ -51,7 +51,7 @@ def test_a_rejection_shows_the_line_and_says_what_is_there() -> None:
     item = parse(b'{"body": "\xe2\x82\xac", "title": "t"}')
     assert isinstance(item, Rejection)
     assert item.sample == '{"body": "€", "title": "t"}'
-    assert item.detail == "no field 'text'; there are 'body', 'title'; see records.text_field"
+    assert item.detail == "no field 'text'; the fields are 'body', 'title'; see records.text_field"
 
 
 def test_the_byte_order_mark_of_a_file_is_no_part_of_its_first_line() -> None:
@@ -72,7 +72,7 @@ numbers = st.one_of(st.integers(-(2**53), 2**53), st.floats(allow_nan=False, all
 
 
 def objects(values: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
-    """Objects as bytes, so that a field can stand twice in one, with white space wherever JSON allows it."""
+    """Draw objects as bytes. A field can occur twice in an object, and white space is everywhere that JSON allows."""
     space = st.sampled_from([b"", b"", b" ", b"\t\r"])
     encoded = st.one_of(names.map(json.dumps), names.map(lambda name: json.dumps(name, ensure_ascii=False)))
     field = st.tuples(space, encoded.map(str.encode), space, space, values, space).map(
@@ -108,7 +108,7 @@ def test_the_fast_parser_finds_what_the_strict_one_finds_or_nothing(data: bytes,
 
 
 def exact(value: object) -> object:
-    """The value without numbers that the fast parser rounds."""
+    """Return the value without numbers that the fast parser rounds."""
     if isinstance(value, dict):
         return {name: exact(item) for name, item in value.items()}
     if isinstance(value, list):

@@ -101,9 +101,9 @@ def test_many_large_rows_are_no_burden() -> None:
 @pytest.mark.parametrize(
     ("columns", "reason", "detail"),
     [
-        ({"body": ["a"]}, Reason.NO_TEXT_FIELD, "column 'text' is not there; there are 'body'; see records.text_field"),
-        ({"text": [1]}, Reason.TEXT_NOT_A_STRING, "column 'text' is of type int64"),
-        ({"text": [["a"]]}, Reason.TEXT_NOT_A_STRING, "column 'text' is of type list"),
+        ({"body": ["a"]}, Reason.NO_TEXT_FIELD, "column 'text' is missing; the columns are 'body'; see records.text_field"),
+        ({"text": [1]}, Reason.TEXT_NOT_A_STRING, "column 'text' has type int64"),
+        ({"text": [["a"]]}, Reason.TEXT_NOT_A_STRING, "column 'text' has type list"),
     ],
 )
 def test_a_file_without_texts_is_refused_with_what_is_there(columns: dict[str, Any], reason: Reason, detail: str) -> None:
@@ -155,7 +155,7 @@ def test_a_file_that_needs_more_memory_than_allowed_is_refused() -> None:
         ("import os; os.abort()", "its reader was ended by SIGABRT"),
         ("raise SystemExit(7)", "its reader ended with status 7"),
         ("import os; os.write(1, b'B' + b'\\xff' * 8)", "its reader sent a message of -1 bytes"),
-        ("import os; os.write(1, b'R' + bytes([16]) + bytes(7) + b'\\xff' * 16)", "its reader asked for -1 bytes at -1"),
+        ("import os; os.write(1, b'R' + bytes([16]) + bytes(7) + b'\\xff' * 16)", "its reader requested -1 bytes at offset -1"),
     ],
 )
 def test_whatever_a_child_does_is_a_rejection_here(

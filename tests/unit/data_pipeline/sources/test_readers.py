@@ -79,7 +79,7 @@ def test_invalid_utf8_in_a_text_file_is_rejected_with_its_line(tmp_path: Path) -
     [item] = read_all(tmp_path)
     assert isinstance(item, Rejection)
     assert (item.reason, item.line) == (Reason.INVALID_UTF8, 3)
-    assert "byte 0xe9 is no UTF-8" in item.detail
+    assert "byte 0xe9 is not UTF-8" in item.detail
 
 
 def test_utf16_text_is_rejected_and_named(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
 
 
 class Flaky:
-    """A store's file that fails after every so many bytes, each time in another way."""
+    """A file of a store that fails after a fixed number of bytes, each time with another error."""
 
     def __init__(self, data: bytes, failures: list[Exception], bytes_between: int) -> None:
         self._data = data
@@ -150,8 +150,8 @@ def test_waits_double_up_to_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("failure", "message"),
     [
-        (OSError(5, "https://host/a?sig=hunter2"), "reading failed 6 times, at last with OSError 5; run the same command again"),
-        (PermissionError("key hunter2 is not allowed"), "access is refused; check the credentials in the environment"),
+        (OSError(5, "https://host/a?sig=hunter2"), "reading failed 6 times, last with OSError 5; run the same command again"),
+        (PermissionError("key hunter2 is not allowed"), "access is denied; check the credentials in the environment"),
     ],
 )
 def test_a_final_failure_names_the_address_without_its_secrets(
@@ -165,7 +165,7 @@ def test_a_final_failure_names_the_address_without_its_secrets(
 
 
 def test_a_file_that_ends_too_early_is_no_whole_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SourceError, match="reading failed 6 times, at last with OSError"):
+    with pytest.raises(SourceError, match="reading failed 6 times, last with OSError"):
         read_flaky(monkeypatch, Flaky(bytes(50), [], 1000), 100)
 
 
@@ -243,7 +243,7 @@ def test_a_checksum_of_content_is_the_same_identity_as_on_this_machine(
 
 
 class WebServer:
-    """A store that knows files by their whole addresses, as web servers do."""
+    """A store whose file names are full addresses, like those of web servers."""
 
     def _strip_protocol(self, url: str) -> str:
         return url
@@ -282,14 +282,14 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
 
 
 def test_an_unknown_store_is_refused() -> None:
-    with pytest.raises(SourceError, match=r"^nowhere://a: nowhere:// is no store that fsspec knows"):
+    with pytest.raises(SourceError, match=r"^nowhere://a: nowhere:// is not a store that fsspec knows"):
         list_files("nowhere://a", LIMITS)
 
 
 def test_a_server_that_hides_the_size_is_refused(store: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
     store.pipe("/data/a.txt", b"some text")
     monkeypatch.setattr(type(store), "info", lambda self, path, **_: {"name": path, "type": "file", "size": None})
-    with pytest.raises(SourceError, match="does not tell its size; download it"):
+    with pytest.raises(SourceError, match="does not state its size; download it"):
         list_files("memory://data/a.txt", LIMITS)
 
 
@@ -345,8 +345,8 @@ def test_links_out_of_a_source_are_left_out_counted_and_named(tmp_path: Path, ca
         if named in ("text", "text/**", "text/**/*.txt"):
             [message] = caplog.messages
             assert message == (
-                f"source {tmp_path}/text: 4 links lead out of it: deep, key.txt, own/up, step; to have them followed, "
-                "set limits.outside_links to true (PREP_LIMITS__OUTSIDE_LINKS=true)"
+                f"source {tmp_path}/text: 4 links with a target outside of the folder: deep, key.txt, own/up, step; "
+                "to follow them, set limits.outside_links to true (PREP_LIMITS__OUTSIDE_LINKS=true)"
             )
 
 
@@ -404,7 +404,7 @@ def test_a_pattern_matches_what_glob_matches(tmp_path: Path) -> None:
         ".*/*",
     )
     for pattern in patterns:
-        names = glob.glob(f"{tmp_path}/{pattern}", recursive=True)  # noqa: PTH207 - it is what is compared with
+        names = glob.glob(f"{tmp_path}/{pattern}", recursive=True)  # noqa: PTH207 - the result is compared with that of glob
         expected = sorted(name for name in names if Path(name).is_file())
         assert [file.location.name for file in list_files(f"{tmp_path}/{pattern}", LIMITS).files] == expected
 
@@ -419,8 +419,8 @@ def test_links_that_lead_nowhere_are_named(tmp_path: Path, caplog: pytest.LogCap
         assert [file.path for file in find(str(tmp_path))] == ["a.txt"]
     [message] = caplog.messages
     assert message == (
-        f"source {tmp_path}: 3 links lead nowhere: itself, lost.txt, deep/gone; to have them followed, "
-        "copy what the links lead to (in a container: mount it at the path that they name)"
+        f"source {tmp_path}: 3 links without a target: itself, lost.txt, deep/gone; to follow them, "
+        "copy the targets of the links (in a container: mount them at the same path)"
     )
 
 
