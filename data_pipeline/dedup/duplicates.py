@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +27,10 @@ from data_pipeline.dedup.resolve import Fate, ResolveResult, ResolveTask, resolv
 from data_pipeline.dedup.signatures import DIGEST_BYTES, choose_bands
 from data_pipeline.dedup.similarity import VerifyResult, VerifyTask, cut_evenly, verify_candidates
 from data_pipeline.documents import Reason, document_id, partition_of
-from data_pipeline.execution.tasks import Counts, Task, commit_result
+from data_pipeline.execution.runner import Runner
+from data_pipeline.execution.tasks import Counts, commit_result
 
-__all__ = ["FATES_SCHEMA", "REASONS", "STAGES", "Duplicates", "PartitionKeys", "RunStage", "find_duplicates"]
+__all__ = ["FATES_SCHEMA", "REASONS", "STAGES", "Duplicates", "PartitionKeys", "find_duplicates"]
 
 FATES_SCHEMA = pa.schema(
     [("id", pa.uint64()), ("fate", pa.uint8()), ("split_key", pa.binary(DIGEST_BYTES)), ("leader", pa.uint64())]
@@ -43,24 +44,6 @@ BUCKET_ENTRIES = 1 << 22  # entries of keys in one bucket: 64 MiB, and about fiv
 MAX_ROUNDS = 5  # of looking at those that stay; two or three find all
 TASK_PAIRS = 1 << 18  # candidates that one task verifies
 ENTRY_BYTES, PAIR_BYTES, KEY_BYTES = 16, 16, 28  # what each takes in its file, for the progress
-
-TaskT = TypeVar("TaskT", bound=Task)
-ResultT = TypeVar("ResultT")
-
-
-class RunStage(Protocol):
-    """Runs the tasks of one stage, as `prepare` does, and returns their results in order; `sizes` are for showing progress."""
-
-    def __call__(
-        self,
-        name: str,
-        function: Callable[[TaskT], ResultT],
-        tasks: list[TaskT],
-        sizes: Sequence[int],
-        result_type: Callable[..., ResultT],
-        /,
-    ) -> list[ResultT]:
-        """All results of the stage."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +123,7 @@ class Duplicates:
 
 
 def find_duplicates(
-    run: RunStage, partitions: Sequence[PartitionKeys], settings: DedupSettings, work: Path, bucket_entries: int = BUCKET_ENTRIES
+    run: Runner, partitions: Sequence[PartitionKeys], settings: DedupSettings, work: Path, bucket_entries: int = BUCKET_ENTRIES
 ) -> Duplicates:
     """Writes `duplicates/NNNNNN.arrow` for every partition; the same whatever runs the tasks and however they are cut.
 

@@ -7,7 +7,7 @@ documents, one pair is taken for equal by chance with odds of one in 800 million
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -63,7 +63,7 @@ class KeyWriter:
 
     def _flush(self) -> None:
         if self._waiting:
-            key, check, ordinal = _columns(self._waiting, ENTRIES_SCHEMA)
+            key, check, ordinal = (column.to_numpy() for column in pa.Table.from_batches(self._waiting, ENTRIES_SCHEMA).columns)
             order = np.argsort(key, kind="stable")
             self._runs.write(pa.record_batch([key[order], check[order], ordinal[order]], schema=ENTRIES_SCHEMA))
         self._waiting, self._num_waiting = [], 0
@@ -116,8 +116,3 @@ def read_keys(path: Path) -> tuple[NDArray[np.uint64], NDArray[np.void], NDArray
         digests.append(read_digests(batch.column("digest")))
         overlaps.append(batch.column("overlaps").to_numpy())
     return np.concatenate(ids), np.concatenate(digests), np.concatenate(overlaps)
-
-
-def _columns(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> list[NDArray[np.uint64]]:
-    table = pa.Table.from_batches(batches, schema)
-    return [column.to_numpy() for column in table.columns]

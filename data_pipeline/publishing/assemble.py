@@ -18,8 +18,8 @@ from data_pipeline.publishing.fingerprint import fingerprint_of
 from data_pipeline.publishing.publish import publish
 from data_pipeline.reports.data_card import render_card
 from data_pipeline.reports.html_page import render_report
-from data_pipeline.stages.pack import PackTask
-from data_pipeline.stages.results import DocumentsOf, PackResult, TrainedTokenizer
+from data_pipeline.stages.pack import DocumentsOf, PackResult, PackTask
+from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 
 __all__ = ["Prepared", "assemble"]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, PreparedDataError
 from data_pipeline.dataset.locks import replacing
 from data_pipeline.dataset.manifest import OtherFormatError, read_manifest
+from data_pipeline.reports.lookup import flat
 
 __all__ = ["check_may_replace", "list_differences"]
 
@@ -55,7 +56,7 @@ def list_differences(
     old: Mapping[str, Any], new: Mapping[str, Any], old_inputs: Sequence[Mapping[str, Any]], new_inputs: Sequence[Mapping[str, Any]]
 ) -> list[str]:
     """How the settings and the input files of two preparations differ, in a few clauses of a message."""
-    before, now = dict(_flat(old)), dict(_flat(new))
+    before, now = dict(flat(old)), dict(flat(new))
     changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     clauses = [f"{name} was {_short(before.get(name))} and is {_short(now.get(name))}" for name in changed[:_SHOWN]]
     if len(changed) > _SHOWN:
@@ -76,14 +77,6 @@ def list_differences(
 
 def _by_name(inputs: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     return {f"{identity['source']}/{identity['path']}": identity for identity in inputs}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def _short(value: Any) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from common.settings.toml import to_toml
@@ -19,7 +19,7 @@ from data_pipeline.config import BUILTIN, PrepareConfig
 from data_pipeline.config.prepare import OVERRIDABLE
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.reports.lengths import truncation_advice
-from data_pipeline.reports.lookup import known, largest_first, part, round_trip
+from data_pipeline.reports.lookup import flat, known, largest_first, part, round_trip
 
 __all__ = ["render_card"]
 
@@ -186,7 +186,9 @@ def _augment_in_words(augment: Report) -> str:
 
 def _sources_in_words(sources: Report) -> str:
     own = {
-        name: ", ".join(f"{setting} {_plain(value)}" for setting, value in _leaves(source) if setting.split(".")[0] in OVERRIDABLE)
+        name: ", ".join(
+            f"{setting} {_plain(value)}" for setting, value in flat(source) if setting.split(".")[0] in OVERRIDABLE and value != {}
+        )
         for name, source in sources.items()
     }
     told = [f"{_escaped(name)} ({settings})" for name, settings in own.items() if settings]
@@ -301,9 +303,7 @@ def _reproduce(manifest: Manifest) -> str:
     """The settings as a recipe, and the command. Paths are no part of prepared data, so those are the reader's to name."""
     recipe = _recipe(manifest)
     named = [name for name in manifest.sources if name not in recipe.get("source", {})]
-    files = any(
-        str(value).startswith("sha256:") for _, one in _leaves(recipe) for value in (one if isinstance(one, list) else [one])
-    )
+    files = any(str(value).startswith("sha256:") for _, one in flat(recipe) for value in (one if isinstance(one, list) else [one]))
     sources = " --sources " + " ".join(shlex.quote(f"PATH/{visible(name)}") for name in named) if named else ""
     return "\n\n".join(
         (
@@ -353,14 +353,6 @@ def _own_settings(source: Report) -> dict[str, Any]:
 def _in_toml(value: object) -> object:
     """A value as a recipe has it."""
     return "none" if value is None else value
-
-
-def _leaves(values: Report, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]], numbers: int = 0) -> str:

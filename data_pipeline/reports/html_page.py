@@ -12,7 +12,7 @@ from common.text import decimal, duration, share, size
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.reports.html_figures import length_charts, perplexity_chart
 from data_pipeline.reports.lengths import truncation_advice
-from data_pipeline.reports.lookup import known, largest_first, part, round_trip
+from data_pipeline.reports.lookup import flat, known, largest_first, part, round_trip
 
 __all__ = ["render_report"]
 
@@ -44,7 +44,7 @@ def render_report(manifest: Manifest, timings: Mapping[str, Any] | None = None) 
         packing_method=(config.get("packing") or {}).get("method"),
         rejected_samples=list(_rejected_samples(report)),
         timed=(timings or {}).get("stages") or [],
-        settings=list(_flat(config)),
+        settings=list(flat(config)),
     )
 
 
@@ -92,15 +92,6 @@ def _listed(found: Mapping[str, Any]) -> dict[str, Any]:
     return dict(list(found.items())[:_MAX_LISTED])
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested settings as names with dots, and their values in words."""
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", _worded(value)
-
-
 def _worded(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "none"
@@ -129,9 +120,10 @@ _TEMPLATES = template_environment(
     share=or_unknown(share),
     short=_short,
     size=or_unknown(size),
+    worded=_worded,
 )
 _TEMPLATES.globals.update(
-    flat=_flat,
+    flat=flat,
     largest_first=largest_first,
     max_listed=_MAX_LISTED,
     part=part,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from common.text import share
 
-__all__ = ["PERCENTS", "compare_row_lengths", "describe_lengths", "log_borders", "percentiles", "truncation_advice"]
+__all__ = ["PERCENTS", "compare_row_lengths", "describe_lengths", "log_borders", "percentiles", "share_of", "truncation_advice"]
 
 PERCENTS = (50, 90, 95, 99)
 _MAX_BINS = 40
@@ -127,12 +127,12 @@ def _cost_of_rows(lengths: Int64s, counts: Int64s, documents: int, total: int, r
     return {
         "row_length": row_length,
         "documents_cut": cut,
-        "cut_rate": _share(cut, documents),
+        "cut_rate": share_of(cut, documents),
         "tokens_kept_if_truncated": kept,
-        "kept_rate": _share(kept, total),
+        "kept_rate": share_of(kept, total),
         "rows": rows,
         "padding_if_one_document_per_row": rows * row_length - placed,
-        "one_per_row_fill": _share(placed, rows * row_length),
+        "one_per_row_fill": share_of(placed, rows * row_length),
     }
 
 
@@ -144,5 +144,6 @@ def _sorted(count_of_length: Mapping[str, int]) -> tuple[Int64s, Int64s]:
     return lengths[order], counts[order]
 
 
-def _share(part: int, whole: int) -> float:
+def share_of(part: int, whole: int) -> float:
+    """Return `part / whole` with six decimals; 0 if there is no whole."""
     return round(part / whole, 6) if whole else 0.0

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["known", "largest_first", "part", "round_trip"]
+__all__ = ["flat", "known", "largest_first", "part", "round_trip"]
 
 
 def round_trip(tokenizer: Mapping[str, Any]) -> str:
@@ -38,3 +38,12 @@ def part(report: Mapping[str, Any], *names: str) -> dict[str, Any]:
 def largest_first(entries: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
     """The entries with the largest number under `name` first; a report itself keeps no order."""
     return dict(sorted(entries.items(), key=lambda item: (-(item[1].get(name) or 0), item[0])))
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value of nested mappings with its dotted name; an empty mapping is a value too."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

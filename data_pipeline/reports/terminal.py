@@ -147,10 +147,6 @@ def _sources(totals: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _languages(totals: dict[str, Any]) -> list[dict[str, Any]]:
-    return _named("language", largest_first(part(totals, "languages"), "bytes"))
-
-
 def _named(title: str, values: dict[str, Any]) -> list[dict[str, Any]]:
     """The entries of a table by name, the name among them under `title`."""
     return [{title: name, **entry} for name, entry in values.items()]

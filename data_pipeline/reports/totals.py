@@ -18,19 +18,16 @@ from data_pipeline.filters.language import threshold_costs
 from data_pipeline.packing.pieces import METHODS
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
 from data_pipeline.quality.perplexity import SCORE_STEPS, perplexity
-from data_pipeline.reports.lengths import compare_row_lengths, describe_lengths
+from data_pipeline.reports.lengths import compare_row_lengths, describe_lengths, share_of
 from data_pipeline.sources.inputs import Partition
+from data_pipeline.stages.pack import PackResult
+from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.rejects import collect_rejects
-from data_pipeline.stages.results import (
-    ClassifierResult,
-    Cuts,
-    PackResult,
-    ReadResult,
-    SelectResult,
-    SplitResult,
-    TokenizeResult,
-    TrainedTokenizer,
-)
+from data_pipeline.stages.select import Cuts, SelectResult
+from data_pipeline.stages.split import SplitResult
+from data_pipeline.stages.tokenize import TokenizeResult
+from data_pipeline.stages.train_quality import ClassifierResult
+from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 
 __all__ = ["Results", "make_report", "row_counts"]
 
@@ -69,7 +66,9 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
         "documents": documents,
         "stages": _funnel(documents["read"], _rejected(results, everything)),
         "rejected": _rejected(results, everything),
-        "samples": _few(collect_rejects(results.partitions, results.read, results.split, results.selected)),
+        "samples": list(
+            collect_rejects(results.partitions, results.read, results.split, results.selected, most=_SHOWN_SAMPLES_PER_REASON)
+        ),
         "cleaned": add_counts(result.changes for result in results.read),
         "sources": {name: _source(results, numbers, config, name, tokens_trained_on) for name, numbers in sources.items()},
         "languages": _languages(results),
@@ -104,23 +103,13 @@ def row_counts(packed: Sequence[tuple[Split, PackResult]], row_length: int) -> d
         "packing_methods": {
             method: {
                 "rows": counts.get("rows", 0),
-                "fill_rate": _share(counts.get("tokens", 0), counts.get("rows", 0) * row_length),
+                "fill_rate": share_of(counts.get("tokens", 0), counts.get("rows", 0) * row_length),
                 "cut_documents": counts.get("cut_documents", 0),
-                "cut_rate": _share(counts.get("cut_documents", 0), documents),
+                "cut_rate": share_of(counts.get("cut_documents", 0), documents),
             }
             for method, counts in methods.items()
         },
     }
-
-
-def _few(rejects: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    shown: Counter[str] = Counter()
-    chosen = []
-    for reject in rejects:
-        shown[reject["reason"]] += 1
-        if shown[reject["reason"]] <= _SHOWN_SAMPLES_PER_REASON:
-            chosen.append(reject)
-    return chosen
 
 
 def _documents(results: Results, numbers: Sequence[int]) -> dict[str, int]:
@@ -166,7 +155,7 @@ def _source(results: Results, numbers: Sequence[int], config: PrepareConfig, nam
         "bytes_per_token": round(documents["text_bytes"] / max(tokens, 1), 3),
         "weight": config.weights.get(name, 1.0),
         "train_tokens": train_tokens,
-        "share": _share(train_tokens, tokens_trained_on),
+        "share": share_of(train_tokens, tokens_trained_on),
         "rejected": add_counts(_rejected(results, numbers).values()),
     }
 
@@ -259,13 +248,9 @@ def _rows(packed: Sequence[PackResult], row_length: int) -> dict[str, Any]:
         "tokens": tokens,
         "targets": sum(shard["targets"] for shard in shards),
         "padding": rows * row_length - tokens,
-        "fill_rate": _share(tokens, rows * row_length),
+        "fill_rate": share_of(tokens, rows * row_length),
         "documents": documents,
         "cut_documents": cut,
-        "cut_rate": _share(cut, documents),
+        "cut_rate": share_of(cut, documents),
         "repeated_tokens": tokens - sum(result.document_tokens for result in packed),
     }
-
-
-def _share(part: int, whole: int) -> float:
-    return round(part / whole, 6) if whole else 0.0

@@ -18,7 +18,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,27 +27,14 @@ from numpy.typing import NDArray
 
 from common.errors import ConfigError
 from data_pipeline.config import FIM_TOKENS, AugmentSettings, Kind
+from data_pipeline.execution.tasks import Counts
 from data_pipeline.tokenizer import Encoded, SentencePieceTokenizer, Tokenizer
 
-__all__ = ["AugmentCounts", "Augmenter", "is_on", "load_synonyms"]
+__all__ = ["Augmenter", "is_on", "load_synonyms"]
 
 Ids = NDArray[np.int32]
 
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
-
-
-@dataclass(frozen=True)
-class AugmentCounts:
-    """How many documents were changed, and how many words."""
-
-    fim_psm: int = 0
-    fim_spm: int = 0
-    synonym_documents: int = 0
-    synonym_words: int = 0
-    subword: int = 0
-
-    def __add__(self, other: AugmentCounts) -> AugmentCounts:
-        return AugmentCounts(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
 
 def is_on(settings: AugmentSettings) -> bool:
@@ -82,7 +69,7 @@ class Augmenter:
                 "use bpe or unigram, or set subword_rate to 0"
             )
 
-    def encode(self, texts: Sequence[str], kinds: Sequence[Kind], document_ids: Sequence[int]) -> tuple[Encoded, AugmentCounts]:
+    def encode(self, texts: Sequence[str], kinds: Sequence[Kind], document_ids: Sequence[int]) -> tuple[Encoded, Counts]:
         """The ids of all documents, changed, without bos and eos; and what was changed."""
         changes = [self._change(*document) for document in zip(texts, kinds, document_ids, strict=True)]
         plain = [segment for change in changes if change.subword_seed is None for segment in change.segments]
@@ -94,13 +81,13 @@ class Augmenter:
             else:
                 arrays = [self._sample(segment, change.subword_seed + place) for place, segment in enumerate(change.segments)]
             documents.append(arrays[0] if change.fim is None else self._arrange(change.fim, *arrays))
-        return Encoded.of(documents), AugmentCounts(
-            fim_psm=sum(change.fim == "psm" for change in changes),
-            fim_spm=sum(change.fim == "spm" for change in changes),
-            synonym_documents=sum(change.num_synonyms > 0 for change in changes),
-            synonym_words=sum(change.num_synonyms for change in changes),
-            subword=sum(change.subword_seed is not None for change in changes),
-        )
+        return Encoded.of(documents), {
+            "fim_psm": sum(change.fim == "psm" for change in changes),
+            "fim_spm": sum(change.fim == "spm" for change in changes),
+            "synonym_documents": sum(change.num_synonyms > 0 for change in changes),
+            "synonym_words": sum(change.num_synonyms for change in changes),
+            "subword": sum(change.subword_seed is not None for change in changes),
+        }
 
     def _change(self, text: str, kind: Kind, document_id: int) -> _Change:
         settings = self._settings

@@ -14,8 +14,10 @@ from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import Reason
 from data_pipeline.execution.tasks import add_counts
 from data_pipeline.sources.inputs import InputFile, Partition
+from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.rejects import collect_rejects
-from data_pipeline.stages.results import ReadResult, SelectResult, SplitResult
+from data_pipeline.stages.select import SelectResult
+from data_pipeline.stages.split import SplitResult
 
 __all__ = ["check_positions_exist", "check_rejected", "check_selected", "check_split", "check_trusted", "warn_of_losses"]
 

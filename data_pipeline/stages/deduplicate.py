@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from data_pipeline.dedup.duplicates import Duplicates, PartitionKeys, find_duplicates
 from data_pipeline.stages.job import Job
-from data_pipeline.stages.results import ReadResult
+from data_pipeline.stages.read import ReadResult
 
 __all__ = ["drop_duplicates"]
 

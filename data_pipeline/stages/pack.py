@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,18 +18,35 @@ from data_pipeline.dataset.layout import CHOSEN, TOKENS
 from data_pipeline.dataset.shards import ShardContent, token_type, write_shard
 from data_pipeline.dataset.splits import SPLITS, Split
 from data_pipeline.dataset.tables import read_side_by_side
-from data_pipeline.dedup.duplicates import RunStage
-from data_pipeline.execution.tasks import add_counts, commit_result
+from data_pipeline.execution.runner import Runner
+from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.packing.pieces import METHODS
 from data_pipeline.packing.placement import count_packing, pack
 from data_pipeline.packing.rows import Window, cut_into_shards, cut_into_windows, fill_rows
-from data_pipeline.stages.results import DocumentsOf, PackResult, TrainedTokenizer
+from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 
-__all__ = ["PackTask", "pack_all", "pack_group"]
+__all__ = ["DocumentsOf", "PackResult", "PackTask", "pack_all", "pack_group"]
+
+
+@dataclass(frozen=True)
+class DocumentsOf:
+    """The tokenised documents of one partition, in the work of a preparation or in prepared data."""
+
+    source: str
+    number: int
+    root: Path
+    tokens: Mapping[str, int]
+    """Number of tokens of each split that go into rows."""
+    digests: Mapping[str, str]
+    """Digest of each of its tables, by folder."""
+
+    def place(self, folder: str) -> Path:
+        """The place of one of its tables."""
+        return self.root / folder / f"{self.number:06d}"
 
 
 def pack_all(
-    run: RunStage,
+    run: Runner,
     row_length: int,
     packing: PackingSettings,
     tokenizer: TrainedTokenizer,
@@ -87,6 +105,22 @@ class PackTask:
     settings: PackingSettings
     output: Path
     """The folder that receives the shards."""
+
+
+@dataclass
+class PackResult:
+    """Counts of one group of partitions, and its shards in order."""
+
+    documents: int = 0
+    cut_documents: int = 0
+    document_tokens: int = 0
+    """Tokens of the documents, before some are repeated where a document is cut."""
+    methods: dict[str, Counts] = field(
+        default_factory=lambda: {method: {"rows": 0, "cut_documents": 0, "tokens": 0} for method in METHODS}
+    )
+    """What each way of packing would do with the same documents."""
+    shards: list[dict[str, Any]] = field(default_factory=list)
+    """Name, rows, tokens, targets, bytes and digest of each."""
 
 
 def pack_group(task: PackTask) -> PackResult:

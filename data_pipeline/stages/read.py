@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,16 +18,15 @@ from data_pipeline.dedup.benchmarks import load_benchmarks
 from data_pipeline.dedup.keys import KeyWriter
 from data_pipeline.dedup.signatures import sign
 from data_pipeline.documents import Document, Rejection, document_id
-from data_pipeline.execution.tasks import add_counts, commit_result
+from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.filters.html import PageReader
 from data_pipeline.filters.judge import JudgedBatch, JudgedDocument, judge_batch
 from data_pipeline.sources.inputs import Part, Partition
 from data_pipeline.sources.readers import read_part
 from data_pipeline.stages.job import Job
 from data_pipeline.stages.reject_samples import SAMPLES_PER_REASON
-from data_pipeline.stages.results import ReadResult
 
-__all__ = ["TEXT_SCHEMA", "ReadTask", "read_all", "read_partition"]
+__all__ = ["TEXT_SCHEMA", "ReadResult", "ReadTask", "read_all", "read_partition"]
 
 
 def read_all(job: Job) -> list[ReadResult]:
@@ -65,6 +65,26 @@ class ReadTask:
     config: PrepareConfig
     keys: Path
     output: Path
+
+
+@dataclass
+class ReadResult:
+    """Counts of one partition."""
+
+    source: str
+    input_bytes: int
+    documents: int = 0
+    """Everything that was read, rejections included; in JSON Lines this is the number of lines."""
+    kept: int = 0
+    bytes: int = 0
+    """Of the kept documents, as UTF-8."""
+    rejected: Counts = field(default_factory=dict)
+    changes: Counts = field(default_factory=dict)
+    """How many documents were changed by each cleaning rule."""
+    confidences: dict[str, Counts] = field(default_factory=dict)
+    """Number of documents by language and by the confidence with which it was identified."""
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    """The first rejections of each reason."""
 
 
 def read_partition(task: ReadTask) -> ReadResult:

@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,21 @@ from data_pipeline.dataset.layout import CHOSEN, CHOSEN_SCHEMA, TOKENS
 from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.documents import Reason
-from data_pipeline.execution.tasks import add_counts, commit_result
-from data_pipeline.quality.bounds import FATES, judge, resolve_bounds
+from data_pipeline.execution.tasks import Counts, add_counts, commit_result
+from data_pipeline.quality.bounds import FATES, Bounds, judge, resolve_bounds
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
 from data_pipeline.quality.perplexity import perplexity
 from data_pipeline.stages.job import Job
+from data_pipeline.stages.pack import DocumentsOf
 from data_pipeline.stages.reject_samples import Samples, rejection_of_row
-from data_pipeline.stages.results import Cuts, DocumentsOf, SelectResult, TokenizeResult, WeighResult
+from data_pipeline.stages.tokenize import TokenizeResult
 from data_pipeline.text.ngrams import mix_hashes
 
 __all__ = [
+    "Cuts",
+    "SelectResult",
     "SelectTask",
+    "WeighResult",
     "WeighTask",
     "copies_of_documents",
     "cuts_of_sources",
@@ -39,6 +43,15 @@ __all__ = [
     "select_partition",
     "weigh_partition",
 ]
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """What a document of a source must reach."""
+
+    bounds: Bounds
+    by_perplexity: bool
+    by_classifier: bool
 
 
 def cuts_of_sources(job: Job, tokenized: Sequence[TokenizeResult]) -> dict[str, Cuts]:
@@ -104,6 +117,13 @@ class WeighTask:
     output: Path
 
 
+@dataclass(frozen=True)
+class WeighResult:
+    """Training tokens by group, of documents that are good enough."""
+
+    tokens: Counts
+
+
 def weigh_partition(task: WeighTask) -> WeighResult:
     """Counts what `select_partition` has to choose from."""
     tokens: Counter[str] = Counter()
@@ -128,6 +148,31 @@ class SelectTask:
     """Of each group; none where nothing is balanced."""
     seed: int
     output: Path
+
+
+@dataclass
+class SelectResult:
+    """What was chosen of one partition. Lengths, bytes and languages count a document once, however often it is taken."""
+
+    sha256: str = ""
+    """Digest of the table of choices."""
+    kept: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    bytes: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    tokens: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    """With repeats, as they go into rows."""
+    unique_tokens: int = 0
+    rejected: Counts = field(default_factory=dict)
+    characters: Counts = field(default_factory=dict)
+    """Number of documents by their length in characters."""
+    lengths: Counts = field(default_factory=dict)
+    """Number of documents by their length in tokens, bos and eos included."""
+    languages: dict[str, Counts] = field(default_factory=dict)
+    """Documents, bytes and tokens by language."""
+    kinds: Counts = field(default_factory=dict)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    """The first rejected documents of each reason."""
+    offered: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    """Documents that there were to choose from."""
 
 
 def select_partition(task: SelectTask) -> SelectResult:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +18,12 @@ from data_pipeline.dataset.tables import TableWriter, read_side_by_side, read_ta
 from data_pipeline.dedup.duplicates import REASONS, Duplicates
 from data_pipeline.dedup.resolve import Fate
 from data_pipeline.documents import Reason
-from data_pipeline.execution.tasks import commit_result
+from data_pipeline.execution.tasks import Counts, commit_result
 from data_pipeline.stages.job import Job
+from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.reject_samples import Samples, rejection_of_row
-from data_pipeline.stages.results import ReadResult, SplitResult
 
-__all__ = ["SplitTask", "read_kept", "split_all", "split_partition", "texts_of", "with_enough_held_out"]
+__all__ = ["SplitResult", "SplitTask", "read_kept", "split_all", "split_partition", "texts_of", "with_enough_held_out"]
 
 
 def split_all(job: Job, read: Sequence[ReadResult], duplicates: Duplicates) -> list[SplitResult]:
@@ -49,6 +50,16 @@ class SplitTask:
     duplicates: Path
     settings: SplitSettings
     output: Path
+
+
+@dataclass
+class SplitResult:
+    """What is left of one partition."""
+
+    kept: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    bytes: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    """The first documents of each kind of duplicate."""
 
 
 def with_enough_held_out(settings: SplitSettings, num_kept: int, duplicates: Sequence[Path]) -> SplitSettings:

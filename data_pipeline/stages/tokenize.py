@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,12 +21,11 @@ from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.quality.perplexity import count_scores
 from data_pipeline.stages.augment import Augmenter, is_on
 from data_pipeline.stages.job import Job
-from data_pipeline.stages.results import SplitResult, TokenizeResult
-from data_pipeline.stages.split import read_kept
+from data_pipeline.stages.split import SplitResult, read_kept
 from data_pipeline.stages.train_quality import MODELS, Models, load_models
 from data_pipeline.tokenizer import Encoded, Tokenizer, load_tokenizer, round_trip_failures
 
-__all__ = ["TokenizeTask", "tokenize_all", "tokenize_partition"]
+__all__ = ["TokenizeResult", "TokenizeTask", "tokenize_all", "tokenize_partition"]
 
 
 def tokenize_all(job: Job, split: Sequence[SplitResult]) -> list[TokenizeResult]:
@@ -59,6 +58,23 @@ class TokenizeTask:
     """The folder with the models of quality."""
     config: PrepareConfig
     output: Path
+
+
+@dataclass
+class TokenizeResult:
+    """Counts of one partition."""
+
+    sha256: str = ""
+    """Digest of the table of tokens."""
+    tokens: int = 0
+    unknown: int = 0
+    round_trip_failures: int = 0
+    """How many of the first documents did not come back from their ids as they were."""
+    scores: Counts = field(default_factory=dict)
+    """Number of documents by their score under the reference model."""
+    probabilities: Counts = field(default_factory=dict)
+    """Number of documents by the classifier's probability."""
+    augmented: Counts = field(default_factory=dict)
 
 
 def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
@@ -117,7 +133,7 @@ class _Augmentation:
         arrays = encoded.arrays()
         for place, array in zip(places, changed.arrays(), strict=True):
             arrays[place] = array
-        self.counts = add_counts([self.counts, asdict(counts)])
+        self.counts = add_counts([self.counts, counts])
         return Encoded.of(arrays)
 
 

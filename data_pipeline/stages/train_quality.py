@@ -21,14 +21,15 @@ from data_pipeline.quality.perplexity import ReferenceModel, train_reference
 from data_pipeline.sources.inputs import InputFile, Part, find_inputs
 from data_pipeline.sources.readers import read_part
 from data_pipeline.stages.job import Job
-from data_pipeline.stages.results import ClassifierResult, ReferenceResult, SplitResult
-from data_pipeline.stages.split import read_kept, texts_of
+from data_pipeline.stages.split import SplitResult, read_kept, texts_of
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
     "MODELS",
+    "ClassifierResult",
     "ClassifierTask",
     "Models",
+    "ReferenceResult",
     "ReferenceTask",
     "load_models",
     "train_content_classifier",
@@ -78,6 +79,13 @@ class ReferenceTask:
     output: Path
 
 
+@dataclass(frozen=True)
+class ReferenceResult:
+    """How much it was trained on."""
+
+    tokens: int
+
+
 def train_reference_model(task: ReferenceTask) -> ReferenceResult:
     """Writes the model into the folder of `output`."""
     tokenizer = load_tokenizer(task.tokenizer, trial=False)
@@ -103,6 +111,17 @@ class ClassifierTask:
     tokenizer: Path
     config: PrepareConfig
     output: Path
+
+
+@dataclass(frozen=True)
+class ClassifierResult:
+    """How well it does on examples that it was not trained on."""
+
+    good: int
+    good_kept: int
+    bad: int
+    bad_dropped: int
+    accuracy: float
 
 
 def train_content_classifier(task: ClassifierTask) -> ClassifierResult:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
+from common.files import digest_bytes
 from data_pipeline.config import TokenizerSettings
 from data_pipeline.dataset.layout import TOKENIZER
 from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.execution.tasks import commit_result
 from data_pipeline.stages.job import Job, is_trained
-from data_pipeline.stages.results import SampleResult, SplitResult, TrainedTokenizer
-from data_pipeline.stages.split import read_kept, texts_of
-from data_pipeline.tokenizer import save_tokenizer
+from data_pipeline.stages.split import SplitResult, read_kept, texts_of
+from data_pipeline.tokenizer import Tokenizer, save_tokenizer
 from data_pipeline.tokenizer.training import alphabet_of, sample_pieces, train_tokenizer
 
-__all__ = ["SampleTask", "TrainTask", "sample_partition", "train", "train_on_sample"]
+__all__ = ["SampleResult", "SampleTask", "TrainTask", "TrainedTokenizer", "sample_partition", "train", "train_on_sample"]
 
 
 def train_on_sample(job: Job, split: Sequence[SplitResult]) -> TrainedTokenizer:
@@ -58,6 +58,13 @@ class SampleTask:
     output: Path
 
 
+@dataclass(frozen=True)
+class SampleResult:
+    """Size of one partition's share."""
+
+    bytes: int
+
+
 def sample_partition(task: SampleTask) -> SampleResult:
     """Writes pieces of the training text, or only its alphabet, to `output`.arrow."""
     num_bytes = 0
@@ -79,6 +86,24 @@ class TrainTask:
     extra_special: tuple[str, ...]
     output: Path
     """The tokenizer's folder."""
+
+
+@dataclass(frozen=True)
+class TrainedTokenizer:
+    """What is known of the tokenizer without loading it."""
+
+    kind: str
+    vocab_size: int
+    digest: str
+    pad_id: int
+    files: Mapping[str, str]
+    """The digest of each file in its folder, by name."""
+
+    @staticmethod
+    def of(tokenizer: Tokenizer) -> TrainedTokenizer:
+        """The facts of a tokenizer."""
+        files = {name: digest_bytes(content) for name, content in tokenizer.files().items()}
+        return TrainedTokenizer(tokenizer.kind, tokenizer.vocab_size, tokenizer.digest, tokenizer.pad_id, files)
 
 
 def train(task: TrainTask) -> TrainedTokenizer:

@@ -32,8 +32,7 @@ from data_pipeline.prepare import prepare
 from data_pipeline.publishing.ownership import exclusive
 from data_pipeline.stages import pack, read, select, tokenize, train_tokenizer
 from data_pipeline.stages import split as split_stage
-from data_pipeline.stages.pack import PackTask
-from data_pipeline.stages.results import PackResult
+from data_pipeline.stages.pack import PackResult, PackTask
 from data_pipeline.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]

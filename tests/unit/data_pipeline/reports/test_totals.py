@@ -9,17 +9,14 @@ from data_pipeline.quality.perplexity import SCORE_STEPS
 from data_pipeline.reports.totals import Results, make_report
 from data_pipeline.sources.inputs import InputFile, Part, Partition
 from data_pipeline.sources.storage import Location
+from data_pipeline.stages.pack import PackResult
+from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.rejects import collect_rejects
-from data_pipeline.stages.results import (
-    ClassifierResult,
-    Cuts,
-    PackResult,
-    ReadResult,
-    SelectResult,
-    SplitResult,
-    TokenizeResult,
-    TrainedTokenizer,
-)
+from data_pipeline.stages.select import Cuts, SelectResult
+from data_pipeline.stages.split import SplitResult
+from data_pipeline.stages.tokenize import TokenizeResult
+from data_pipeline.stages.train_quality import ClassifierResult
+from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 
 CONFIG = PrepareConfig(sources=("a", "b"), row_length=10)
 SHARD = {"rows": 5, "tokens": 48, "targets": 44, "bytes": 1, "sha256": "", "name": ""}
