@@ -1,4 +1,4 @@
-"""One preparation: what its stages share, and their order."""
+"""What the stages of one preparation share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Job", "is_trained"]
 
 @dataclass(frozen=True)
 class Job:
-    """One preparation: what is read, how, by whom, and where the stages leave their results."""
+    """One preparation: its settings, its partitions, its work folder and the runner of its stages."""
 
     config: PrepareConfig
     partitions: Sequence[Partition]
@@ -23,7 +23,7 @@ class Job:
     run: Runner
 
     def place(self, folder: str, number: int) -> Path:
-        """Where a stage leaves what it made of a partition."""
+        """Return the path of a partition's result in a folder of the work folder, without extension."""
         return self.work / folder / f"{number:06d}"
 
 

@@ -1,4 +1,4 @@
-"""The rejected documents that the report lists."""
+"""Collects the rejected documents that the report lists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["collect_rejects"]
 def collect_rejects(
     partitions: Sequence[Partition], read: Sequence[ReadResult], *later: Sequence[SplitResult | SelectResult], most: int = 1000
 ) -> Iterator[dict[str, Any]]:
-    """A sample of what each stage rejected, by partition, with the line numbers of whole files instead of their ranges."""
+    """Yield at most `most` rejected documents for each reason, by partition. Line numbers count from the start of the file."""
     shown: Counter[str] = Counter()
     lines_before = 0
     for partition, result, *others in zip(partitions, read, *later, strict=True):

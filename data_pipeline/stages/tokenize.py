@@ -1,4 +1,4 @@
-"""Documents to token ids, and the scores of their quality, which the ids give."""
+"""Encodes documents as token ids, and scores their quality from the ids."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["TokenizeResult", "TokenizeTask", "tokenize_all", "tokenize_partition
 
 
 def tokenize_all(job: Job, split: Sequence[SplitResult]) -> list[TokenizeResult]:
-    """Encodes the documents of every partition and scores them."""
+    """Encode and score the documents of every partition."""
     tasks = [
         TokenizeTask(
             job.place("text", number),
@@ -44,18 +44,18 @@ def tokenize_all(job: Job, split: Sequence[SplitResult]) -> list[TokenizeResult]
     return job.run("tokenize", tokenize_partition, tasks, [sum(result.bytes.values()) for result in split], TokenizeResult)
 
 
-_ROUND_TRIPS = 8  # documents of each partition that are decoded again
+_ROUND_TRIPS = 8  # documents of each partition whose ids are decoded to compare the text
 
 
 @dataclass(frozen=True)
 class TokenizeTask:
-    """Encode the documents of one partition."""
+    """Encode and score the documents of one partition."""
 
     text: Path
     split: Path
     tokenizer: Path
     models: Path
-    """The folder with the models of quality."""
+    """Folder of the quality models."""
     config: PrepareConfig
     output: Path
 
@@ -65,20 +65,20 @@ class TokenizeResult:
     """Counts of one partition."""
 
     sha256: str = ""
-    """Digest of the table of tokens."""
+    """Digest of the token table."""
     tokens: int = 0
     unknown: int = 0
     round_trip_failures: int = 0
-    """How many of the first documents did not come back from their ids as they were."""
+    """How many of the first documents do not decode to the same text."""
     scores: Counts = field(default_factory=dict)
-    """Number of documents by their score under the reference model."""
+    """Number of documents by score under the reference model."""
     probabilities: Counts = field(default_factory=dict)
-    """Number of documents by the classifier's probability."""
+    """Number of documents by probability under the classifier."""
     augmented: Counts = field(default_factory=dict)
 
 
 def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
-    """Writes the token ids of a partition's documents, with what is known of them, to `output`.arrow."""
+    """Write the token ids of a partition's documents, with their facts and scores, to `output`.arrow."""
     tokenizer = _load(task.tokenizer)
     models = load_models(task.models, task.config.quality)
     augmenter = _Augmentation(tokenizer, task.config)
@@ -112,19 +112,19 @@ def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
 
 @lru_cache(maxsize=1)
 def _load(folder: Path) -> Tokenizer:
-    """Once for each process, which keeps its cache of words from one partition to the next."""
+    """Load the tokenizer once per process, because its word cache is reused for later partitions."""
     return load_tokenizer(folder, trial=False)
 
 
 class _Augmentation:
-    """Changes the documents for training as the settings ask."""
+    """The augmentation of training documents, and its counts."""
 
     def __init__(self, tokenizer: Tokenizer, config: PrepareConfig) -> None:
         self._augmenter = Augmenter(tokenizer, config.augment) if is_on(config.augment) else None
         self.counts: Counts = {}
 
     def apply(self, encoded: Encoded, batch: pa.RecordBatch, texts: Sequence[str]) -> Encoded:
-        """The same documents, those for training changed."""
+        """Return the documents with the training documents changed."""
         if self._augmenter is None:
             return encoded
         places = np.flatnonzero(batch.column("split").to_numpy() == SPLITS.index("train")).tolist()
@@ -138,7 +138,7 @@ class _Augmentation:
 
 
 def _score(encoded: Encoded, models: Models, result: TokenizeResult) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
-    """Perplexity and probability of being wanted; 0 where there is no model."""
+    """Return the perplexity and the probability of being wanted of each document; 0 if there is no model."""
     perplexity_D, wanted_D = np.zeros((2, len(encoded.ends_D)), np.uint16)
     if models.reference is not None:
         perplexity_D = models.reference.score(encoded.ids_T, encoded.ends_D)

@@ -1,4 +1,4 @@
-"""The models by which the quality of documents is judged, trained before any of them is."""
+"""Trains the models that score the quality of documents."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = [
 
 
 def train_quality(job: Job, split: Sequence[SplitResult]) -> ClassifierResult | None:
-    """Trains the models by which quality is judged, where the settings ask for them; says how well the classifier does."""
+    """Train the quality models that the settings ask for. Return the classifier's result, None if there is no classifier."""
     quality = job.config.quality
     tokenizer, models = job.work / TOKENIZER, job.work / MODELS
     if quality.trusted is not None:
@@ -58,7 +58,7 @@ def train_quality(job: Job, split: Sequence[SplitResult]) -> ClassifierResult | 
 
 
 def find_examples(paths: Sequence[Path], config: PrepareConfig, work: Path) -> tuple[InputFile, ...]:
-    """The files of examples of a class, read as sources are."""
+    """Return the files of a class of examples. They are read like sources."""
     update = {"sources": tuple(map(str, paths)), "source": {}, "if_empty": "error"}
     return find_inputs(config.model_copy(update=update), work / "examples.json")
 
@@ -73,7 +73,7 @@ class ReferenceTask:
     """Train the reference model on the training documents of the trusted source."""
 
     documents: tuple[tuple[Path, Path], ...]
-    """Text and split of each of its partitions."""
+    """Text table and split table of each of its partitions."""
     tokenizer: Path
     config: PrepareConfig
     output: Path
@@ -81,13 +81,13 @@ class ReferenceTask:
 
 @dataclass(frozen=True)
 class ReferenceResult:
-    """How much it was trained on."""
+    """Number of tokens that the reference model was trained on."""
 
     tokens: int
 
 
 def train_reference_model(task: ReferenceTask) -> ReferenceResult:
-    """Writes the model into the folder of `output`."""
+    """Write the reference model into the folder of `output`."""
     tokenizer = load_tokenizer(task.tokenizer, trial=False)
 
     def batches() -> Iterator[tuple[NDArray[np.int32], NDArray[np.int64]]]:
@@ -115,7 +115,7 @@ class ClassifierTask:
 
 @dataclass(frozen=True)
 class ClassifierResult:
-    """How well it does on examples that it was not trained on."""
+    """Counts of the classifier on held-out examples."""
 
     good: int
     good_kept: int
@@ -125,7 +125,7 @@ class ClassifierResult:
 
 
 def train_content_classifier(task: ClassifierTask) -> ClassifierResult:
-    """Writes the classifier into the folder of `output`."""
+    """Write the classifier into the folder of `output`."""
     tokenizer = load_tokenizer(task.tokenizer, trial=False)
     good, bad = (_encoded_examples(files, tokenizer, task.config) for files in (task.good, task.bad))
     classifier, held_out = train_classifier(good, bad, task.config.quality.classifier_bits)
@@ -150,14 +150,14 @@ def _encoded_examples(files: Sequence[InputFile], tokenizer: Tokenizer, config: 
 
 @dataclass(frozen=True)
 class Models:
-    """What documents are scored by."""
+    """The models that score documents; None if the settings do not ask for one."""
 
     reference: ReferenceModel | None
     classifier: Classifier | None
 
 
 def load_models(folder: Path, settings: QualitySettings) -> Models:
-    """The models in a folder that these settings ask for."""
+    """Load the models that the settings ask for from a folder."""
     return Models(
         ReferenceModel.from_bytes((folder / _REFERENCE).read_bytes()) if settings.trusted is not None else None,
         Classifier.from_bytes((folder / _CLASSIFIER).read_bytes()) if settings.good else None,

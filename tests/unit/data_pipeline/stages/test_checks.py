@@ -19,10 +19,10 @@ def inputs_of(folder: Path, *names: str) -> tuple[InputFile, ...]:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quality": {"trusted": "boks"}}, r"quality\.trusted = boks is no source; there are books, web"),
+        ({"quality": {"trusted": "boks"}}, r"quality\.trusted = boks is not a source; the sources are books, web"),
         (
             {"balance": {"by": "source", "weights": {"web": 2, "boks": 3}}},
-            r"weights\.boks is no source; there are books, web",
+            r"weights\.boks is not a source; the sources are books, web",
         ),
     ],
 )
