@@ -104,7 +104,7 @@ def test_a_long_text_of_blanks_is_split_in_linear_time(tmp_path: Path) -> None:
         ("quiz.jsonl", b'{"a": "\xff"}\n', "quiz.jsonl:1: not valid JSON"),
         ("quiz.jsonl", b"[" * 100_000, "quiz.jsonl:1: not valid JSON"),
         ("quiz.txt", b"caf\xe9", "quiz.txt: not UTF-8"),
-        ("quiz.csv", b"a,b", "benchmarks are read from .jsonl and .txt files"),
+        ("quiz.csv", b"a,b", "unsupported format; benchmarks are read from .jsonl and .txt files"),
         ("quiz.jsonl", None, "no such benchmark file; correct dedup.benchmarks"),
     ],
 )

@@ -86,7 +86,7 @@ def test_benchmark_items_in_training_are_counted_by_file(tmp_path: Path) -> None
 def test_the_report_names_every_number(tmp_path: Path) -> None:
     (tmp_path / "quiz.txt").write_text(TEXT)
     page = check_leaks(documents([TEXT]), documents([TEXT], 7), SETTINGS, [tmp_path / "quiz.txt"]).describe()
-    assert "1 validation documents against 1 training documents" in page
+    assert "1 validation documents compared with 1 training documents" in page
     assert "exact duplicates in training  1" in page
     assert "near-duplicates in training   0" in page
     assert "validation document 7, training document 0 (1.000): 'The harbour" in page
