@@ -1,4 +1,4 @@
-"""The report as one HTML file: no script, no network, pictures drawn inline. `html_page.jinja` holds the words and the tables."""
+"""Renders the report as one HTML file without scripts or network access. `html_page.jinja` contains the text and the tables."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["render_report"]
 Report = Mapping[str, Any]
 
 _MAX_LISTED = 40
-"""Most sources or languages in a table. The page says how many are left out."""
+"""Most sources or languages in a table. The page says how many more there are."""
 
 
 def render_report(manifest: Manifest, timings: Mapping[str, Any] | None = None) -> str:
-    """The page that shows prepared data to people; what its report lacks is left out.
+    """Return the page about prepared data. Parts that the report lacks are left out.
 
     Args:
-        manifest: with its root digest, which is why the page is not among the files that the digest covers.
-        timings: what `Progress.summary` gave, which differ from run to run.
+        manifest: with its root digest. The digest therefore does not cover the page.
+        timings: from `Progress.summary`. They differ from run to run.
     """
     report, config = known(manifest.totals), manifest.config
     return render_page(
@@ -56,14 +56,14 @@ def _num_tokens(report: Report) -> int:
 
 
 def _balance(sources: Mapping[str, Report]) -> list[tuple[str, Report, float]]:
-    """The sources that have a weight, each with the share of the training tokens that its weight asks for."""
+    """Return the sources that have a weight, each with the share of the training tokens that its weight requests."""
     weighted = {name: source for name, source in sources.items() if source.get("weight") is not None and "share" in source}
     total = sum(source["weight"] for source in weighted.values()) or 1
     return [(name, source, source["weight"] / total) for name, source in weighted.items()]
 
 
 def _confidence(report: Report, wanted: float | None) -> tuple[list[str], list[list[str]]]:
-    """The thresholds of confidence, and for each language the share of its documents that each of them keeps."""
+    """Return the confidence thresholds, and for each language the share of its documents that each threshold keeps."""
     found = largest_first(part(report, "language_confidence"), "all")
     thresholds = sorted({name for kept in found.values() for name in kept if name != "all"}, key=float)
     heads = [f"{name} (set)" if wanted is not None and float(name) == wanted else name for name in thresholds]
@@ -76,7 +76,7 @@ def _confidence(report: Report, wanted: float | None) -> tuple[list[str], list[l
 
 
 def _rejected_samples(report: Report) -> Iterator[tuple[str, str, int | None, list[Report]]]:
-    """Stage, reason, number of rejected documents, and the samples, in the order of the stages."""
+    """Yield stage, reason, number of rejected documents, and the samples, in the order of the stages."""
     counts = {(stage, reason): count for stage, lost in part(report, "rejected").items() for reason, count in lost.items()}
     places = {place: number for number, place in enumerate(counts)}
 

@@ -1,4 +1,4 @@
-"""Adds up what the stages counted: every document is kept or rejected for a reason, and the sums are checked."""
+"""Adds up the counts of the stages, and checks that every document is kept or rejected for one reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _BIN_STEPS = SCORE_STEPS // 4
 
 @dataclass(frozen=True)
 class Results:
-    """What every stage said of each partition, in the order of the partitions."""
+    """The results of every stage for each partition, in the order of the partitions."""
 
     partitions: Sequence[Partition]
     read: Sequence[ReadResult]
@@ -52,7 +52,7 @@ class Results:
 
 
 def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
-    """Counts by stage, reason, source, language and split. It holds no time, so it is part of the reproducible output."""
+    """Return counts by stage, reason, source, language and split. They contain no time, because the report is reproducible."""
     everything = range(len(results.partitions))
     sources = {
         source: [number for number in everything if results.partitions[number].source == source]
@@ -94,7 +94,7 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
 
 
 def row_counts(packed: Sequence[tuple[Split, PackResult]], row_length: int) -> dict[str, Any]:
-    """What packing made of the documents; the part of the report that depends on the rows."""
+    """Return the part of the report that depends on the rows."""
     of_train = [result for side, result in packed if side == "train"]
     methods = {method: add_counts(result.methods[method] for result in of_train) for method in METHODS}
     documents = sum(result.documents for result in of_train)
@@ -125,7 +125,7 @@ def _documents(results: Results, numbers: Sequence[int]) -> dict[str, int]:
 
 
 def _rejected(results: Results, numbers: Sequence[int]) -> dict[str, Counts]:
-    """Counts by stage and reason."""
+    """Return the number of rejected documents by stage and reason."""
     stages: dict[str, Counts] = {stage.value: {} for stage in Stage}
     by_stage = ([result.rejected for result in results.read], results.duplicates.rejected, [r.rejected for r in results.selected])
     for reason, count in add_counts(of_stage[number] for of_stage in by_stage for number in numbers).items():
@@ -170,7 +170,7 @@ def _languages(results: Results) -> dict[str, dict[str, Any]]:
 
 
 def _confidences(results: Results) -> dict[str, dict[str, int]]:
-    """For each language, the number of documents that each confidence would keep."""
+    """Return for each language the number of documents that each confidence threshold would keep."""
     bins = _add_nested(result.confidences for result in results.read)
     return {
         language: {"all": sum(counts.values())}
@@ -180,7 +180,7 @@ def _confidences(results: Results) -> dict[str, dict[str, int]]:
 
 
 def _perplexity(results: Results, sources: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """Perplexities by source; empty where none was measured."""
+    """Return perplexities by source; empty if none was measured."""
     by_source = {name: add_counts(results.tokenized[number].scores for number in numbers) for name, numbers in sources.items()}
     everything = add_counts(by_source.values())
     if not everything:
@@ -197,7 +197,7 @@ def _perplexity(results: Results, sources: Mapping[str, Sequence[int]]) -> dict[
 
 
 def _classifier(results: Results) -> dict[str, Any]:
-    """How the classifier does on held-out examples, and how many documents it gave which probability; empty where there is none."""
+    """Return the classifier's counts on held-out examples and a histogram of its probabilities; empty if there is no classifier."""
     if results.classifier is None:
         return {}
     probabilities = add_counts(result.probabilities for result in results.tokenized)
@@ -218,7 +218,7 @@ def _perplexity_percentiles(scores: Counts) -> dict[str, float]:
 
 
 def _perplexity_histogram(scores: Counts) -> list[list[float]]:
-    """Bins of a quarter of an octave: from, to, and the number of documents."""
+    """Return bins of a quarter of an octave: from, to, and the number of documents."""
     bins: Counter[int] = Counter()
     for score, count in scores.items():
         bins[int(score) // _BIN_STEPS] += count

@@ -80,11 +80,11 @@ def test_unseen_characters_are_named_and_others_stay() -> None:
     ("counts", "words"),
     [
         ({}, ""),
-        ({"round_trip_failures": 0, "unknown": 0}, "every text that was tried comes back exactly"),
-        ({"round_trip_failures": 2, "unknown": 5}, "2 of the texts that were tried do not come back exactly"),
+        ({"round_trip_failures": 0, "unknown": 0}, "all tried texts decode to the original"),
+        ({"round_trip_failures": 2, "unknown": 5}, "2 of the tried texts do not decode to the original"),
         (
             {"round_trip_failures": 0, "unknown": 24},
-            "every text that was tried comes back exactly, but 24 tokens are unknown, whose texts do not",
+            "all tried texts decode to the original, but 24 tokens are unknown and their text is lost",
         ),
     ],
 )
