@@ -99,7 +99,7 @@ def prepare(config: PrepareConfig) -> Manifest:
 
 
 def stage_names(config: PrepareConfig) -> list[str]:
-    """The stages that a preparation with these settings goes through, in their order."""
+    """Return the names of the stages that a preparation with these settings runs, in order."""
     return [
         "read",
         *DUPLICATES,

@@ -132,7 +132,10 @@ def find_duplicates(
     """
     folder = work / "duplicates"
     num_entries = sum(partition.num_documents for partition in partitions) * entries_per_document(settings)
-    buckets = _bucket_tasks(partitions, work, -(-num_entries // bucket_entries))
+    numbers, num_buckets = tuple(partition.number for partition in partitions), -(-num_entries // bucket_entries)
+    buckets = [
+        BucketTask(bucket, num_buckets, numbers, work / "keys", folder / f"bucket-{bucket:06d}") for bucket in range(num_buckets)
+    ]
     found = run(STAGES[0], find_candidates, buckets, _shares(ENTRY_BYTES * num_entries, len(buckets)), BucketResult)
     copies = tuple(copies_path(task.output) for task in buckets)
     crowded = {task.output: result.crowded for task, result in zip(buckets, found, strict=True) if result.crowded}
@@ -155,14 +158,6 @@ def find_duplicates(
     marks = [MarkTask(each.number, work / "keys", resolve.output, settings, folder / f"{each.number:06d}") for each in partitions]
     marked = run(STAGES[3], mark_partition, marks, [KEY_BYTES * each.num_documents for each in partitions], MarkResult)
     return _summarise(partitions, marked, settings, counts, resolved)
-
-
-def _bucket_tasks(partitions: Sequence[PartitionKeys], work: Path, num_buckets: int) -> list[BucketTask]:
-    numbers = tuple(partition.number for partition in partitions)
-    return [
-        BucketTask(bucket, num_buckets, numbers, work / "keys", work / "duplicates" / f"bucket-{bucket:06d}")
-        for bucket in range(num_buckets)
-    ]
 
 
 def _verify_tasks(

@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.config import DedupSettings
+from data_pipeline.dataset.stored_documents import PublishedDocument
 from data_pipeline.dedup.benchmarks import load_benchmarks
 from data_pipeline.dedup.signatures import Keys, Shingles, shingle, sign
 from data_pipeline.dedup.similarity import jaccard
 from data_pipeline.text.batch import TextBatch
 
-__all__ = ["BenchmarkLeaks", "Example", "LeakReport", "TextOfDocument", "check_leaks"]
+__all__ = ["BenchmarkLeaks", "Example", "LeakReport", "check_leaks"]
 
 _BATCH_CHARS = 1 << 20
 _MAX_EXAMPLES = 10
@@ -28,18 +29,6 @@ _SAMPLE_CHARS = 100
 
 Hashes = NDArray[np.uint64]
 Int64s = NDArray[np.int64]
-
-
-class TextOfDocument(Protocol):
-    """A document with its text."""
-
-    @property
-    def id(self) -> int:
-        """The document's id in prepared data."""
-
-    @property
-    def text(self) -> str:
-        """The document's text."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +115,7 @@ def _lines(examples: Iterable[Example], what: str) -> Iterator[str]:
 
 
 def check_leaks(
-    train: Iterable[TextOfDocument], val: Iterable[TextOfDocument], settings: DedupSettings, benchmarks: Sequence[Path] = ()
+    train: Iterable[PublishedDocument], val: Iterable[PublishedDocument], settings: DedupSettings, benchmarks: Sequence[Path] = ()
 ) -> LeakReport:
     """Look for every validation document and every item of the benchmark files in the training text.
 
@@ -164,7 +153,7 @@ def check_leaks(
 class _HeldOut:
     """The validation documents with their keys, and the matches found so far."""
 
-    def __init__(self, documents: Iterable[TextOfDocument], settings: DedupSettings) -> None:
+    def __init__(self, documents: Iterable[PublishedDocument], settings: DedupSettings) -> None:
         self._settings = settings
         self.ids: list[int] = []
         self.equal: dict[int, Example] = {}
@@ -192,7 +181,7 @@ class _HeldOut:
         # Digests of code are the strictest: documents with equal ones are exact duplicates in every preparation.
         return sign(batch, range(len(batch)), ["code"] * len(batch), self._settings), shingle(batch, self._settings.shingle_words)
 
-    def compare(self, documents: Sequence[TextOfDocument], batch: TextBatch) -> None:
+    def compare(self, documents: Sequence[PublishedDocument], batch: TextBatch) -> None:
         """Look for validation documents in training documents. Documents that are already matched are skipped."""
         signed, shingles = self._sign(batch)
         for document, digest in zip(documents, signed.digests_D.tolist(), strict=True):
@@ -215,7 +204,7 @@ class _HeldOut:
         return sorted(set(zip(np.repeat(numbers, counts).tolist(), owners.tolist(), strict=True)))
 
 
-def _example(place: int, document: TextOfDocument, similarity: float) -> Example:
+def _example(place: int, document: PublishedDocument, similarity: float) -> Example:
     return Example(place, document.id, similarity, document.text[:_SAMPLE_CHARS])
 
 
@@ -223,12 +212,12 @@ def _first(found: dict[int, Example]) -> list[Example]:
     return [found[place] for place in sorted(found)[:_MAX_EXAMPLES]]
 
 
-def _lay_out(documents: Sequence[TextOfDocument]) -> TextBatch:
+def _lay_out(documents: Sequence[PublishedDocument]) -> TextBatch:
     return TextBatch([document.text.encode() for document in documents])
 
 
-def _batches(documents: Iterable[TextOfDocument]) -> Iterator[list[TextOfDocument]]:
-    batch: list[TextOfDocument] = []
+def _batches(documents: Iterable[PublishedDocument]) -> Iterator[list[PublishedDocument]]:
+    batch: list[PublishedDocument] = []
     num_chars = 0
     for document in documents:
         batch.append(document)

@@ -118,11 +118,7 @@ def _remove(path: Path) -> None:
 
 
 def check_nothing_foreign(directory: Path) -> None:
-    """Check that publishing would not replace a foreign file.
-
-    Raises:
-        ConfigError: it would.
-    """
+    """Raise ConfigError if publishing would replace a foreign file."""
     own = own_files(directory)
     foreign = [name for name in _files_in_the_way(directory) if name not in own]
     if foreign:

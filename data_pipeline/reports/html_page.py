@@ -35,7 +35,7 @@ def render_report(manifest: Manifest, timings: Mapping[str, Any] | None = None) 
         "html_page.jinja",
         manifest=manifest,
         report=report,
-        num_tokens=_num_tokens(report),
+        num_tokens=part(report, "lengths", "tokens").get("total", 0),
         stages=report.get("stages") or [{"name": name, "rejected": lost} for name, lost in part(report, "rejected").items()],
         balance=_balance(part(report, "sources")),
         confidence=_confidence(report, (config.get("language") or {}).get("min_confidence")),
@@ -46,13 +46,6 @@ def render_report(manifest: Manifest, timings: Mapping[str, Any] | None = None) 
         timed=(timings or {}).get("stages") or [],
         settings=list(flat(config)),
     )
-
-
-def _num_tokens(report: Report) -> int:
-    total: int = part(report, "lengths", "tokens").get("total") or sum(
-        source.get("tokens", 0) for source in part(report, "sources").values()
-    )
-    return total
 
 
 def _balance(sources: Mapping[str, Report]) -> list[tuple[str, Report, float]]:

@@ -70,11 +70,7 @@ def malformed(directory: Path) -> Iterator[None]:
 
 
 def check_report(directory: Path, manifest: Manifest) -> None:
-    """Check that the report of prepared data can be shown.
-
-    Raises:
-        PreparedDataError: the report or the settings are malformed.
-    """
+    """Raise PreparedDataError if the report of prepared data cannot be shown."""
     with malformed(directory):
         describe(summarise(manifest))
         render_report(manifest, {})

@@ -27,22 +27,14 @@ _SHOWN = 3  # files in a message
 
 
 def check_positions_exist(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
-    """Check that all files are plain, uncompressed text if the split is by position.
-
-    Raises:
-        SourceError: a file of another format or compression, where positions in the text are not known in advance.
-    """
+    """Raise SourceError if the split is by position and a file is not plain, uncompressed text."""
     for file in inputs:
         if config.split.by == "tail" and (file.format != "text" or file.compression != "none"):
             raise SourceError(f"{file.location}: split.by = tail needs plain uncompressed text files; set split.by to content")
 
 
 def check_trusted(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
-    """Check that the trusted source and the sources with weights exist.
-
-    Raises:
-        ConfigError: a setting names an unknown source.
-    """
+    """Raise ConfigError if the trusted source or a source with a weight does not exist."""
     sources = list(dict.fromkeys(file.source for file in inputs))
     if config.quality.trusted not in (None, *sources):
         raise ConfigError(f"quality.trusted = {config.quality.trusted} is not a source; the sources are {', '.join(sources)}")
@@ -52,11 +44,7 @@ def check_trusted(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
 
 
 def check_rejected(partitions: Sequence[Partition], read: Sequence[ReadResult], config: PrepareConfig) -> None:
-    """Check that no more documents are malformed than the reject budget allows, and warn about sources and files that are lost.
-
-    Raises:
-        SourceError: more documents are malformed than `limits.max_rejected_fraction` allows.
-    """
+    """Raise SourceError if more documents are malformed than the reject budget allows; else warn about lost sources and files."""
     documents = sum(result.documents for result in read)
     malformed: Counter[Reason] = Counter()
     for result in read:
@@ -102,11 +90,7 @@ def _place(sample: Mapping[str, Any]) -> str:
 
 
 def check_split(read: Sequence[ReadResult], split: Sequence[SplitResult], config: PrepareConfig) -> None:
-    """Check that there are training documents and enough validation documents.
-
-    Raises:
-        SourceError: there are not.
-    """
+    """Raise SourceError if there are no training documents or too few validation documents."""
     train_documents, val_documents = (sum(result.kept[side] for result in split) for side in SPLITS)
     if not train_documents:
         raise SourceError(
@@ -134,11 +118,7 @@ def _commonest(read: Sequence[ReadResult]) -> str:
 
 
 def check_selected(selected: Sequence[SelectResult]) -> None:
-    """Check that quality and balance leave some documents of each split that had any.
-
-    Raises:
-        SourceError: a split lost all its documents.
-    """
+    """Raise SourceError if quality and balance leave no documents of a split that had some."""
     for side in SPLITS:
         offered = sum(result.offered[side] for result in selected)
         if offered and not any(result.kept[side] for result in selected):

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from data_pipeline.documents import Document, Reason, Rejection
 
-__all__ = ["SAMPLES_PER_REASON", "Samples", "rejection_of_row"]
+__all__ = ["SAMPLES_PER_REASON", "Samples"]
 
 SAMPLES_PER_REASON = 10
 """Most samples of each reason in one partition."""
@@ -31,12 +31,7 @@ class Samples:
                 self._shown[reason] += 1
                 yield row, reason
 
-    def add(self, rejection: Rejection) -> None:
-        """Add a sample."""
-        self.values.append(asdict(rejection))
-
-
-def rejection_of_row(text: pa.RecordBatch, row: int, reason: Reason, detail: str) -> Rejection:
-    """Return the rejection of one row of the text table."""
-    path, line, content = (text.column(name)[row].as_py() for name in ("path", "line", "text"))
-    return Rejection.of(Document(content, path, line, 0), reason, detail)
+    def add(self, text: pa.RecordBatch, row: int, reason: Reason, detail: str) -> None:
+        """Add one row of the text table."""
+        path, line, content = (text.column(name)[row].as_py() for name in ("path", "line", "text"))
+        self.values.append(asdict(Rejection.of(Document(content, path, line, 0), reason, detail)))

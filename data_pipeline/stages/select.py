@@ -25,24 +25,11 @@ from data_pipeline.quality.classifier import PROBABILITY_STEPS
 from data_pipeline.quality.perplexity import perplexity
 from data_pipeline.stages.job import Job
 from data_pipeline.stages.pack import DocumentsOf
-from data_pipeline.stages.reject_samples import Samples, rejection_of_row
+from data_pipeline.stages.reject_samples import Samples
 from data_pipeline.stages.tokenize import TokenizeResult
 from data_pipeline.text.ngrams import mix_hashes
 
-__all__ = [
-    "Cuts",
-    "SelectResult",
-    "SelectTask",
-    "WeighResult",
-    "WeighTask",
-    "copies_of_documents",
-    "cuts_of_sources",
-    "documents_of",
-    "repeats_of_groups",
-    "select_all",
-    "select_partition",
-    "weigh_partition",
-]
+__all__ = ["Cuts", "SelectResult", "copies_of_documents", "cuts_of_sources", "documents_of", "repeats_of_groups", "select_all"]
 
 
 @dataclass(frozen=True)
@@ -229,7 +216,7 @@ class _Rejected:
             ids_D = batch.column("id").to_numpy()
             while wanted is not None and wanted[0] <= ids_D[-1]:
                 identity, reason, detail = wanted
-                self._samples.add(rejection_of_row(batch, int(np.searchsorted(ids_D, identity)), reason, detail))
+                self._samples.add(batch, int(np.searchsorted(ids_D, identity)), reason, detail)
                 wanted = next(waiting, None)
         return self._samples.values
 

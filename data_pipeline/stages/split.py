@@ -21,7 +21,7 @@ from data_pipeline.documents import Reason
 from data_pipeline.execution.tasks import Counts, commit_result
 from data_pipeline.stages.job import Job
 from data_pipeline.stages.read import ReadResult
-from data_pipeline.stages.reject_samples import Samples, rejection_of_row
+from data_pipeline.stages.reject_samples import Samples
 
 __all__ = ["SplitResult", "SplitTask", "read_kept", "split_all", "split_partition", "texts_of", "with_enough_held_out"]
 
@@ -121,7 +121,7 @@ def _show(text: pa.RecordBatch, duplicates: pa.Table, samples: Samples) -> None:
     for row, reason in samples.wanted(rejected):
         leader = duplicates.column("leader")[row].as_py()
         detail = "" if reason is Reason.BENCHMARK_OVERLAP else f"like document {leader}"
-        samples.add(rejection_of_row(text, row, reason, detail))
+        samples.add(text, row, reason, detail)
 
 
 def read_kept(text: Path, split: Path) -> Iterator[pa.RecordBatch]:

@@ -81,7 +81,7 @@ def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
     """Write the token ids of a partition's documents, with their facts and scores, to `output`.arrow."""
     tokenizer = _load(task.tokenizer)
     models = load_models(task.models, task.config.quality)
-    augmenter = _Augmentation(tokenizer, task.config)
+    augmenter = Augmenter(tokenizer, task.config.augment) if is_on(task.config.augment) else None
     ids_type = token_type(tokenizer.vocab_size)
     schema = tokens_schema(ids_type)
     result = TokenizeResult()
@@ -92,8 +92,9 @@ def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
                 result.round_trip_failures = round_trip_failures(tokenizer, texts[:_ROUND_TRIPS])
             plain = tokenizer.encode_flat(texts)
             perplexity_D, wanted_D = _score(plain, models, result)
+            changed = plain if augmenter is None else _augment(augmenter, plain, batch, texts, result)
             settings = task.config.tokenizer
-            encoded = tokenizer.frame(augmenter.apply(plain, batch, texts), add_bos=settings.add_bos, add_eos=settings.add_eos)
+            encoded = tokenizer.frame(changed, add_bos=settings.add_bos, add_eos=settings.add_eos)
             result.tokens += len(encoded.ids_T)
             result.unknown += 0 if tokenizer.unk_id is None else int((encoded.ids_T == tokenizer.unk_id).sum())
             offsets = pa.array(np.concatenate([[0], encoded.ends_D]))
@@ -105,7 +106,6 @@ def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
                 pa.LargeListArray.from_arrays(offsets, pa.array(encoded.ids_T.astype(ids_type))),
             ]
             table.write(pa.RecordBatch.from_arrays(columns, schema=schema))
-    result.augmented = augmenter.counts
     result.sha256 = table.digest
     return commit_result(task, result, table)
 
@@ -116,25 +116,16 @@ def _load(folder: Path) -> Tokenizer:
     return load_tokenizer(folder, trial=False)
 
 
-class _Augmentation:
-    """The augmentation of training documents, and its counts."""
-
-    def __init__(self, tokenizer: Tokenizer, config: PrepareConfig) -> None:
-        self._augmenter = Augmenter(tokenizer, config.augment) if is_on(config.augment) else None
-        self.counts: Counts = {}
-
-    def apply(self, encoded: Encoded, batch: pa.RecordBatch, texts: Sequence[str]) -> Encoded:
-        """Return the documents with the training documents changed."""
-        if self._augmenter is None:
-            return encoded
-        places = np.flatnonzero(batch.column("split").to_numpy() == SPLITS.index("train")).tolist()
-        kinds, ids = ([batch.column(name)[place].as_py() for place in places] for name in ("kind", "id"))
-        changed, counts = self._augmenter.encode([texts[place] for place in places], [KINDS[kind] for kind in kinds], ids)
-        arrays = encoded.arrays()
-        for place, array in zip(places, changed.arrays(), strict=True):
-            arrays[place] = array
-        self.counts = add_counts([self.counts, counts])
-        return Encoded.of(arrays)
+def _augment(augmenter: Augmenter, plain: Encoded, batch: pa.RecordBatch, texts: Sequence[str], result: TokenizeResult) -> Encoded:
+    """Return the documents with the training documents changed, and count the changes."""
+    places = np.flatnonzero(batch.column("split").to_numpy() == SPLITS.index("train")).tolist()
+    kinds, ids = ([batch.column(name)[place].as_py() for place in places] for name in ("kind", "id"))
+    changed, counts = augmenter.encode([texts[place] for place in places], [KINDS[kind] for kind in kinds], ids)
+    arrays = plain.arrays()
+    for place, array in zip(places, changed.arrays(), strict=True):
+        arrays[place] = array
+    result.augmented = add_counts([result.augmented, counts])
+    return Encoded.of(arrays)
 
 
 def _score(encoded: Encoded, models: Models, result: TokenizeResult) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:

@@ -24,18 +24,7 @@ from data_pipeline.stages.job import Job
 from data_pipeline.stages.split import SplitResult, read_kept, texts_of
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = [
-    "MODELS",
-    "ClassifierResult",
-    "ClassifierTask",
-    "Models",
-    "ReferenceResult",
-    "ReferenceTask",
-    "load_models",
-    "train_content_classifier",
-    "train_quality",
-    "train_reference_model",
-]
+__all__ = ["MODELS", "ClassifierResult", "Models", "load_models", "train_quality"]
 
 
 def train_quality(job: Job, split: Sequence[SplitResult]) -> ClassifierResult | None:
