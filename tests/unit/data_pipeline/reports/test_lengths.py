@@ -96,7 +96,7 @@ def test_the_advice_says_what_the_set_length_does_and_which_is_enough() -> None:
     assert truncation_advice([], 128) == "", "a report without the table has no advice"
 
 
-def test_nothing_has_no_lengths() -> None:
+def test_an_empty_corpus_has_no_lengths() -> None:
     assert describe_lengths({}) == {
         "documents": 0, "total": 0, "mean": 0.0, "p50": 0, "p90": 0, "p95": 0, "p99": 0, "max": 0, "histogram": []
     }  # fmt: skip

@@ -44,7 +44,7 @@ def test_the_summary_is_plain_values_for_programs() -> None:
     }  # fmt: skip
 
 
-def test_nothing_from_the_input_steers_the_terminal() -> None:
+def test_no_control_character_of_the_input_reaches_the_terminal() -> None:
     report = {**REPORT, "sources": {HOSTILE: REPORT["sources"]["web"]}, "duplicates": {"alarms": [HOSTILE]}}
     page = describe(summarise(replace(MANIFEST, totals=report)))
     assert "\x1b" not in page

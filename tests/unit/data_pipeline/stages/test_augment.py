@@ -27,7 +27,7 @@ def tokenizer_of(kind: str) -> Tokenizer:
 
 
 def undo(tokenizer: Tokenizer, ids: list[int]) -> str:
-    """The text that was there before, from either order of its three parts."""
+    """Return the original text from either order of its three parts."""
     prefix_id, middle_id, suffix_id = (tokenizer.token_id(name) for name in FIM_TOKENS)
     if not ids or ids[0] != prefix_id:
         return tokenizer.decode(ids)
@@ -48,7 +48,7 @@ def test_fill_in_the_middle_loses_and_adds_no_text(kind: str, documents: list[st
     assert counts["fim_psm"] + counts["fim_spm"] == len(documents)
 
 
-def test_the_parts_stand_in_the_order_of_the_paper() -> None:
+def test_the_parts_are_in_the_order_of_the_paper() -> None:
     tokenizer = ByteTokenizer(FIM_TOKENS)
     names = {tokenizer.token_id(name): name[6:9].upper() for name in FIM_TOKENS}
     for rate, expected, num_shapes in ((0.0, "PRE a SUF c MID b", 10), (1.0, "PRE SUF c MID a b", 4)):
@@ -61,7 +61,7 @@ def test_the_parts_stand_in_the_order_of_the_paper() -> None:
         assert len(set(shapes)) == num_shapes  # two cuts among four places; with the suffix first, only one of them shows
 
 
-def test_only_code_is_cut_and_about_as_often_as_asked() -> None:
+def test_only_code_is_cut_and_about_as_often_as_the_setting_says() -> None:
     augmenter = Augmenter(tokenizer_of("byte"), AugmentSettings(fim_rate=0.5, fim_spm_rate=0.25))
     kinds: list[Any] = ["code", "prose", "web"] * 800
     encoded, counts = augmenter.encode(["some text"] * len(kinds), kinds, range(len(kinds)))
@@ -83,7 +83,7 @@ def test_pieces_cut_at_random_spell_the_same_text(kind: str, text: str, number: 
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_what_happens_to_a_document_depends_on_seed_and_id_alone(kind: str) -> None:
+def test_the_changes_to_a_document_depend_only_on_seed_and_id(kind: str) -> None:
     settings = AugmentSettings(subword_rate=0.7, fim_rate=0.5, subword_alpha=0.3)
     kinds: list[Any] = ["code", "prose"] * (len(SAMPLE) // 2)
     ids = list(range(10**12, 10**12 + len(SAMPLE)))
@@ -96,7 +96,7 @@ def test_what_happens_to_a_document_depends_on_seed_and_id_alone(kind: str) -> N
         assert sum(a != b for a, b in zip(changed, whole, strict=True)) > len(SAMPLE) / 3
 
 
-def test_subword_sampling_changes_the_pieces_of_the_share_that_is_asked_for() -> None:
+def test_subword_sampling_changes_the_pieces_of_the_requested_share() -> None:
     augmenter = Augmenter(tokenizer_of("bpe"), AugmentSettings(subword_rate=0.25, subword_alpha=0.5))
     encoded, counts = augmenter.encode(SAMPLE * 20, ["prose"] * len(SAMPLE) * 20, range(len(SAMPLE) * 20))
     plain = tokenizer_of("bpe").encode_batch(SAMPLE * 20)
@@ -105,7 +105,7 @@ def test_subword_sampling_changes_the_pieces_of_the_share_that_is_asked_for() ->
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_each_document_is_cut_into_pieces_in_its_own_way(kind: str) -> None:
+def test_documents_with_equal_text_are_cut_into_different_pieces(kind: str) -> None:
     augmenter = Augmenter(tokenizer_of(kind), AugmentSettings(subword_rate=1, subword_alpha=0.3))
     encoded, _ = augmenter.encode([SAMPLE[3]] * 20, ["prose"] * 20, range(20))
     assert len({tuple(ids.tolist()) for ids in encoded.arrays()}) > 10
@@ -123,7 +123,7 @@ def replaced(path: Path, text: str, rate: float = 1.0, kind: Any = "prose", numb
     return tokenizer_of("byte").decode(augmenter.encode([text], [kind], [number])[0].ids_T.tolist())
 
 
-def test_whole_words_are_replaced_in_their_own_case(synonyms: Path) -> None:
+def test_whole_words_are_replaced_in_the_same_case(synonyms: Path) -> None:
     text = "cat Cat CAT cAt cats concat cat_x the-cat. Don't 'cat' cat9"
     assert replaced(synonyms, text) == "mouser Mouser MOUSER cAt cats concat mouser_x the-mouser. Do not 'mouser' mouser9"
     assert {replaced(synonyms, "Quick", number=number) for number in range(20)} == {"Fast", "Nimble"}
@@ -152,21 +152,21 @@ def test_about_the_share_of_the_listed_words_is_replaced(synonyms: Path) -> None
         ("a.json", b"[" * 100_000, "a.json: maximum recursion"),
     ],
 )
-def test_a_file_of_synonyms_that_is_none_is_refused(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+def test_a_malformed_file_of_synonyms_is_refused(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError) as caught:
         load_synonyms(tmp_path / name)
     assert message in str(caught.value)
 
 
-def test_synonyms_are_read_from_json_too(tmp_path: Path) -> None:
+def test_synonyms_can_be_read_from_json(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"Cat": ["mouser", "big cat"]}')
     assert load_synonyms(tmp_path / "a.json") == {"cat": ("mouser", "big cat")}
     with pytest.raises(ConfigError, match=r"b\.json cannot be read"):
         load_synonyms(tmp_path / "b.json")
 
 
-def test_what_a_tokenizer_cannot_do_is_refused() -> None:
+def test_augmentation_that_a_tokenizer_does_not_support_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"augment\.fim_rate = 0\.5: the tokenizer has no token <\|fim_prefix\|>"):
         Augmenter(ByteTokenizer(), AugmentSettings(fim_rate=0.5))
     with pytest.raises(ConfigError, match=r"augment\.subword_rate = 0\.5: a byte tokenizer has one way"):
@@ -175,7 +175,7 @@ def test_what_a_tokenizer_cannot_do_is_refused() -> None:
         AugmentSettings(synonym_rate=0.5)
 
 
-def test_nothing_is_changed_unless_it_is_asked_for() -> None:
+def test_nothing_is_changed_by_default() -> None:
     assert not is_on(AugmentSettings())
     assert is_on(AugmentSettings(fim_rate=0.1))
     tokenizer = tokenizer_of("bpe")
