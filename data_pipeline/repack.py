@@ -32,8 +32,8 @@ from data_pipeline.publishing.replacement import check_may_replace
 from data_pipeline.reports.lengths import compare_row_lengths
 from data_pipeline.reports.terminal import check_report
 from data_pipeline.reports.totals import row_counts
-from data_pipeline.stages.pack import pack_all
-from data_pipeline.stages.results import DocumentsOf, TrainedTokenizer
+from data_pipeline.stages.pack import DocumentsOf, pack_all
+from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 
 __all__ = ["repack"]
 

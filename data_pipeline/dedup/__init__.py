@@ -1,1 +1,1 @@
-"""Finds duplicates, near-duplicates and benchmark text."""
+"""Finds duplicates, near-duplicates and benchmark text in documents."""

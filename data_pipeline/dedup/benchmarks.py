@@ -1,10 +1,10 @@
-"""Decontamination: which documents share runs of words with a benchmark.
+"""Decontamination: finds the documents that share runs of words with a benchmark.
 
-A document that repeats `dedup.benchmark_words` consecutive words of a benchmark is taken to contain it: 13 words as for GPT-3
-(Brown et al., 2020, appendix C). Words are compared as `TextBatch` does, without punctuation and the case of ASCII letters. A
-benchmark text that is shorter counts as a whole from 8 words on; below that, everyday phrases would match.
+A document that contains `dedup.benchmark_words` consecutive words of a benchmark counts as an overlap: 13 words as for GPT-3
+(Brown et al., 2020, appendix C). `TextBatch` compares words without punctuation and without the case of ASCII letters. A shorter
+benchmark text counts as a whole if it has at least 8 words. Shorter ones are ignored, because everyday phrases would match.
 
-Runs are compared by hashes of 64 bits: a benchmark of a million runs takes one wrong document by chance in 10^13 words of training
+Runs are compared by 64-bit hashes. For a benchmark of a million runs, a chance match is expected once in 10^13 words of training
 text.
 """
 
@@ -39,16 +39,16 @@ Int64s = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of one length in a benchmark, in ascending order of their hashes; one that several items share is there for each."""
+    """The runs of one length in a benchmark, in ascending order of their hashes. A run of several items is listed for each."""
 
     num_words: int
     hashes: Hashes
     items: Int64s
     is_likely: NDArray[np.bool_]
-    """By the lowest bits of a hash: whether any run has them. Most words of a text are done after this look."""
+    """Whether any run has these lowest bits of a hash. This test rejects most words of a text."""
 
     def find(self, hashes: Hashes) -> tuple[Int64s, Int64s]:
-        """Indices of those among `hashes` that are runs of a benchmark, and where they stand among its runs."""
+        """Return the indices of those hashes that are runs of a benchmark, and the place of each among the runs."""
         likely = np.flatnonzero(self.is_likely[hashes & _FILTER_MASK])
         places = np.minimum(np.searchsorted(self.hashes, hashes[likely]), len(self.hashes) - 1)
         is_run = self.hashes[places] == hashes[likely]
@@ -57,7 +57,7 @@ class Runs:
 
 @dataclass(frozen=True)
 class Overlaps:
-    """Where some documents and a benchmark share a run: document and item of each, with repetitions."""
+    """Pairs of a document and a benchmark item that share a run, with repetitions."""
 
     documents: Int64s
     items: Int64s
@@ -71,14 +71,14 @@ class BenchmarkIndex:
     num_items: int
 
     def count(self, batch: TextBatch) -> NDArray[np.uint32]:
-        """For each text the number of its places where a run of a benchmark begins."""
+        """Return for each text the number of places where a run of a benchmark begins."""
         counts_D = np.zeros(len(batch), np.uint32)
         for runs in self.lengths:
             counts_D += np.bincount(self._documents(batch, runs)[0], minlength=len(batch)).astype(np.uint32)
         return counts_D
 
     def overlaps(self, batch: TextBatch) -> Overlaps:
-        """Which texts share a run with which items."""
+        """Return which texts share a run with which items."""
         documents, items = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for runs in self.lengths:
             document, first = self._documents(batch, runs)
@@ -97,21 +97,22 @@ class BenchmarkIndex:
 
 @lru_cache(maxsize=2)
 def load_benchmarks(paths: tuple[Path, ...], num_words: int) -> BenchmarkIndex:
-    """The index of some benchmark files; a process that asks again gets the same one.
+    """Return the index of some benchmark files. It is cached for later calls in the same process.
 
     Raises:
-        SourceError: a file is missing, malformed, or of a kind that is not read.
+        SourceError: a file is missing, malformed, or of an unsupported format.
     """
     return index_items([item for path in paths for item in read_items(path)], num_words)
 
 
 def read_items(path: Path) -> Iterator[list[str]]:
-    """The texts of each item of a benchmark: all strings of a line of .jsonl, or a paragraph of .txt, which ends at a blank line.
+    """Yield the texts of each item of a benchmark.
 
-    Lines may end as on any system, and a byte order mark is no part of the text.
+    An item is all strings in a line of .jsonl, or one paragraph of .txt, ended by a blank line. Lines may end as on any operating
+    system. A byte order mark is skipped.
 
     Raises:
-        SourceError: the file is missing, malformed, or of a kind that is not read.
+        SourceError: the file is missing, malformed, or of an unsupported format.
     """
     data = _checked(path).read_bytes().removeprefix(codecs.BOM_UTF8)
     if path.suffix == ".txt":
@@ -119,14 +120,14 @@ def read_items(path: Path) -> Iterator[list[str]]:
             text = data.decode().replace("\r\n", "\n").replace("\r", "\n")
             yield from ([paragraph] for paragraph in _BLANK_LINES.split(text) if paragraph.strip())
         except UnicodeDecodeError as error:
-            raise SourceError(f"{path}: not UTF-8 ({error}); a benchmark must be") from None
+            raise SourceError(f"{path}: not UTF-8 ({error}); convert the benchmark file to UTF-8") from None
         return
     for number, line in enumerate(data.splitlines(), 1):
         if line.strip():
             try:
                 yield list(_strings(orjson.loads(line)))
             except orjson.JSONDecodeError as error:
-                raise SourceError(f"{path}:{number}: not valid JSON ({error}); every line of a benchmark must be") from None
+                raise SourceError(f"{path}:{number}: not valid JSON ({error}); write one JSON value per line") from None
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -139,14 +140,14 @@ def _strings(value: Any) -> Iterator[str]:
 
 def _checked(path: Path) -> Path:
     if path.suffix not in (".jsonl", ".txt"):
-        raise SourceError(f"{path}: benchmarks are read from .jsonl and .txt files")
+        raise SourceError(f"{path}: unsupported format; benchmarks are read from .jsonl and .txt files")
     if not path.is_file():
         raise SourceError(f"{path}: no such benchmark file; correct dedup.benchmarks")
     return path
 
 
 def index_items(items: Sequence[list[str]], num_words: int) -> BenchmarkIndex:
-    """The runs of every text of every item."""
+    """Return the index of the runs of all texts of all items."""
     hashes: dict[int, list[Hashes]] = {}
     owners: dict[int, list[Int64s]] = {}
     for begin in range(0, len(items), _BATCH_ITEMS):

@@ -1,8 +1,8 @@
-"""Which documents share a key: found bucket by bucket, where a bucket is a range of keys that fits in memory.
+"""Finds pairs of documents that share a key, bucket by bucket. A bucket is a range of keys that fits in memory.
 
-The number of buckets follows from the number of entries, never from that of the workers, and changes nothing but the order in which
-pairs are found. A key that a million documents share does not make a million squared pairs: each is paired with the first few of
-them and with the one before it. Most are dropped for that, and those that stay are then paired among themselves more densely.
+The number of buckets depends on the number of entries, not on the number of workers. It changes only the order in which pairs are
+found. If a million documents share a key, not all of their pairs are formed: each document is paired with the first few of them
+and with the one before it. Most of them are dropped for that, and the rest are then paired more densely.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ __all__ = [
 ]
 
 PAIRS_SCHEMA = pa.schema([("later", pa.uint64()), ("earlier", pa.uint64())])
-"""Two documents by their ids; record batches are in ascending order of the later one."""
+"""Two document ids. Each record batch is in ascending order of the later one."""
 GROUPS_SCHEMA = pa.schema([("key", pa.uint64()), ("id", pa.uint64())])
-"""By key, then id."""
+"""Sorted by key, then id."""
 SAMPLE_EVERY = 256
-"""A bucket's result names the later document of every such pair, from which the verification is cut into even tasks."""
+"""A bucket's result lists the later document of one pair in this many. The verification is cut into even tasks by these samples."""
 
-_FIRST_MEMBERS = 4  # of the documents with one key, those that every other is paired with
-_FIRST_SURVIVORS = 64  # the same, once most are dropped
+_FIRST_MEMBERS = 4  # the first documents of a group, with which each other one is paired
+_FIRST_SURVIVORS = 64  # the same, after most documents are dropped
 
 Ids = NDArray[np.uint64]
 Pairs = tuple[Ids, Ids]
@@ -50,7 +50,7 @@ Pairs = tuple[Ids, Ids]
 
 @dataclass(frozen=True)
 class BucketTask:
-    """Find the documents that share a key among the keys from `bucket` / `num_buckets` of their range on."""
+    """Find the documents that share a key in bucket `bucket` of `num_buckets` equal ranges of keys."""
 
     bucket: int
     num_buckets: int
@@ -58,7 +58,7 @@ class BucketTask:
     keys: Path
     """Folder of the partitions' keys."""
     output: Path
-    """Pairs that may be similar; pairs of equal documents stand beside it."""
+    """Table of the pairs that may be similar. The pairs of equal documents are in `copies_path(output)`."""
 
 
 @dataclass
@@ -67,25 +67,25 @@ class BucketResult:
 
     entries: int = 0
     candidates: int = 0
-    """Pairs, some of them more than once."""
+    """Number of pairs; some are counted more than once."""
     copies: int = 0
     crowded: int = 0
-    """Members of groups that were not paired completely."""
+    """Number of members of groups that were not paired completely."""
     samples: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class RefineTask:
-    """Pair those members of a bucket's crowded groups that are not dropped; there are far fewer of them."""
+    """Pair the members of a bucket's crowded groups that are not dropped."""
 
     bucket: Path
     resolved: Path
-    """What becomes of the documents so far: `id`, ascending, and `fate`, 0 for those that stay."""
+    """Table of the decisions so far: `id`, ascending, and `fate`, 0 for documents that are kept."""
     output: Path
 
 
 def find_candidates(task: BucketTask) -> BucketResult:
-    """Writes the pairs of one bucket."""
+    """Write the pairs of one bucket."""
     keys, checks, ids = read_bucket(task)
     result = BucketResult(entries=len(keys))
     keys, checks, ids = only_shared(keys, checks, ids)
@@ -102,7 +102,7 @@ def find_candidates(task: BucketTask) -> BucketResult:
 
 
 def refine_candidates(task: RefineTask) -> BucketResult:
-    """Writes the pairs of one bucket among documents that stay."""
+    """Write the pairs of one bucket between documents that are not dropped."""
     [batch] = read_batches(crowded_path(task.bucket))
     keys, ids = batch.column("key").to_numpy(), batch.column("id").to_numpy()
     is_kept = ~are_dropped(ids, task.resolved)
@@ -121,17 +121,17 @@ def _write_pairs(output: Path, pairs: Iterable[Pairs], result: BucketResult) -> 
 
 
 def copies_path(output: Path) -> Path:
-    """Where a bucket's pairs of equal documents are."""
+    """Return the path of a bucket's pairs of equal documents."""
     return output.with_name(f"{output.name}-copies")
 
 
 def crowded_path(output: Path) -> Path:
-    """Where the members of a bucket's groups are that were not paired completely."""
+    """Return the path of the members of a bucket's groups that were not paired completely."""
     return output.with_name(f"{output.name}-crowded")
 
 
 def are_dropped(ids: Ids, resolved: Path) -> NDArray[np.bool_]:
-    """Which of some documents do not stay."""
+    """Return a mask of the documents that are dropped."""
     are = np.zeros(len(ids), np.bool_)
     order = np.argsort(ids)
     for batch in read_batches(resolved):
@@ -143,7 +143,7 @@ def are_dropped(ids: Ids, resolved: Path) -> NDArray[np.bool_]:
 
 
 def read_bucket(task: BucketTask) -> tuple[Ids, NDArray[np.uint32], Ids]:
-    """Key, check and id of a bucket's entries, in the order of the ids among equal keys of one run."""
+    """Return key, check and id of a bucket's entries. Entries of one run with equal keys are in the order of their ids."""
     first, last = ((bucket << 64) // task.num_buckets for bucket in (task.bucket, task.bucket + 1))
     keys, checks, ids = [np.empty(0, np.uint64)], [np.empty(0, np.uint32)], [np.empty(0, np.uint64)]
     for number in task.partitions:
@@ -158,7 +158,7 @@ def read_bucket(task: BucketTask) -> tuple[Ids, NDArray[np.uint32], Ids]:
 
 
 def only_shared(keys: Ids, checks: NDArray[np.uint32], ids: Ids) -> tuple[Ids, NDArray[np.uint32], Ids]:
-    """The entries whose key another entry has too, by key, then check, then id."""
+    """Return the entries whose key another entry has too, sorted by key, then check, then id."""
     order = np.argsort(keys, kind="stable")
     is_same = np.diff(keys[order]) == 0
     order = order[np.append(is_same, False) | np.append(False, is_same)] if len(order) else order
@@ -167,9 +167,9 @@ def only_shared(keys: Ids, checks: NDArray[np.uint32], ids: Ids) -> tuple[Ids, N
 
 
 def take_copies(keys: Ids, checks: NDArray[np.uint32], ids: Ids) -> tuple[Pairs, Ids, Ids]:
-    """The pairs of equal documents, each with the first of its kind; and key and id of the entries of bands, by key, then id.
+    """Return the pairs of equal documents, each with the first equal one, and key and id of the band entries, by key, then id.
 
-    Where equal documents share a band, the first of them stands for all.
+    If equal documents share a band, only the first of them keeps its band entry.
     """
     is_first = np.ones(len(keys), np.bool_)
     is_first[1:] = (keys[1:] != keys[:-1]) | (checks[1:] != checks[:-1])
@@ -183,9 +183,10 @@ def take_copies(keys: Ids, checks: NDArray[np.uint32], ids: Ids) -> tuple[Pairs,
 
 
 def pair_up(keys: Ids, ids: Ids, num_first: int) -> Iterator[Pairs]:
-    """Pairs of documents with a common key, given by key, then id: each with the first `num_first` and with the one before it.
+    """Yield pairs of documents with a common key: each with the first `num_first` members of its group and with the one before it.
 
-    So up to `num_first` + 2 documents with one key are paired completely, and n of them make at most n (`num_first` + 1) pairs.
+    The entries are sorted by key, then id. Groups of up to `num_first` + 2 documents are paired completely. A group of n documents
+    makes at most n (`num_first` + 1) pairs.
     """
     sizes = group_sizes(keys)
     starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
@@ -199,14 +200,14 @@ def pair_up(keys: Ids, ids: Ids, num_first: int) -> Iterator[Pairs]:
 
 
 def group_sizes(keys: Ids) -> NDArray[np.int64]:
-    """How many entries have the key of each entry; equal keys stand together."""
+    """Return for each entry the number of entries with its key; equal keys must be adjacent."""
     starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
     counts = np.diff(np.append(starts, len(keys)))
     return np.repeat(counts, counts)
 
 
 def distinct(later: Ids, earlier: Ids) -> Pairs:
-    """Each pair once, by the later document, then the earlier."""
+    """Return each pair once, sorted by the later document, then the earlier."""
     order = np.lexsort((earlier, later))
     later, earlier = later[order], earlier[order]
     is_new = np.ones(len(later), np.bool_)
@@ -215,7 +216,7 @@ def distinct(later: Ids, earlier: Ids) -> Pairs:
 
 
 def read_pairs(outputs: Iterable[Path], lower: int, upper: int) -> Pairs:
-    """The distinct pairs in some tables whose later document has an id in [lower, upper)."""
+    """Return the distinct pairs in some tables whose later document has an id in [lower, upper)."""
     later, earlier = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
     for output in outputs:
         for batch in read_batches(output):

@@ -1,12 +1,12 @@
-"""From keys to fates: candidates by bucket, verification by ranges of documents, one decision, one table for each partition."""
+"""Finds duplicates from keys: candidates by bucket, verification by ranges of documents, one decision, one table per partition."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,40 +27,23 @@ from data_pipeline.dedup.resolve import Fate, ResolveResult, ResolveTask, resolv
 from data_pipeline.dedup.signatures import DIGEST_BYTES, choose_bands
 from data_pipeline.dedup.similarity import VerifyResult, VerifyTask, cut_evenly, verify_candidates
 from data_pipeline.documents import Reason, document_id, partition_of
-from data_pipeline.execution.tasks import Counts, Task, commit_result
+from data_pipeline.execution.runner import Runner
+from data_pipeline.execution.tasks import Counts, commit_result
 
-__all__ = ["FATES_SCHEMA", "REASONS", "STAGES", "Duplicates", "PartitionKeys", "RunStage", "find_duplicates"]
+__all__ = ["FATES_SCHEMA", "REASONS", "STAGES", "Duplicates", "PartitionKeys", "find_duplicates"]
 
 FATES_SCHEMA = pa.schema(
     [("id", pa.uint64()), ("fate", pa.uint8()), ("split_key", pa.binary(DIGEST_BYTES)), ("leader", pa.uint64())]
 )
-"""One row for each row of the text table, in its order. `split_key` is equal for all documents that belong on one side."""
+"""One row for each row of the text table, in its order. `split_key` is equal for all documents that must be in the same split."""
 
 STAGES = ("find duplicates", "verify duplicates", "resolve duplicates", "mark duplicates")
-"""The names under which the tasks run; the first three may run more than once."""
+"""The names of the stages. The first three can run more than once."""
 
 BUCKET_ENTRIES = 1 << 22  # entries of keys in one bucket: 64 MiB, and about five times as much while they are sorted
-MAX_ROUNDS = 5  # of looking at those that stay; two or three find all
+MAX_ROUNDS = 5  # of pairing the documents that are kept; two or three find all
 TASK_PAIRS = 1 << 18  # candidates that one task verifies
-ENTRY_BYTES, PAIR_BYTES, KEY_BYTES = 16, 16, 28  # what each takes in its file, for the progress
-
-TaskT = TypeVar("TaskT", bound=Task)
-ResultT = TypeVar("ResultT")
-
-
-class RunStage(Protocol):
-    """Runs the tasks of one stage, as `prepare` does, and returns their results in order; `sizes` are for showing progress."""
-
-    def __call__(
-        self,
-        name: str,
-        function: Callable[[TaskT], ResultT],
-        tasks: list[TaskT],
-        sizes: Sequence[int],
-        result_type: Callable[..., ResultT],
-        /,
-    ) -> list[ResultT]:
-        """All results of the stage."""
+ENTRY_BYTES, PAIR_BYTES, KEY_BYTES = 16, 16, 28  # size of each in its file, for the progress
 
 
 @dataclass(frozen=True)
@@ -74,7 +57,7 @@ class PartitionKeys:
 
 @dataclass(frozen=True)
 class MarkTask:
-    """Write what becomes of each document of a partition."""
+    """Write the fate of each document of a partition."""
 
     number: int
     keys: Path
@@ -86,7 +69,7 @@ class MarkTask:
 
 @dataclass
 class MarkResult:
-    """Number of documents by what becomes of them: `kept`, or the reason why they are dropped."""
+    """Number of documents by fate: `kept`, or the reason why they are dropped."""
 
     counts: Counts
 
@@ -97,37 +80,37 @@ REASONS = {
     Fate.NEAR: Reason.NEAR_DUPLICATE,
     Fate.BENCHMARK: Reason.BENCHMARK_OVERLAP,
 }
-"""Why a document of each fate is dropped."""
+"""The reason why a document of each fate is dropped."""
 
 _NAMES = {Fate.KEEP: _KEPT, **{fate: reason.value for fate, reason in REASONS.items()}}
 
 
 @dataclass(frozen=True)
 class Duplicates:
-    """What the stage found."""
+    """The result of deduplication."""
 
     rejected: list[Counts]
-    """Of each partition: number of dropped documents by reason."""
+    """Number of dropped documents by reason, for each partition."""
     sources: dict[str, Counts]
-    """Of each source: number of documents by what becomes of them, `kept` or a reason."""
+    """Number of documents by fate (`kept` or a reason), for each source."""
     candidates: int
-    """Pairs that share a key and are not equal."""
+    """Number of pairs that share a key and are not equal."""
     similar: int
-    """Of these, the pairs that are as similar as the threshold."""
+    """Number of these pairs whose similarity reaches the threshold."""
     capped: int
-    """Documents that were kept because their leaders had absorbed `max_cluster` others."""
+    """Number of documents that were kept because their leaders had already absorbed `max_cluster` others."""
     clusters: list[dict[str, Any]]
     alarms: list[str]
     """Sources that lose more than `alarm_fraction` of their documents as duplicates."""
 
     @property
     def num_kept(self) -> int:
-        """Documents that go on."""
+        """Number of documents that are kept."""
         return sum(counts.get(_KEPT, 0) for counts in self.sources.values())
 
     @property
     def report(self) -> dict[str, Any]:
-        """All of it in plain values."""
+        """The part of the report about duplicates, as plain values."""
         return {
             **{fate.name.lower(): sum(counts[_NAMES[fate]] for counts in self.sources.values()) for fate in Fate if fate},
             "candidates": self.candidates,
@@ -140,16 +123,19 @@ class Duplicates:
 
 
 def find_duplicates(
-    run: RunStage, partitions: Sequence[PartitionKeys], settings: DedupSettings, work: Path, bucket_entries: int = BUCKET_ENTRIES
+    run: Runner, partitions: Sequence[PartitionKeys], settings: DedupSettings, work: Path, bucket_entries: int = BUCKET_ENTRIES
 ) -> Duplicates:
-    """Writes `duplicates/NNNNNN.arrow` for every partition; the same whatever runs the tasks and however they are cut.
+    """Write `duplicates/NNNNNN.arrow` for every partition. The result does not depend on the engine or on how the tasks are cut.
 
-    Pairs are found, verified, and decided on. Where many documents shared a key, only some of their pairs were looked at; so those
-    of them that stay are paired again, until that finds nothing new.
+    Pairs are found, verified and decided on. If many documents share a key, only some of their pairs are formed. Those of them that
+    are kept are then paired again, until no new similar pair is found.
     """
     folder = work / "duplicates"
     num_entries = sum(partition.num_documents for partition in partitions) * entries_per_document(settings)
-    buckets = _bucket_tasks(partitions, work, -(-num_entries // bucket_entries))
+    numbers, num_buckets = tuple(partition.number for partition in partitions), -(-num_entries // bucket_entries)
+    buckets = [
+        BucketTask(bucket, num_buckets, numbers, work / "keys", folder / f"bucket-{bucket:06d}") for bucket in range(num_buckets)
+    ]
     found = run(STAGES[0], find_candidates, buckets, _shares(ENTRY_BYTES * num_entries, len(buckets)), BucketResult)
     copies = tuple(copies_path(task.output) for task in buckets)
     crowded = {task.output: result.crowded for task, result in zip(buckets, found, strict=True) if result.crowded}
@@ -174,14 +160,6 @@ def find_duplicates(
     return _summarise(partitions, marked, settings, counts, resolved)
 
 
-def _bucket_tasks(partitions: Sequence[PartitionKeys], work: Path, num_buckets: int) -> list[BucketTask]:
-    numbers = tuple(partition.number for partition in partitions)
-    return [
-        BucketTask(bucket, num_buckets, numbers, work / "keys", work / "duplicates" / f"bucket-{bucket:06d}")
-        for bucket in range(num_buckets)
-    ]
-
-
 def _verify_tasks(
     candidates: Sequence[Path], found: Sequence[BucketResult], settings: DedupSettings, work: Path, name: str
 ) -> list[VerifyTask]:
@@ -195,19 +173,19 @@ def _verify_tasks(
 
 
 def _shares(total: int, parts: int) -> list[int]:
-    """About equal parts of a size, as far as is known before."""
+    """Return a size divided into about equal parts, because the true sizes are not known in advance."""
     return [total // max(parts, 1)] * parts
 
 
 def entries_per_document(settings: DedupSettings) -> int:
-    """How many keys a document is compared by."""
+    """Return the number of keys that a document is compared by."""
     if not settings.exact:
         return 0
     return 1 + (choose_bands(settings).num_bands if settings.near else 0)
 
 
 def mark_partition(task: MarkTask) -> MarkResult:
-    """Writes the fates of one partition."""
+    """Write the fates of one partition."""
     ids, digests, overlaps = read_keys(task.keys / f"{task.number:06d}")
     fates, leaders = np.full(len(ids), Fate.KEEP, np.uint8), ids.copy()
     fates[overlaps >= task.settings.benchmark_overlaps] = Fate.BENCHMARK
@@ -223,7 +201,7 @@ def mark_partition(task: MarkTask) -> MarkResult:
 
 
 def read_resolved(path: Path, number: int) -> Iterator[pa.RecordBatch]:
-    """The decisions for the documents of one partition."""
+    """Yield the decisions for the documents of one partition."""
     bounds = np.array([document_id(number, 0), document_id(number + 1, 0)], np.uint64)
     for batch in read_batches(path):
         begin, end = np.searchsorted(batch.column("id").to_numpy(), bounds).tolist()

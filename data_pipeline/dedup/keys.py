@@ -1,13 +1,13 @@
-"""The keys of every document on disk: in the order of the documents, and again as sorted runs from which any range of keys is read.
+"""Stores the keys of every document twice: in the order of the documents, and as sorted runs from which a range of keys is read.
 
-An entry is 16 bytes: a key, its owner's place in the partition, and 32 more bits of its digest. There is one entry for the digest
-of a document and one for each band. Two documents are equal when 95 bits of their digests are: among ten thousand million
-documents, one pair is taken for equal by chance with odds of one in 800 million.
+An entry is 16 bytes: a key, the document's place in the partition, and 32 more bits of its digest. A document has one entry for
+its digest and one for each band. Two documents are equal if 95 bits of their digests are equal. Among 10^10 documents, the
+probability that this holds for any two different documents is one in 800 million.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -22,18 +22,18 @@ from data_pipeline.dedup.signatures import DIGEST_BYTES, Keys
 __all__ = ["ENTRIES_SCHEMA", "KEYS_SCHEMA", "KeyWriter", "entries_path", "fixed_bytes", "make_entries", "read_digests", "read_keys"]
 
 KEYS_SCHEMA = pa.schema([("id", pa.uint64()), ("digest", pa.binary(DIGEST_BYTES)), ("overlaps", pa.uint32())])
-"""One row for each row of the text table; `overlaps` counts the runs of words shared with a benchmark."""
+"""One row for each row of the text table. `overlaps` is the number of runs of words shared with a benchmark."""
 ENTRIES_SCHEMA = pa.schema([("key", pa.uint64()), ("check", pa.uint32()), ("ordinal", pa.uint32())])
-"""Every record batch is a run in ascending order of the keys. The lowest bit of a key is 1 in digests and 0 in bands."""
+"""Each record batch is a run in ascending order of the keys. The lowest bit of a key is 1 for digests and 0 for bands."""
 
 _RUN_DOCUMENTS = 1 << 16  # signed documents held in memory, about 300 bytes each
 
 
 class KeyWriter:
-    """Writes the keys of a partition's documents, which come in ascending order of their ids."""
+    """A writer of the keys of a partition's documents, which must be added in ascending order of their ids."""
 
     def __init__(self, output: Path, settings: DedupSettings) -> None:
-        """`output` is the path of the key table without extension; the runs stand beside it."""
+        """Set the path of the key table, without extension. The runs are written to `entries_path(output)`."""
         self._settings = settings
         self._table = TableWriter(output, KEYS_SCHEMA)
         self._runs = TableWriter(entries_path(output), ENTRIES_SCHEMA)
@@ -47,11 +47,11 @@ class KeyWriter:
 
     @property
     def written(self) -> dict[Path, str]:
-        """The digest of each of its files, once they are complete."""
+        """The digest of each file, once the files are complete."""
         return self._table.written | self._runs.written
 
     def add(self, ids: Sequence[int], keys: Keys, overlaps: Sequence[int] | NDArray[np.uint32] | None = None) -> None:
-        """Documents that overlap with a benchmark have no entries: they are dropped, and nothing is dropped in their favour."""
+        """Add documents. Those that overlap with a benchmark are dropped anyway, so they get no entries."""
         ids_D = np.asarray(ids, np.uint64)
         overlaps_D = np.zeros(len(ids_D), np.uint32) if overlaps is None else np.asarray(overlaps, np.uint32)
         self._table.write(pa.record_batch([ids_D, fixed_bytes(keys.digests_D), overlaps_D], schema=KEYS_SCHEMA))
@@ -63,7 +63,7 @@ class KeyWriter:
 
     def _flush(self) -> None:
         if self._waiting:
-            key, check, ordinal = _columns(self._waiting, ENTRIES_SCHEMA)
+            key, check, ordinal = (column.to_numpy() for column in pa.Table.from_batches(self._waiting, ENTRIES_SCHEMA).columns)
             order = np.argsort(key, kind="stable")
             self._runs.write(pa.record_batch([key[order], check[order], ordinal[order]], schema=ENTRIES_SCHEMA))
         self._waiting, self._num_waiting = [], 0
@@ -76,12 +76,12 @@ class KeyWriter:
 
 
 def entries_path(keys: Path) -> Path:
-    """Where the sorted runs of a key table are."""
+    """Return the path of the sorted runs of a key table."""
     return keys.with_name(f"{keys.name}-entries")
 
 
 def make_entries(ids_D: NDArray[np.uint64], keys: Keys, is_wanted_D: NDArray[np.bool_]) -> pa.RecordBatch:
-    """The entries of some documents, in no particular order."""
+    """Return the entries of some documents, in no particular order."""
     halves_D2 = np.ascontiguousarray(keys.digests_D).view(np.uint64).reshape(-1, 2)
     checks_D = halves_D2[:, 1].astype(np.uint32)
     ordinals_D = ids_D.astype(np.uint32)  # the lower half of an id
@@ -96,28 +96,23 @@ def make_entries(ids_D: NDArray[np.uint64], keys: Keys, is_wanted_D: NDArray[np.
 
 
 def fixed_bytes(values: NDArray[np.void]) -> pa.Array:
-    """16-byte values as an Arrow column."""
+    """Return 16-byte values as an Arrow column."""
     return pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(DIGEST_BYTES), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))]
     )
 
 
 def read_digests(column: pa.Array) -> NDArray[np.void]:
-    """What `fixed_bytes` was given."""
+    """Return the values of a column that `fixed_bytes` made."""
     digests = np.frombuffer(column.buffers()[1], f"V{DIGEST_BYTES}")
     return digests[column.offset : column.offset + len(column)]
 
 
 def read_keys(path: Path) -> tuple[NDArray[np.uint64], NDArray[np.void], NDArray[np.uint32]]:
-    """Ids, digests and overlaps of a partition's documents."""
+    """Return ids, digests and overlaps of a partition's documents."""
     ids, digests, overlaps = [np.empty(0, np.uint64)], [np.empty(0, f"V{DIGEST_BYTES}")], [np.empty(0, np.uint32)]
     for batch in read_batches(path):
         ids.append(batch.column("id").to_numpy())
         digests.append(read_digests(batch.column("digest")))
         overlaps.append(batch.column("overlaps").to_numpy())
     return np.concatenate(ids), np.concatenate(digests), np.concatenate(overlaps)
-
-
-def _columns(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> list[NDArray[np.uint64]]:
-    table = pa.Table.from_batches(batches, schema)
-    return [column.to_numpy() for column in table.columns]

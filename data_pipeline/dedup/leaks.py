@@ -1,7 +1,7 @@
-"""Whether validation or benchmark text is in the training text: what `leaks` reports about prepared data.
+"""Finds validation text and benchmark text in the training text of prepared data, for the command `leaks`.
 
-The texts are those that the tokens stand for, so that whatever happened on the way is checked with them. Memory grows with the
-validation text, about twice its size for documents of 2 KB; training text is streamed.
+The texts are decoded from the stored tokens, so the check covers every step of the preparation. Memory grows with the validation
+text, by about twice its size for documents of 2 KB. Training text is streamed.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.config import DedupSettings
+from data_pipeline.dataset.stored_documents import PublishedDocument
 from data_pipeline.dedup.benchmarks import load_benchmarks
 from data_pipeline.dedup.signatures import Keys, Shingles, shingle, sign
 from data_pipeline.dedup.similarity import jaccard
 from data_pipeline.text.batch import TextBatch
 
-__all__ = ["BenchmarkLeaks", "Example", "LeakReport", "TextOfDocument", "check_leaks"]
+__all__ = ["BenchmarkLeaks", "Example", "LeakReport", "check_leaks"]
 
 _BATCH_CHARS = 1 << 20
 _MAX_EXAMPLES = 10
@@ -30,59 +31,47 @@ Hashes = NDArray[np.uint64]
 Int64s = NDArray[np.int64]
 
 
-class TextOfDocument(Protocol):
-    """A document whose text is looked at."""
-
-    @property
-    def id(self) -> int:
-        """Its number in prepared data."""
-
-    @property
-    def text(self) -> str:
-        """Its text."""
-
-
 @dataclass(frozen=True)
 class Example:
-    """A document outside training, or an item of a benchmark, and a training document that gives it away."""
+    """A validation document or a benchmark item, and a training document that contains it or resembles it."""
 
     place: int
-    """Id of the validation document, or number of the benchmark's item, from 1."""
+    """Id of the validation document, or number of the benchmark item, from 1."""
     train: int
     """Id of the training document."""
     similarity: float
-    """Jaccard similarity of the two; 0 where they only share a run of words."""
+    """Jaccard similarity of the two documents; 0 if they only share a run of words."""
     sample: str
     """The beginning of the training document."""
 
 
 @dataclass(frozen=True)
 class BenchmarkLeaks:
-    """How much of one benchmark is in the training text."""
+    """The overlap of one benchmark with the training text."""
 
     path: str
     items: int
     overlapping: int
-    """Items that share a run of `benchmark_words` words with a training document."""
+    """Number of items that share a run of `benchmark_words` words with a training document."""
     examples: list[Example]
 
     @property
     def share(self) -> float:
-        """Overlapping items among all."""
+        """Share of the items that overlap."""
         return self.overlapping / max(self.items, 1)
 
 
 @dataclass(frozen=True)
 class LeakReport:
-    """What training gives away about validation and benchmarks."""
+    """The validation and benchmark texts that were found in the training text."""
 
     train: int
-    """Documents."""
+    """Number of training documents."""
     val: int
     exact: int
-    """Validation documents that are equal to a training document but for white space."""
+    """Number of validation documents that equal a training document except for white space."""
     near: int
-    """Others that are as similar to a training document as the threshold."""
+    """Number of other validation documents whose similarity to a training document reaches the threshold."""
     threshold: float
     examples: list[Example]
     benchmarks: list[BenchmarkLeaks]
@@ -94,20 +83,20 @@ class LeakReport:
 
     @property
     def contaminated(self) -> bool:
-        """Whether any item of a benchmark is."""
+        """Whether any benchmark item overlaps with the training text."""
         return any(benchmark.overlapping for benchmark in self.benchmarks)
 
     def summary(self) -> dict[str, Any]:
-        """All of it in plain values."""
+        """Return the report as plain values."""
         values = asdict(self)
         for shown, benchmark in zip(values["benchmarks"], self.benchmarks, strict=True):
             shown["share"] = round(benchmark.share, 6)
         return values
 
     def describe(self) -> str:
-        """All of it as a page of text."""
+        """Return the report as text for a terminal."""
         lines = [
-            f"{self.val:,} validation documents against {self.train:,} training documents",
+            f"{self.val:,} validation documents compared with {self.train:,} training documents",
             f"exact duplicates in training  {self.exact:,}",
             f"near-duplicates in training   {self.near:,} (similarity of at least {self.threshold})",
             *_lines(self.examples, "validation document"),
@@ -126,11 +115,11 @@ def _lines(examples: Iterable[Example], what: str) -> Iterator[str]:
 
 
 def check_leaks(
-    train: Iterable[TextOfDocument], val: Iterable[TextOfDocument], settings: DedupSettings, benchmarks: Sequence[Path] = ()
+    train: Iterable[PublishedDocument], val: Iterable[PublishedDocument], settings: DedupSettings, benchmarks: Sequence[Path] = ()
 ) -> LeakReport:
-    """Looks for every validation document and every item of the benchmark files in the training text.
+    """Look for every validation document and every item of the benchmark files in the training text.
 
-    `settings` give the threshold, the shingles, and the length of a run that counts as an overlap.
+    `settings` provides the threshold, the shingles, and the length of a run that counts as an overlap.
 
     Raises:
         SourceError: a benchmark file is missing or malformed.
@@ -162,13 +151,13 @@ def check_leaks(
 
 
 class _HeldOut:
-    """The validation documents by all that they are compared by, and what was found of them."""
+    """The validation documents with their keys, and the matches found so far."""
 
-    def __init__(self, documents: Iterable[TextOfDocument], settings: DedupSettings) -> None:
+    def __init__(self, documents: Iterable[PublishedDocument], settings: DedupSettings) -> None:
         self._settings = settings
         self.ids: list[int] = []
         self.equal: dict[int, Example] = {}
-        """By the place of the validation document."""
+        """Matches by the place of the validation document."""
         self.similar: dict[int, Example] = {}
         self._shingles: list[Hashes] = []
         self._of_digest: dict[bytes, list[int]] = {}
@@ -189,11 +178,11 @@ class _HeldOut:
         self._owners = np.concatenate([*owners, np.empty(0, np.int64)])[order]
 
     def _sign(self, batch: TextBatch) -> tuple[Keys, Shingles]:
-        # Digests of code are the strictest: what they take for equal, every preparation did.
+        # Digests of code are the strictest: documents with equal ones are exact duplicates in every preparation.
         return sign(batch, range(len(batch)), ["code"] * len(batch), self._settings), shingle(batch, self._settings.shingle_words)
 
-    def compare(self, documents: Sequence[TextOfDocument], batch: TextBatch) -> None:
-        """Looks for validation documents in training documents. What was found before is not looked for again."""
+    def compare(self, documents: Sequence[PublishedDocument], batch: TextBatch) -> None:
+        """Look for validation documents in training documents. Documents that are already matched are skipped."""
         signed, shingles = self._sign(batch)
         for document, digest in zip(documents, signed.digests_D.tolist(), strict=True):
             for place in self._of_digest.get(digest, ()):
@@ -205,7 +194,7 @@ class _HeldOut:
                     self.similar[place] = _example(self.ids[place], documents[number], similarity)
 
     def _candidates(self, signed: Keys) -> list[tuple[int, int]]:
-        """Pairs of a training document of the batch and a validation document that share a band."""
+        """Return pairs of a training document of the batch and a validation document that share a band."""
         numbers = np.repeat(np.flatnonzero(signed.has_words_D), signed.bands_DB.shape[1])
         keys = signed.bands_DB[signed.has_words_D].ravel()
         first = np.searchsorted(self._keys, keys)
@@ -215,7 +204,7 @@ class _HeldOut:
         return sorted(set(zip(np.repeat(numbers, counts).tolist(), owners.tolist(), strict=True)))
 
 
-def _example(place: int, document: TextOfDocument, similarity: float) -> Example:
+def _example(place: int, document: PublishedDocument, similarity: float) -> Example:
     return Example(place, document.id, similarity, document.text[:_SAMPLE_CHARS])
 
 
@@ -223,12 +212,12 @@ def _first(found: dict[int, Example]) -> list[Example]:
     return [found[place] for place in sorted(found)[:_MAX_EXAMPLES]]
 
 
-def _lay_out(documents: Sequence[TextOfDocument]) -> TextBatch:
+def _lay_out(documents: Sequence[PublishedDocument]) -> TextBatch:
     return TextBatch([document.text.encode() for document in documents])
 
 
-def _batches(documents: Iterable[TextOfDocument]) -> Iterator[list[TextOfDocument]]:
-    batch: list[TextOfDocument] = []
+def _batches(documents: Iterable[PublishedDocument]) -> Iterator[list[PublishedDocument]]:
+    batch: list[PublishedDocument] = []
     num_chars = 0
     for document in documents:
         batch.append(document)

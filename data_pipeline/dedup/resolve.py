@@ -1,9 +1,9 @@
-"""Which documents go, and which must stay on one side of training and validation, decided from the pairs that were found.
+"""Decides from the pairs which documents are dropped, and which must be in the same split.
 
-Documents are taken in the order of the input. One is dropped only if it is similar to an earlier document that is kept, its leader:
-so every document that is dropped has a near-duplicate that stays, and a chain in which each resembles only the next cannot be
-dropped for the sake of its first. What hangs together by pairs of any kind, kept or not, is one component: all of it goes to one
-side.
+Documents are processed in the order of the input. A document is dropped only if it is similar to an earlier document that is kept,
+its leader. So every dropped document has a near-duplicate that is kept. In a chain where each document resembles only the next,
+not all are dropped for the first. Documents that are connected by pairs of any kind, kept or dropped, are one component. A
+component is in one split.
 """
 
 # ruff: noqa: N815 - names of arrays carry their shape
@@ -32,11 +32,11 @@ __all__ = ["RESOLVED_SCHEMA", "Fate", "Resolution", "ResolveResult", "ResolveTas
 RESOLVED_SCHEMA = pa.schema(
     [("id", pa.uint64()), ("fate", pa.uint8()), ("leader", pa.uint64()), ("split_key", pa.binary(DIGEST_BYTES))]
 )
-"""The documents that are similar to any other, in ascending order."""
+"""The documents that are similar to any other, in ascending order of their ids."""
 
 _BATCH_ROWS = 1 << 16
-_LARGEST = 20  # clusters that the report shows
-_MEMBERS = 5  # of each of them
+_LARGEST = 20  # clusters in the report
+_MEMBERS = 5  # ids of each cluster
 _SAMPLE_BYTES = 400
 _SAMPLE_CHARS = 100
 _ALL_IDS = (0, (1 << 64) - 1)
@@ -46,29 +46,29 @@ Indices = NDArray[np.int64]
 
 
 class Fate(IntEnum):
-    """What becomes of a document."""
+    """The decision about a document."""
 
     KEEP = 0
     EXACT = 1
-    """Its letters are those of an earlier one."""
+    """Its letters equal those of an earlier document."""
     NEAR = 2
-    """It is similar to an earlier one."""
+    """It is similar to an earlier document."""
     BENCHMARK = 3
     """It shares text with a benchmark."""
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """What becomes of M documents, those that stand in any pair, in ascending order of their ids."""
+    """The decisions about the M documents that are in any pair, in ascending order of their ids."""
 
     ids_M: Ids
     fates_M: NDArray[np.uint8]
     leaders_M: Ids
-    """The document that stays in its place; itself where it is kept."""
+    """The document that is kept instead; the document itself if it is kept."""
     roots_M: Ids
     """The first document of its component."""
     capped: int
-    """Documents that were kept because their leaders had absorbed as many as they may."""
+    """Number of documents that were kept because their leaders had already absorbed `max_cluster` others."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class ResolveTask:
     copies: tuple[Path, ...]
     similar: tuple[Path, ...]
     work: Path
-    """Folder of the folders `text` and `keys`."""
+    """Folder that contains the folders `text` and `keys`."""
     settings: DedupSettings
     output: Path
 
@@ -89,11 +89,11 @@ class ResolveResult:
 
     capped: int
     clusters: list[dict[str, Any]] = field(default_factory=list)
-    """`leader`, `size` with the leader, `members` (the first ids) and `sample`, the beginning of the leader's text."""
+    """`leader`, `size` including the leader, `members` (the first ids) and `sample`, the beginning of the leader's text."""
 
 
 def resolve_pairs(task: ResolveTask) -> ResolveResult:
-    """Writes what becomes of every document that is similar to another.
+    """Write the decision about every document that is similar to another.
 
     Memory: about 150 bytes for each document in a pair and for each pair.
     """
@@ -108,9 +108,14 @@ def resolve_pairs(task: ResolveTask) -> ResolveResult:
 
 
 def resolve(copies: Pairs, similar: Pairs, max_cluster: int) -> Resolution:
-    """Decides from pairs (later, earlier) of document ids: `copies` are equal and name the first of their kind, `similar` are near.
+    """Decide from pairs (later, earlier) of document ids.
 
-    A leader absorbs at most `max_cluster` near-duplicates; copies are not counted.
+    A leader absorbs at most `max_cluster` near-duplicates. Copies do not count.
+
+    Args:
+        copies: pairs of equal documents. The earlier one is the first of all equal documents.
+        similar: pairs of near-duplicates.
+        max_cluster: most near-duplicates of one leader.
     """
     ids_M = np.unique(np.concatenate([*copies, *similar]))
     copy, original = (np.searchsorted(ids_M, ids) for ids in copies)
@@ -125,9 +130,10 @@ def resolve(copies: Pairs, similar: Pairs, max_cluster: int) -> Resolution:
 
 
 def choose_leaders(is_copy_M: NDArray[np.bool_], later: Indices, earlier: Indices, max_cluster: int) -> tuple[Indices, int]:
-    """The leader of each document, itself where it stays or is a copy; and how many stay because no leader had room.
+    """Return the leader of each document, and the number of documents that are kept because no leader had room.
 
-    The pairs are in ascending order of the later document, then the earlier; the first leader with room is taken.
+    A document that is kept or is a copy is its own leader. The pairs are sorted by the later document, then the earlier. The first
+    leader with room is used.
     """
     leaders = list(range(len(is_copy_M)))
     room = np.where(is_copy_M, -1, max_cluster).tolist()
@@ -136,7 +142,7 @@ def choose_leaders(is_copy_M: NDArray[np.bool_], later: Indices, earlier: Indice
         pairs = (nodes[begin : begin + _BATCH_ROWS].tolist() for nodes in (later, earlier))
         for document, other in zip(*pairs, strict=True):
             if room[document] < 0 or leaders[document] != document or room[other] < 0 or leaders[other] != other:
-                continue  # decided, or of no help
+                continue  # already decided, or not a leader
             if room[other]:
                 leaders[document] = other
                 room[other] -= 1
@@ -146,7 +152,7 @@ def choose_leaders(is_copy_M: NDArray[np.bool_], later: Indices, earlier: Indice
 
 
 def components(num_nodes: int, one: Indices, other: Indices) -> Indices:
-    """The smallest node of each node's connected component, by hooking roots to smaller ones and halving the paths to them."""
+    """Return the smallest node of each node's connected component, by hooking roots to smaller ones and halving the paths."""
     roots = np.arange(num_nodes)
     while True:
         of_one, of_other = roots[one], roots[other]
@@ -160,7 +166,7 @@ def components(num_nodes: int, one: Indices, other: Indices) -> Indices:
 
 
 def digests_of(ids: Ids, keys: Path) -> NDArray[np.void]:
-    """The digests of documents of any partitions."""
+    """Return the digests of documents of any partitions."""
     digests = np.empty(len(ids), f"V{DIGEST_BYTES}")
     numbers = ids >> np.uint64(32)
     for number in np.unique(numbers).tolist():
@@ -171,7 +177,7 @@ def digests_of(ids: Ids, keys: Path) -> NDArray[np.void]:
 
 
 def largest_clusters(resolution: Resolution, texts: Texts) -> list[dict[str, Any]]:
-    """The leaders in whose favour most documents are dropped, copies included; equals in the order of the input."""
+    """Return the leaders with the most dropped documents, copies included. Clusters of equal size are in the order of the input."""
     dropped = np.flatnonzero(resolution.fates_M != Fate.KEEP)
     leaders, counts = np.unique(resolution.leaders_M[dropped], return_counts=True)
     order = np.lexsort((leaders, -counts))[:_LARGEST]

@@ -1,9 +1,10 @@
-"""What documents are compared by: a digest of their letters for equal ones, MinHash bands of their shingles for similar ones.
+"""Computes the keys that documents are compared by: a digest of their letters, and MinHash bands of their shingles.
 
-A shingle is a run of `dedup.shingle_words` words; a shorter text is one shingle. The share of shingles that two texts have in
-common is their Jaccard similarity J, and each number of their MinHash signatures is equal with probability J (Broder, 1997). A
-signature is cut into bands of r numbers; two texts are candidates when they agree in at least one of b bands, with probability
-1 - (1 - J^r)^b (Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4).
+Equal digests find equal documents, equal bands find candidates for similar ones. A shingle is a run of `dedup.shingle_words`
+words; a shorter text is one shingle. The share of common shingles of two texts is their Jaccard similarity J. Each number of their
+MinHash signatures is equal with probability J (Broder, 1997). A signature is cut into bands of r numbers. Two texts are candidates
+if they agree in at least one of b bands, with probability 1 - (1 - J^r)^b (Leskovec, Rajaraman and Ullman, Mining of Massive
+Datasets, section 3.4).
 """
 
 # ruff: noqa: N815 - names of arrays carry their shape
@@ -31,7 +32,7 @@ Hashes = NDArray[np.uint64]
 Int64s = NDArray[np.int64]
 
 _SEED = 0x5EED  # of the hash functions; part of the result
-_RECALL_AT_THRESHOLD = 0.99  # of pairs that are exactly as similar as the threshold; more would only cost time, in verification
+_RECALL_AT_THRESHOLD = 0.99  # for pairs whose similarity is exactly the threshold; a higher recall only costs time in verification
 _LOWER = bytes.maketrans(string.ascii_uppercase.encode(), string.ascii_lowercase.encode())
 _WHITE_SPACE = string.whitespace.encode()
 _NO_LETTERS = _WHITE_SPACE + string.punctuation.encode()
@@ -39,45 +40,45 @@ _NO_LETTERS = _WHITE_SPACE + string.punctuation.encode()
 
 @dataclass(frozen=True)
 class Bands:
-    """How a signature is cut: `num_bands` times `num_rows` numbers."""
+    """The bands of a signature: `num_bands` times `num_rows` numbers."""
 
     num_bands: int
     num_rows: int
 
     def probability(self, similarity: float) -> float:
-        """How likely two documents of this Jaccard similarity become candidates."""
+        """Return the probability that two documents of this Jaccard similarity become candidates."""
         return 1 - float((1 - similarity**self.num_rows) ** self.num_bands)
 
 
 @dataclass(frozen=True)
 class Shingles:
-    """The shingles of some texts, one after the other; one that occurs twice in a text is there twice."""
+    """The shingles of some texts, concatenated. A shingle that occurs twice in a text is listed twice."""
 
     hashes_S: Hashes
     borders_D1: Int64s
 
     def of(self, index: int) -> Hashes:
-        """The set of one text's shingles, ascending."""
+        """Return the set of one text's shingles, ascending."""
         return np.unique(self.hashes_S[self.borders_D1[index] : self.borders_D1[index + 1]])
 
 
 @dataclass(frozen=True)
 class Keys:
-    """What D documents are compared by."""
+    """The keys of D documents."""
 
     digests_D: NDArray[np.void]
     """16 bytes each."""
     bands_DB: Hashes
-    """One key for each band; no bands (B = 0) where near-duplicates are not looked for."""
+    """One key for each band; no bands (B = 0) if near-duplicates are not searched for."""
     has_words_D: NDArray[np.bool_]
-    """A text without words has no shingles, and its bands mean nothing."""
+    """False for a text without words: it has no shingles, so its bands are meaningless."""
 
     def __len__(self) -> int:
         return len(self.digests_D)
 
 
 def choose_bands(settings: DedupSettings) -> Bands:
-    """The cut with the fewest false candidates (the longest bands) that still finds pairs at the threshold."""
+    """Return the longest bands, which give the fewest false candidates, that still find pairs at the threshold."""
     for num_rows in range(settings.num_hashes, 1, -1):
         bands = Bands(settings.num_hashes // num_rows, num_rows)
         if bands.probability(settings.threshold) >= _RECALL_AT_THRESHOLD:
@@ -86,7 +87,7 @@ def choose_bands(settings: DedupSettings) -> Bands:
 
 
 def fold_digest(text: bytes, kind: Kind) -> bytes:
-    """16 bytes of BLAKE2b of a text without white space, and in prose also without case and ASCII punctuation."""
+    """Return 16 bytes of BLAKE2b of a text without white space; prose and web text also without case and ASCII punctuation."""
     if kind == "code":
         folded = text.translate(None, _WHITE_SPACE)
     elif text.isascii():
@@ -97,7 +98,7 @@ def fold_digest(text: bytes, kind: Kind) -> bytes:
 
 
 def shingle(batch: TextBatch, num_words: int) -> Shingles:
-    """The hashes of all shingles of a batch; a text with fewer words has one, of all its words, and one without words none."""
+    """Return the hashes of all shingles of a batch. A shorter text has one shingle of all its words; without words, none."""
     grams = batch.ngrams(num_words)
     short_D = np.flatnonzero((np.diff(batch.words_D1) > 0) & (np.diff(grams.borders_D1) == 0))
     if not len(short_D):
@@ -111,9 +112,9 @@ def shingle(batch: TextBatch, num_words: int) -> Shingles:
 
 
 def sign(batch: TextBatch, indices: Sequence[int] | Int64s, kinds: Sequence[Kind], settings: DedupSettings) -> Keys:
-    """The keys of the documents `indices` of a batch; `kinds` has the kind of each of them.
+    """Return the keys of the documents `indices` of a batch; `kinds` is the kind of each of them.
 
-    Texts as in the text table: 16 bytes of digest each, and `choose_bands(settings).num_bands` band keys.
+    Each document has a digest of 16 bytes and `choose_bands(settings).num_bands` band keys.
     """
     chosen = np.asarray(indices, np.int64)
     starts, ends = batch.starts_D[chosen].tolist(), batch.ends_D[chosen].tolist()
@@ -128,7 +129,7 @@ def sign(batch: TextBatch, indices: Sequence[int] | Int64s, kinds: Sequence[Kind
 
 
 def band_keys(shingles: Shingles, chosen: Int64s, settings: DedupSettings) -> Hashes:
-    """The band keys, shape [D, B], of the chosen texts."""
+    """Return the band keys of the chosen texts, shape [D, B]."""
     bands = choose_bands(settings)
     if not len(chosen):
         return np.empty((0, bands.num_bands), np.uint64)

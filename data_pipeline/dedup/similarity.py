@@ -1,4 +1,4 @@
-"""Which candidates are as similar as the threshold: their shingles are compared, all of them."""
+"""Verifies candidates: compares all their shingles, and keeps the pairs whose similarity reaches the threshold."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from data_pipeline.text.batch import TextBatch
 
 __all__ = ["ShingleCache", "VerifyResult", "VerifyTask", "cut_evenly", "jaccard", "similar_pairs", "verify_candidates"]
 
-_CACHE_BYTES = 64 << 20  # of shingles that are kept for later pairs
-_CHUNK_BYTES = 16 << 20  # of texts whose pairs are compared together; their shingles take up to eight times as much
+_CACHE_BYTES = 64 << 20  # of cached shingles
+_CHUNK_BYTES = 16 << 20  # of texts whose pairs are compared together; their shingles need up to eight times as much memory
 _BATCH_BYTES = 1 << 20  # of texts whose shingles are computed together
 
 Hashes = NDArray[np.uint64]
@@ -34,7 +34,7 @@ class VerifyTask:
     lower: int
     upper: int
     candidates: tuple[Path, ...]
-    """Pairs from all buckets."""
+    """Tables of pairs, from all buckets."""
     texts: Path
     settings: DedupSettings
     output: Path
@@ -42,15 +42,15 @@ class VerifyTask:
 
 @dataclass
 class VerifyResult:
-    """Counts of one range."""
+    """Counts of one range of ids."""
 
     candidates: int = 0
-    """Distinct pairs."""
+    """Number of distinct pairs."""
     similar: int = 0
 
 
 def verify_candidates(task: VerifyTask) -> VerifyResult:
-    """Writes the pairs that are similar."""
+    """Write the pairs that are similar."""
     pairs = read_pairs(task.candidates, task.lower, task.upper)
     is_similar = similar_pairs(pairs, Texts(task.texts), task.settings)
     later, earlier = pairs[0][is_similar], pairs[1][is_similar]
@@ -60,14 +60,14 @@ def verify_candidates(task: VerifyTask) -> VerifyResult:
 
 
 def cut_evenly(samples: Iterable[int], samples_per_task: int) -> list[tuple[int, int]]:
-    """Ranges of ids that cover all, each with about `samples_per_task` of the samples and none empty by construction."""
+    """Return ranges that cover all ids, each with about `samples_per_task` samples."""
     ordered = sorted(samples)
     borders = sorted(set(ordered[samples_per_task::samples_per_task]) - {0})
     return list(zip([0, *borders], [*borders, (1 << 64) - 1], strict=True))
 
 
 def similar_pairs(pairs: Pairs, texts: Texts, settings: DedupSettings) -> NDArray[np.bool_]:
-    """Whether the documents of each pair have a Jaccard similarity of at least `settings.threshold`."""
+    """Return whether the documents of each pair have a Jaccard similarity of at least `settings.threshold`."""
     cache = ShingleCache(texts, settings.shingle_words)
     is_similar: list[bool] = []
     for chunk in _chunks(pairs, texts):
@@ -94,7 +94,7 @@ def _chunks(pairs: Pairs, texts: Texts) -> Iterator[list[tuple[int, int]]]:
 
 
 class ShingleCache:
-    """The shingle sets of documents; those not asked for lately are forgotten and computed again when they are."""
+    """A cache of the shingle sets of documents. It drops the sets that were not used recently and computes them again on demand."""
 
     def __init__(self, texts: Texts, num_words: int) -> None:
         self._texts = texts
@@ -106,14 +106,14 @@ class ShingleCache:
         return self._sets[identity]
 
     def load(self, ids: set[int]) -> None:
-        """Makes sure that these documents are there until the next call."""
+        """Load the shingle sets of these documents. They stay available until the next call."""
         for identity in [*self._sets]:
             if self._bytes <= _CACHE_BYTES:
                 break
             if identity not in ids:
                 self._bytes -= self._sets.pop(identity).nbytes
         for identity in sorted(ids & self._sets.keys()):
-            self._sets[identity] = self._sets.pop(identity)  # to the end: the youngest
+            self._sets[identity] = self._sets.pop(identity)  # move to the end: most recently used
         batch: list[int] = []
         num_bytes = 0
         for identity in sorted(ids - self._sets.keys()):
@@ -133,7 +133,7 @@ class ShingleCache:
 
 
 def jaccard(one: Hashes, other: Hashes) -> float:
-    """The share of common members among all members of two sets given in ascending order; 0 for two empty ones."""
+    """Return the share of common members of two sets, given in ascending order; 0 for two empty sets."""
     merged = np.concatenate([one, other])
     merged.sort()
     common = int(np.count_nonzero(merged[1:] == merged[:-1]))

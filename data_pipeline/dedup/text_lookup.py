@@ -1,4 +1,4 @@
-"""Texts by their ids: memory-mapped, a few files at a time."""
+"""Reads texts by document id from memory-mapped files, of which a limited number is open."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _OPEN_FILES = 64
 
 
 class Texts:
-    """The texts of all partitions. Memory does not grow with them: what was mapped is the system's to drop."""
+    """The texts of all partitions. Memory use is bounded, because the operating system can drop mapped pages."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` holds the partitions' text tables, with columns `id`, ascending, and `text`."""
+        """Set the folder of the partitions' text tables, with columns `id`, ascending, and `text`."""
         self._folder = folder
         self._open: dict[int, tuple[list[int], list[pa.RecordBatch]]] = {}
 
     def read(self, identity: int) -> bytes:
-        """The UTF-8 text of a document.
+        """Return the UTF-8 text of a document.
 
         Raises:
-            KeyError: its partition has no document of this id.
+            KeyError: its partition has no document with this id.
         """
         text: bytes = self._find(identity).to_pybytes()
         return text
 
     def size(self, identity: int) -> int:
-        """The length of a document's text in bytes."""
+        """Return the length of a document's text in bytes."""
         return int(self._find(identity).size)
 
     def _find(self, identity: int) -> pa.Buffer:

@@ -1,4 +1,4 @@
-"""Makes prepared data of what the stages left: names the shards, writes manifest, reports and data card, and publishes all."""
+"""Assembles prepared data from the results of the stages: names the shards, renders the reports, and publishes everything."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from data_pipeline.publishing.fingerprint import fingerprint_of
 from data_pipeline.publishing.publish import publish
 from data_pipeline.reports.data_card import render_card
 from data_pipeline.reports.html_page import render_report
-from data_pipeline.stages.pack import PackTask
-from data_pipeline.stages.results import DocumentsOf, PackResult, TrainedTokenizer
+from data_pipeline.stages.pack import DocumentsOf, PackResult, PackTask
+from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 
 __all__ = ["Prepared", "assemble"]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything that prepared data consists of, before it has its place."""
+    """Everything that prepared data consists of, before it is published."""
 
     settings: Mapping[str, Any]
-    """As `settings_of` gives them."""
+    """The result of `settings_of`."""
     inputs: Sequence[Mapping[str, Any]]
     partitions: Sequence[Mapping[str, Any]]
     tokenizer: TrainedTokenizer
     tokenizer_folder: Path
-    """Where the tokenizer's files are; no others of it are published."""
+    """Folder of the tokenizer's files. Only the files of `tokenizer.files` are published."""
     documents: Sequence[DocumentsOf]
     packed: Sequence[tuple[PackTask, PackResult]]
     report: dict[str, Any]
@@ -42,12 +42,12 @@ class Prepared:
 
     @property
     def fingerprint(self) -> str:
-        """Of what this was made from."""
+        """The fingerprint of the settings and inputs."""
         return fingerprint_of(self.settings, self.inputs)
 
 
 def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, bytes]) -> Manifest:
-    """Publishes prepared data under `output`, with the files `more` beside it, and returns its manifest."""
+    """Publish prepared data under `output` together with the files `more`, and return its manifest."""
     report = canonical_json(prepared.report)
     shards = dict(_name_shards(prepared.packed))
     tokenizer = prepared.tokenizer
@@ -81,7 +81,7 @@ def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, by
 
 
 def _documents(documents: Sequence[DocumentsOf]) -> Iterator[tuple[str, tuple[Path, str]]]:
-    """The tables of the documents: name, where each is now, and its digest."""
+    """Yield name, current path and digest of each table of documents."""
     for partition in documents:
         for folder in (TOKENS, CHOSEN):
             path = data_path(partition.place(folder))
@@ -89,7 +89,7 @@ def _documents(documents: Sequence[DocumentsOf]) -> Iterator[tuple[str, tuple[Pa
 
 
 def _name_shards(packed: Sequence[tuple[PackTask, PackResult]]) -> Iterator[tuple[ShardEntry, Path]]:
-    """The manifest's entry for each shard, numbered within its source and split, and where it is now."""
+    """Yield the manifest's entry for each shard, numbered within its source and split, and the shard's current path."""
     numbers: Counter[tuple[str, Split]] = Counter()
     for task, result in packed:
         for shard in result.shards:

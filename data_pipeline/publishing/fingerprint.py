@@ -1,4 +1,4 @@
-"""A digest of everything that decides the result of a preparation."""
+"""Computes a digest of everything that decides the result of a preparation."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from data_pipeline.tokenizer import supplied_files
 __all__ = ["PIPELINE_VERSION", "fingerprint_of", "settings_of"]
 
 PIPELINE_VERSION = 3
-"""Raised whenever the same settings and input would give other bytes, so that what an older version left is not taken for done."""
+"""Increased when the same settings and input give other bytes, so that results of an older version are not reused."""
 
 
 def settings_of(config: PrepareConfig) -> dict[str, Any]:
-    """The settings that decide the result, with the digest of a file's content in the place of its path.
+    """Return the settings that decide the result. A path is replaced by the digest of the file's content.
 
     Raises:
         ConfigError: a file that a setting names cannot be read.
@@ -38,7 +38,7 @@ def _without_paths(name: str, value: Any, config: PrepareConfig) -> Any:
 
 
 def _digest_of_files(setting: str, value: Any) -> Any:
-    """The digests that stand for a path or several; None where the value is neither."""
+    """Return the digest for a path, a list of digests for several, None for any other value."""
     if isinstance(value, tuple) and value and isinstance(value[0], Path):
         return [_digest_of_files(setting, path) for path in value]
     if not isinstance(value, Path):
@@ -53,14 +53,14 @@ def _digest_of_files(setting: str, value: Any) -> Any:
 
 
 def _files_at(path: Path) -> list[tuple[str, Path]]:
-    """The files that a path stands for, each with what its name means: its place in a folder, or else its format."""
+    """Return the files at a path. The name of each is its place in a folder, or the extensions of a single file."""
     if not path.is_dir():
         return [(_extensions(path), path)]
     return [(file.relative_to(path).as_posix(), file) for file in sorted(files_below(path))]
 
 
 def _files_of_tokenizer(path: Path) -> list[tuple[str, Path]]:
-    """The files that a supplied tokenizer is read from, however it was named."""
+    """Return the files that a supplied tokenizer is read from."""
     model, *beside = supplied_files(path)
     return [(_extensions(model), model), *((file.name, file) for file in beside)]
 
@@ -70,5 +70,5 @@ def _extensions(path: Path) -> str:
 
 
 def fingerprint_of(settings: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]) -> str:
-    """A digest of everything that decides the result: version, settings, and the content of the input."""
+    """Return a digest of everything that decides the result: version, settings, and the content of the input."""
     return digest_bytes(canonical_json({"version": PIPELINE_VERSION, "config": settings, "inputs": list(inputs)}))

@@ -1,4 +1,7 @@
-"""Who may write to an output folder: one preparation at a time, and never over files of others."""
+"""Protects an output folder: only one preparation writes to it at a time, and none replaces a foreign file.
+
+A foreign file is one that no preparation has written. The note `published.json` lists the files that preparations have written.
+"""
 
 from __future__ import annotations
 
@@ -36,49 +39,51 @@ _MAX_NOTE_BYTES = 512 << 20
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Holds a folder against a second preparation at the same time, and removes what a killed one left half written.
+    """Lock a folder for one preparation, and remove the unfinished files of one that was killed.
 
     Raises:
-        ConfigError: files of somebody else's would be replaced, or a link stands where a preparation keeps its own files.
-        StorageError: another one is at work in it, or it cannot be written to.
+        ConfigError: a foreign file would be replaced, or a path that a preparation writes to is a link.
+        StorageError: another preparation holds the lock, or the folder cannot be written to.
     """
     try:
         check_nothing_foreign(directory)
         directory.mkdir(parents=True, exist_ok=True)
         own_folder(directory / WORK)
-        file = _open_lock(directory / LOCK)  # last, as nobody closes it if another of these fails
+        file = _open_lock(directory / LOCK)  # last, because a failure of the other calls would leave it open
     except UnusableFileError as error:
         raise ConfigError(f"{error}, or choose another --output") from None
     except (FileExistsError, NotADirectoryError):
-        raise StorageError(f"{directory}: a file stands where the output folder should be; choose another --output") from None
+        raise StorageError(
+            f"{directory}: a file has the name of the output folder or of a parent; choose another --output"
+        ) from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StorageError(
-                f"{directory}: another `prepare` is writing to it; wait for its end, or choose another --output"
+                f"{directory}: another `prepare` is writing to it; wait until it ends, or choose another --output"
             ) from None
-        # A killed preparation may have created the folder or moved files in and out without forcing that to the device. What is
-        # taken for done, and what is removed because of it, must not come back or get lost after a power failure.
+        # A killed preparation may have created the folder or moved files without flushing that to the device. Flush it now: files
+        # that count as finished must not be lost in a power failure, and files that are removed must not come back.
         sync_upwards(directory)
         _clear_half_written(directory)
         try:
             yield
         finally:
-            with suppress(OSError):  # it holds work, or something else
+            with suppress(OSError):  # it is not empty
                 (directory / WORK).rmdir()
 
 
 def _open_lock(path: Path) -> BinaryIO:
-    """The lock file, created if it is missing; never one that a link leads to."""
+    """Open the lock file, and create it if it is missing. A link is refused."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise UnusableFileError(f"{path} is no regular file; remove it and run the same command again")
+        raise UnusableFileError(f"{path} is not a regular file; remove it and run the same command again")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     return os.fdopen(descriptor, "r+b")
 
 
 def _clear_half_written(directory: Path) -> None:
-    """Removes what a killed preparation has not finished, and whatever in its work no preparation leaves there."""
+    """Remove unfinished files of a killed preparation, and everything in its work folder that no preparation writes."""
     beside = [path for name in (MANIFEST, PUBLISHED, INPUTS) for path in directory.glob(f".{name}.*") if is_unfinished(path)]
     for path in beside:
         _remove(path)
@@ -88,11 +93,11 @@ def _clear_half_written(directory: Path) -> None:
             _remove(path)
         if foreign := [path for path in strange if not is_unfinished(path)]:
             more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
-            logger.warning("%s%s: removed, as it is not what a preparation leaves there", foreign[0], more)
+            logger.warning("%s%s: removed, because no preparation writes such a file there", foreign[0], more)
 
 
 def _strange_entries(folder: Path) -> Iterator[Path]:
-    """What in a work folder is unfinished, or not what its name says: files of the stages have an extension, folders have none."""
+    """Yield unfinished entries of a work folder, and those of the wrong kind: files of stages have an extension, folders none."""
     with os.scandir(folder) as entries:
         for entry in entries:
             path = Path(entry.path)
@@ -105,7 +110,7 @@ def _strange_entries(folder: Path) -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Removes a file or a folder; of a link it removes the link."""
+    """Remove a file, a folder, or a link itself."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -113,32 +118,28 @@ def _remove(path: Path) -> None:
 
 
 def check_nothing_foreign(directory: Path) -> None:
-    """Refuses a folder in which publishing would replace a file that no preparation has put there.
-
-    Raises:
-        ConfigError: there is one.
-    """
+    """Raise ConfigError if publishing would replace a foreign file."""
     own = own_files(directory)
     foreign = [name for name in _files_in_the_way(directory) if name not in own]
     if foreign:
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise ConfigError(
-            f"{directory}: {foreign[0]}{more} would be replaced, and no `prepare` has written it; choose another --output, "
-            "or move it away"
+            f"{directory}: {foreign[0]}{more} would be replaced, but no `prepare` has written it; choose another --output, "
+            "or move it to another folder"
         )
 
 
 def own_files(directory: Path) -> set[str]:
-    """What preparations have put into a folder, by their own records of it."""
+    """Return the files in a folder that preparations have written, according to the note and the manifest."""
     listed = noted_files(directory).keys() | files_in_manifest(directory)
     if listed:
         return {*listed, *SINGLE_FILES}
-    # The only one that is there before anything is published.
+    # The only file that exists before anything is published.
     return {INPUTS} if _holds_digests(directory / INPUTS) or _is_at_work(directory) else set()
 
 
 def _files_in_the_way(directory: Path) -> Iterator[str]:
-    """Every file that has the place of something that is published, or lies in a folder that has."""
+    """Yield every existing file that has the name of a published file or is in a published folder."""
     for path in (directory / name for name in (*SINGLE_FILES, *FOLDERS)):
         if path.is_dir() and not path.is_symlink():
             inside = (file for file in path.rglob("*") if file.is_symlink() or not file.is_dir())
@@ -148,7 +149,7 @@ def _files_in_the_way(directory: Path) -> Iterator[str]:
 
 
 def _holds_digests(path: Path) -> bool:
-    """Whether a file is what `remember_digests` writes."""
+    """Whether a file has the form that `remember_digests` writes."""
     try:
         value = json.loads(read_input(path, _MAX_NOTE_BYTES, below=path.parent))
     except (OSError, ValueError, RecursionError):
@@ -157,13 +158,13 @@ def _holds_digests(path: Path) -> bool:
 
 
 def _is_at_work(directory: Path) -> bool:
-    """Whether a preparation was killed in this folder: its work folder is there, and holds nothing else."""
+    """Whether the folder contains the work of an unfinished preparation, and nothing else in the work folder."""
     work = directory / WORK
     return work.is_dir() and not work.is_symlink() and all(_WORK_NAME.fullmatch(path.name) for path in work.iterdir())
 
 
 def noted_files(directory: Path) -> dict[str, Any]:
-    """The files that the note names, as they were when they were last found in order; nothing without a note."""
+    """Return the files in the note with their states when they were last checked; an empty dict if there is no note."""
     try:
         value = json.loads(read_input(directory / PUBLISHED, _MAX_NOTE_BYTES, below=directory))
     except (OSError, ValueError, RecursionError):
@@ -173,18 +174,18 @@ def noted_files(directory: Path) -> dict[str, Any]:
 
 
 def write_note(directory: Path, files: Mapping[str, Any]) -> None:
-    """Writes down which files of a folder a preparation has put there, and their state."""
+    """Write the names and states of the files that a preparation has written to the note."""
     write_atomic(directory / PUBLISHED, canonical_json({"format": _NOTE_FORMAT, "files": files}))
 
 
 def work_directory(directory: Path, fingerprint: str) -> Path:
-    """Where the stages leave their results for these settings and inputs; work on others is not in the way.
+    """Return the folder for the stages' results with these settings and inputs. Other settings and inputs have other folders.
 
-    Both folders exist then, and neither is a link. Call it within `exclusive`.
+    The folder and its parent are created. A link in their place is refused. Call this within `exclusive`.
     """
     return own_folder(own_folder(directory / WORK) / fingerprint.removeprefix("sha256:")[:16])
 
 
 def work_folders(directory: Path) -> list[Path]:
-    """The folders that `work_directory` has made, without anything else that is beside them."""
+    """Return the folders that `work_directory` has made, without other entries beside them."""
     return [path for path in (directory / WORK).glob("*") if _WORK_NAME.fullmatch(path.name)]

@@ -1,4 +1,7 @@
-"""Gives finished data its place: built beside the old, swapped in, the manifest last: a reader finds old, new, or none."""
+"""Publishes finished data. It is built in the work folder and moved into place, the manifest last.
+
+So a reader finds the old data, the new data, or no manifest.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,9 @@ _NOT_ALWAYS_WRITTEN = (REJECTS, TOKENS, CHOSEN)
 
 
 def find_finished(directory: Path, fingerprint: str, *, with_rejects: bool) -> Manifest | None:
-    """The manifest of a folder that already holds what these settings and inputs give, every file in its place and undamaged.
+    """Return the manifest if the folder already holds the result of these settings and inputs, complete and undamaged; else None.
 
-    A file that is as the note says is not read: a terabyte would take an hour. Of any other the digest decides.
+    A file whose size and times match the note is not read, because digesting a terabyte takes about an hour. Others are digested.
     """
     try:
         manifest = read_manifest(directory)
@@ -46,24 +49,24 @@ def find_finished(directory: Path, fingerprint: str, *, with_rejects: bool) -> M
     for name, digest in manifest.digests.items():
         state = _state(directory, name)
         if state is None or (state != noted.get(name) and not _matches(directory, name, digest)):
-            logger.warning("%s: missing or damaged since it was published; all is prepared again", directory / name)
+            logger.warning("%s: missing or damaged since it was published; everything is prepared again", directory / name)
             return None
     return manifest
 
 
 def settle(directory: Path, manifest: Manifest) -> None:
-    """Removes the work of published data, and notes its files as they are, so that they need not be read to be known again."""
-    clear_work(directory)  # first: a file that loses one of its names has another time of change
+    """Remove the work of published data, and note the states of its files, so that later runs need not read them."""
+    clear_work(directory)  # first: removing a hard link changes a file's ctime
     files = {name: _state(directory, name) for name in manifest.digests}
     if files != noted_files(directory):
         write_note(directory, files)
 
 
 def clear_work(directory: Path) -> None:
-    """Removes the stages' results, of any settings: once data is published they have no use."""
+    """Remove the stages' results, for all settings. They have no use after publication."""
     for work in work_folders(directory):
         shutil.rmtree(work, ignore_errors=True)
-    with suppress(OSError):  # it is not there, or holds something else
+    with suppress(OSError):  # it does not exist or is not empty
         (directory / WORK).rmdir()
 
 
@@ -74,13 +77,13 @@ def publish(
     shards: Mapping[str, Path],
     files: Mapping[str, Path | bytes],
 ) -> Manifest:
-    """Puts shards and files in their place under `directory`, replaces what an earlier preparation left, and removes the work.
+    """Move shards and files to their place under `directory`, replace the files of an earlier preparation, and remove the work.
 
-    Returns the manifest with its root digest. Killed at any point, running it again completes it: until the work is removed, the
-    stages' results stay where they are, as links to the same bytes, and the note says what in the folder is a preparation's.
+    Returns the manifest with its root digest. If this is killed at any point, running it again completes it: the stages' results
+    remain in the work folder until the end, as hard links, and the note lists the files that preparations have written.
 
     Raises:
-        ConfigError: files of somebody else's would be replaced, or the data there is in use.
+        ConfigError: a foreign file would be replaced, or the data in the folder is in use.
     """
     check_nothing_foreign(directory)
     built = work / "final"
@@ -104,15 +107,15 @@ def publish(
 
 
 def _swap(built: Path, directory: Path) -> None:
-    """Moves everything in `built` into `directory`, in the place of what has the same name there."""
+    """Move everything in `built` into `directory`, and replace what has the same name there."""
     outgoing = built.with_name("outgoing")
     shutil.rmtree(outgoing, ignore_errors=True)
     outgoing.mkdir()
     ready = built.with_name("ready")
     shutil.rmtree(ready, ignore_errors=True)
     commit_directory(built, ready)
-    # From here until the new manifest is written the folder holds no prepared data, and says so, before anything else goes: a power
-    # failure could keep the manifest and lose what it names.
+    # The old manifest goes first. Until the new one is written, the folder holds no prepared data. In another order, a power
+    # failure could keep the manifest and lose files that it lists.
     names = sorted(os.listdir(ready))  # noqa: PTH208 - names are wanted
     _move((MANIFEST,), directory, outgoing)
     sync_directory(directory)
@@ -122,7 +125,7 @@ def _swap(built: Path, directory: Path) -> None:
 
 
 def _move(names: Iterable[str], source: Path, target: Path) -> None:
-    """Moves those of the names that there are from one folder to another, where they must not be yet."""
+    """Move those names that exist from one folder to another, where they must not exist yet."""
     for name in names:
         if os.path.lexists(source / name):
             (source / name).rename(target / name)
@@ -136,7 +139,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _state(directory: Path, name: str) -> list[int] | None:
-    """Size and times of a file, which change when it is written to; None if it does not exist or is a link."""
+    """Return size and times of a file, which change when it is written; None if it does not exist or is a link."""
     try:
         with open_input(directory / name, below=directory) as file:
             status = os.fstat(file.fileno())
@@ -148,10 +151,10 @@ def _state(directory: Path, name: str) -> list[int] | None:
 def _matches(directory: Path, name: str, digest: str) -> bool:
     try:
         return digest_file(directory / name, below=directory) == digest
-    except (OSError, UnusableFileError):  # a device that cannot read it, which writing it again may mend
+    except (OSError, UnusableFileError):  # the device cannot read it; writing the file again may help
         return False
 
 
 def json_lines(values: Iterable[Mapping[str, Any]]) -> bytes:
-    """One JSON object a line."""
+    """Return one JSON object per line."""
     return b"".join(json.dumps(value, sort_keys=True, ensure_ascii=False).encode() + b"\n" for value in values)

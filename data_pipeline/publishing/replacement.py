@@ -1,37 +1,38 @@
-"""Finished data is replaced by other data only if that was asked for, and never while somebody reads it."""
+"""Replaces finished data by other data only on request, and never while it is being read."""
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, PreparedDataError
 from data_pipeline.dataset.locks import replacing
 from data_pipeline.dataset.manifest import OtherFormatError, read_manifest
+from data_pipeline.reports.lookup import flat
 
 __all__ = ["check_may_replace", "list_differences"]
 
-_SHOWN = 3  # settings, and files, in a message
+_SHOWN = 3  # most settings and files in a message
 
 
 def check_may_replace(
     output: Path, fingerprint: str, settings: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]], *, replace: bool
 ) -> None:
-    """Refuses to replace finished data, before hours are spent on preparing what takes its place.
+    """Check that finished data may be replaced, before hours are spent on preparing the new data.
 
-    Data that is damaged may be prepared again from the same settings and text without `replace`.
+    Damaged data may be prepared again from the same settings and text without `replace`.
 
     Args:
-        output: folder that may hold finished data.
+        output: folder that may contain finished data.
         fingerprint: of the data that will be prepared.
-        settings: those that will shape it.
-        inputs: what identifies each of its input files, as the manifest lists them.
-        replace: finished data may be replaced by other data.
+        settings: that decide the result.
+        inputs: the identity of each input file, as the manifest lists it.
+        replace: whether finished data may be replaced by other data.
 
     Raises:
-        ConfigError: there is other data and `replace` is false, or somebody reads what is there.
+        ConfigError: the folder holds other data and `replace` is false, or the data is being read.
     """
     try:
         finished = read_manifest(output)
@@ -39,12 +40,12 @@ def check_may_replace(
         differences = list_differences(finished.config, settings, finished.inputs, inputs)
     except OtherFormatError:
         is_other, differences = True, []
-    except PreparedDataError:  # there is none, or nobody can train on it
+    except PreparedDataError:  # there is no data, or it is unusable
         return
     if is_other and not replace:
         found = "; ".join(differences) or "it was made by another version of this program"
         raise ConfigError(
-            f"{output} holds finished data that was prepared otherwise: {found}. Choose another --output (in containers: "
+            f"{output} holds finished data that was prepared differently: {found}. Choose another --output (in containers: "
             "another DATA_NAME), or replace that data with --replace true (PREP_REPLACE=true)"
         )
     with replacing(output):
@@ -54,8 +55,8 @@ def check_may_replace(
 def list_differences(
     old: Mapping[str, Any], new: Mapping[str, Any], old_inputs: Sequence[Mapping[str, Any]], new_inputs: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """How the settings and the input files of two preparations differ, in a few clauses of a message."""
-    before, now = dict(_flat(old)), dict(_flat(new))
+    """Return the differences between the settings and input files of two preparations, as a few clauses for a message."""
+    before, now = dict(flat(old)), dict(flat(new))
     changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     clauses = [f"{name} was {_short(before.get(name))} and is {_short(now.get(name))}" for name in changed[:_SHOWN]]
     if len(changed) > _SHOWN:
@@ -76,14 +77,6 @@ def list_differences(
 
 def _by_name(inputs: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     return {f"{identity['source']}/{identity['path']}": identity for identity in inputs}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def _short(value: Any) -> str:

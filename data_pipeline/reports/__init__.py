@@ -1,1 +1,1 @@
-"""Reports about prepared data, for people."""
+"""Renders reports about prepared data: report, page, data card, and text for the terminal."""

@@ -1,8 +1,8 @@
-"""The data card: what the prepared data is, where it came from, what was done to it and what it is not, as Markdown for people.
+"""Renders the data card: what the prepared data contains, where it comes from, how it was prepared, and its limits, as Markdown.
 
-The sections follow "Datasheets for Datasets" (Gebru et al., 2021) and the cards of the Hugging Face hub as far as the preparation
-knows the answers. What it cannot know, such as the licence, is a line for the user to fill in. The card names no time, so that the
-same data has the same card.
+The sections follow "Datasheets for Datasets" (Gebru et al., 2021) and the cards of the Hugging Face hub. Questions that the
+preparation cannot answer, such as the licence, are lines for the user to fill in. The card contains no time, so equal data has an
+equal card.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from common.settings.toml import to_toml
@@ -19,25 +19,25 @@ from data_pipeline.config import BUILTIN, PrepareConfig
 from data_pipeline.config.prepare import OVERRIDABLE
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.reports.lengths import truncation_advice
-from data_pipeline.reports.lookup import known, largest_first, part, round_trip
+from data_pipeline.reports.lookup import flat, known, largest_first, part, round_trip
 
 __all__ = ["render_card"]
 
 _TO_FILL = "not stated"
 _MAX_FILES = 20
-"""Input files listed for a source; the manifest lists all."""
+"""Most input files listed for a source. The manifest lists all."""
 
 _EMPTY: tuple[object, ...] = (None, {}, [], ())
 
 _MARKUP = re.compile(r"[\\`*_{}\[\]()#+!|~$@^]|^-|(?<=:)/|(?<=www)\.", re.IGNORECASE)
-"""What Markdown, or a site that shows it, makes a mark, a link or a formula of."""
+"""Characters that Markdown, or a site that renders it, interprets as markup, a link or a formula."""
 _ORDINAL = re.compile(r"^(\d+)\.(?=\s|$)")
 
 Report = Mapping[str, Any]
 
 
 def render_card(manifest: Manifest) -> str:
-    """The data card of prepared data, which must have its root digest; what its report lacks is left out."""
+    """Return the data card of prepared data. The manifest must have its root digest. Parts that the report lacks are left out."""
     report = known(manifest.totals)
     sections = {
         "Summary": _summary(manifest, report),
@@ -106,19 +106,19 @@ def _sources(manifest: Manifest, report: Report) -> str:
 
 
 def _checksum(entry: Report) -> str:
-    """The digest of an input's content, or of one in a store what the store says of it."""
+    """Return the digest of an input's content; for an object in a store, the checksum that the store reports."""
     return entry.get("sha256") or entry.get("checksum") or _TO_FILL
 
 
 def _steps(config: Report) -> str:
-    """The settings that matter, in words; sections that this version of the settings lacks are left out."""
+    """Return the settings in words. Sections that this version of the settings lacks are left out."""
     steps = [words for section, say in _IN_WORDS.items() if section in config and (words := say(config[section]))]
     return "\n".join(f"{number}. {words}" for number, words in enumerate(steps, start=1))
 
 
 def _clean_in_words(clean: Report) -> str:
     most = f" to {clean['max_chars']:,}" if clean.get("max_chars") else " and more"
-    form = "Unicode form NFC" if clean.get("unicode") == "nfc" else "Unicode as it came"
+    form = "Unicode form NFC" if clean.get("unicode") == "nfc" else "Unicode not normalized"
     repaired = ", mojibake repaired" if clean.get("mojibake") else ""
     return (
         f"Cleaned: {form}{repaired}, control characters removed; documents of {clean.get('min_chars', 1):,}{most} characters kept."
@@ -126,16 +126,16 @@ def _clean_in_words(clean: Report) -> str:
 
 
 def _heuristics_in_words(heuristics: Report) -> str:
-    told = []
+    parts = []
     for preset in heuristics.get("presets") or ():
         thresholds = {name.partition("_")[2]: value for name, value in heuristics.items() if _preset_of(name) == preset}
         limits = ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in thresholds.items())
-        told.append(f"{_escaped(preset)} ({limits})")
-    return f"Heuristics: {'; '.join(told)}." if told else ""
+        parts.append(f"{_escaped(preset)} ({limits})")
+    return f"Heuristics: {'; '.join(parts)}." if parts else ""
 
 
 def _preset_of(threshold: str) -> str:
-    """The preset whose rules have this threshold; it begins with the preset's name, but two presets are by Gopher's authors."""
+    """Return the preset with this threshold: the first word of its name, except that Gopher's thresholds belong to two presets."""
     family = threshold.partition("_")[0]
     if family != "gopher":
         return family
@@ -144,21 +144,19 @@ def _preset_of(threshold: str) -> str:
 
 def _language_in_words(language: Report) -> str:
     if not language.get("identify", True):
-        return "Languages: none was identified, all were kept."
+        return "Languages: not identified, all kept."
     if not language.get("keep"):
-        return "Languages: identified, of all but code, and all kept."
+        return "Languages: identified for prose and web text, all kept."
     kept = ", ".join(map(_escaped, language["keep"]))
-    return f"Languages: {kept} kept where the identifier's confidence was at least {language.get('min_confidence')}."
+    return f"Languages: {kept} kept if the identifier's confidence is at least {language.get('min_confidence')}."
 
 
 def _dedup_in_words(dedup: Report) -> str:
-    near = f"near copies (MinHash, {dedup.get('threshold')} of the runs of {dedup.get('shingle_words')} words in common)"
+    near = f"near copies (MinHash, at least {dedup.get('threshold')} of the runs of {dedup.get('shingle_words')} words in common)"
     kinds = [words for name, words in (("exact", "exact copies"), ("near", near)) if dedup.get(name)]
-    words = (
-        f"Duplicates: {' and '.join(kinds)} removed, the first in the order of the sources kept" if kinds else "Duplicates: kept"
-    )
+    words = f"Duplicates: {' and '.join(kinds)} removed, except the first in source order" if kinds else "Duplicates: kept"
     if dedup.get("benchmarks"):
-        words += f"; texts that share {dedup.get('benchmark_words')} words in a row with a benchmark removed"
+        words += f"; texts that share {dedup.get('benchmark_words')} consecutive words with a benchmark removed"
     return f"{words}."
 
 
@@ -167,42 +165,44 @@ def _quality_in_words(quality: Report) -> str:
     if quality.get("trusted"):
         cuts = {name: quality.get(name) for name in ("min_perplexity", "max_perplexity")}
         cuts |= {name: quality.get(name) for name in ("min_perplexity_percentile", "max_perplexity_percentile")}
-        told = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in cuts.items() if value is not None)
-        words.append(f"perplexity under a model trained on {_escaped(quality['trusted'])} ({told or 'measured only'})")
+        parts = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in cuts.items() if value is not None)
+        words.append(f"perplexity under a model trained on {_escaped(quality['trusted'])} ({parts or 'measured only'})")
     if quality.get("good"):
-        words.append(f"a classifier trained on the user's examples (probability from {quality.get('min_good_probability')})")
+        words.append(f"a classifier trained on the user's examples (probability at least {quality.get('min_good_probability')})")
     return f"Quality: judged by {' and by '.join(words)}." if words else ""
 
 
 def _augment_in_words(augment: Report) -> str:
     rates = {
-        "subword_rate": "words cut at random",
+        "subword_rate": "words cut into tokens at random",
         "fim_rate": "fill-in-the-middle of code",
         "synonym_rate": "words replaced by synonyms",
     }
-    told = [f"{words} ({share(augment[name])})" for name, words in rates.items() if augment.get(name)]
-    return f"Augmented, in training alone: {', '.join(told)}." if told else ""
+    parts = [f"{words} ({share(augment[name])})" for name, words in rates.items() if augment.get(name)]
+    return f"Augmented, only in training: {', '.join(parts)}." if parts else ""
 
 
 def _sources_in_words(sources: Report) -> str:
     own = {
-        name: ", ".join(f"{setting} {_plain(value)}" for setting, value in _leaves(source) if setting.split(".")[0] in OVERRIDABLE)
+        name: ", ".join(
+            f"{setting} {_plain(value)}" for setting, value in flat(source) if setting.split(".")[0] in OVERRIDABLE and value != {}
+        )
         for name, source in sources.items()
     }
-    told = [f"{_escaped(name)} ({settings})" for name, settings in own.items() if settings]
-    return f"Sources with settings of their own: {'; '.join(told)}." if told else ""
+    parts = [f"{_escaped(name)} ({settings})" for name, settings in own.items() if settings]
+    return f"Sources with their own settings: {'; '.join(parts)}." if parts else ""
 
 
 def _settings_in_words(title: str, values: Report) -> str:
-    """A section whose settings are best told by their names."""
+    """Return a section as names and values of its settings."""
     off: tuple[object, ...] = (None, "none", False, [], {}, ())
-    told = [f"{name.replace('_', ' ')} {_plain(value)}" for name, value in values.items() if value not in off]
-    return f"{title}: {', '.join(told)}." if told else ""
+    parts = [f"{name.replace('_', ' ')} {_plain(value)}" for name, value in values.items() if value not in off]
+    return f"{title}: {', '.join(parts)}." if parts else ""
 
 
 def _split_in_words(split: Report) -> str:
     how = "by the digest of their text" if split.get("by") == "content" else "from the end of each file"
-    few = f" ({split['min_val_documents']} documents at least, or a tenth of fewer)" if split.get("by") == "content" else ""
+    few = f" (at least {split['min_val_documents']} documents or, if fewer, a tenth)" if split.get("by") == "content" else ""
     return f"Split: {share(split.get('val_fraction', 0))} of the text held out for validation{few}, chosen {how}."
 
 
@@ -235,7 +235,7 @@ def _removed(report: Report) -> str:
     changed = [(_escaped(rule), f"{count:,}") for rule, count in cleaned]
     parts = [total, _table(("stage", "reason", "documents", "share of all read"), lines, numbers=2)]
     if changed:
-        title = "Documents that cleaning changed, those that were rejected later among them:"
+        title = "Documents that cleaning changed, including those that were rejected later:"
         parts += [title, _table(("rule", "documents"), changed, numbers=1)]
     return "\n\n".join(part for part in parts if part)
 
@@ -249,8 +249,8 @@ def _splits(report: Report) -> str:
     ]
     parts = [_table(("split", *(name.replace("_", " ") for name in names)), lines, numbers=len(names))] if lines else []
     if leaks := part(report, "leaks"):
-        told = ", ".join(f"{count:,} {_escaped(kind)}" for kind, count in leaks.items())
-        parts.append(f"Copies of validation documents in training: {told}.")
+        counts = ", ".join(f"{count:,} {_escaped(kind)}" for kind, count in leaks.items())
+        parts.append(f"Copies of validation documents in training: {counts}.")
     else:
         parts.append("`python -m data_pipeline leaks DIR` counts copies of validation documents in training.")
     return "\n\n".join(parts)
@@ -281,7 +281,7 @@ def _lengths(manifest: Manifest, report: Report) -> str:
 def _limits(manifest: Manifest, report: Report) -> str:
     config = manifest.config
     limits = [
-        f"Documents of {_escaped(name)} were lost to duplicates beyond the share that the alarm allows."
+        f"Source {_escaped(name)} lost a larger share of its documents to duplicates than `dedup.alarm_fraction`."
         for name in part(report, "duplicates").get("alarms") or ()
     ]
     if any(part(report, "leaks").values()):
@@ -292,36 +292,34 @@ def _limits(manifest: Manifest, report: Report) -> str:
         limits.append("Near duplicates were not removed.")
     limits += [
         "Texts were not checked for truth, bias, toxicity, or personal data.",
-        "Filters are rules and small models: some good texts are gone, and some bad ones are here. `report.html` shows samples.",
+        "Filters are rules and small models, so some good texts are missing and some bad ones remain. `report.html` shows samples.",
     ]
     return "\n".join(f"- {limit}" for limit in limits)
 
 
 def _reproduce(manifest: Manifest) -> str:
-    """The settings as a recipe, and the command. Paths are no part of prepared data, so those are the reader's to name."""
+    """Return the settings as a recipe, and the command. Prepared data contains no paths, so the reader fills in placeholders."""
     recipe = _recipe(manifest)
     named = [name for name in manifest.sources if name not in recipe.get("source", {})]
-    files = any(
-        str(value).startswith("sha256:") for _, one in _leaves(recipe) for value in (one if isinstance(one, list) else [one])
-    )
+    files = any(str(value).startswith("sha256:") for _, one in flat(recipe) for value in (one if isinstance(one, list) else [one]))
     sources = " --sources " + " ".join(shlex.quote(f"PATH/{visible(name)}") for name in named) if named else ""
     return "\n\n".join(
         (
-            "With the input files listed above and these settings in `recipe.toml`, where each PATH is yours to fill in (the word "
-            "`builtin` stands for the sources `stdlib-code` and `stdlib-manual`)"
-            + (", and each digest stands for the path of a file with that digest:" if files else ":"),
+            "Use the input files listed above and these settings in `recipe.toml`. Replace each PATH by the path of a source (the "
+            "word `builtin` stands for the sources `stdlib-code` and `stdlib-manual`)"
+            + (" and each digest by the path of a file with that digest:" if files else ":"),
             _fenced(to_toml("prepare", recipe).strip(), "toml"),
             _fenced(f"python -m data_pipeline prepare --recipe recipe.toml{sources} --output DIR", "sh"),
-            f"The last line must be {_code(f'root digest {manifest.root_digest}')}. "
+            f"The last line of the output must be {_code(f'root digest {manifest.root_digest}')}. "
             "`python -m data_pipeline verify DIR` checks it.",
         )
     )
 
 
 def _recipe(manifest: Manifest) -> dict[str, Any]:
-    """The settings that a recipe must name, and a place for the paths of the sources that have settings of their own.
+    """Return the settings that a recipe must contain, with placeholders for the paths of sources that have their own settings.
 
-    Those sources come in the order in which they were read, as it decides which of two copies stays; what yielded nothing is last.
+    Sources are in the order in which they were read, because the first of two copies is kept. Sources without documents are last.
     """
     own = manifest.config.get("source", {})
     defaults = PrepareConfig(sources=(BUILTIN,)).portable
@@ -332,7 +330,7 @@ def _recipe(manifest: Manifest) -> dict[str, Any]:
 
 
 def _filled(values: Report, defaults: Report) -> dict[str, Any]:
-    """The settings without those that are empty as they are by default."""
+    """Return the settings without those that are empty and also empty by default."""
     filled = {
         name: _filled(value, defaults.get(name) or {}) if isinstance(value, Mapping) else _in_toml(value)
         for name, value in values.items()
@@ -342,7 +340,7 @@ def _filled(values: Report, defaults: Report) -> dict[str, Any]:
 
 
 def _own_settings(source: Report) -> dict[str, Any]:
-    """What a source sets for itself; what it leaves empty it sets too, as otherwise that of all sources would apply."""
+    """Return a source's own settings. Empty ones stay, because otherwise the settings of all sources would apply."""
     return {
         name: {setting: _in_toml(one) for setting, one in value.items()} if isinstance(value, Mapping) else value
         for name, value in source.items()
@@ -351,38 +349,30 @@ def _own_settings(source: Report) -> dict[str, Any]:
 
 
 def _in_toml(value: object) -> object:
-    """A value as a recipe has it."""
+    """Return a value as a recipe contains it."""
     return "none" if value is None else value
 
 
-def _leaves(values: Report, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]], numbers: int = 0) -> str:
-    """A Markdown table; its last `numbers` columns are aligned to the right. The cells are Markdown already."""
+    """Return a Markdown table whose last `numbers` columns are right-aligned. The cells must be Markdown already."""
     rule = ["---"] * (len(head) - numbers) + ["---:"] * numbers
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *lines))
 
 
 def _escaped(value: object) -> str:
-    """Text that stays text in Markdown, also in a table's cell, whoever wrote it."""
+    """Return text that Markdown shows unchanged, also in a table cell, whatever it contains."""
     flat = " ".join(visible(str(value)).split())
     return html.escape(_ORDINAL.sub(r"\1\\.", _MARKUP.sub(r"\\\g<0>", flat)), quote=False)
 
 
 def _code(value: object) -> str:
-    """A path as code; a run of backticks in it cannot end it, nor a bar the cell."""
+    """Return text as inline code. Backticks in it cannot end the code, and a bar cannot end a table cell."""
     flat = " ".join(visible(str(value)).split()).replace("|", "⟨U+007C⟩").replace("`", "⟨U+0060⟩")
     return f"`{flat}`"
 
 
 def _fenced(text: str, language: str) -> str:
-    """A block of code behind a fence longer than any in it."""
+    """Return a block of code with a fence that is longer than any run of backticks in it."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}{language}\n{text}\n{fence}"
 
@@ -392,7 +382,7 @@ def _plain(value: object) -> str:
 
 
 def _of(values: Report, first: str, second: str, words: str, form: Callable[[Any], object] = int) -> str:
-    """A sentence about two numbers, where both are known."""
+    """Return a sentence about two numbers; "" if one is unknown."""
     return words.format(form(values[first]), form(values[second])) if {first, second} <= values.keys() else ""
 
 

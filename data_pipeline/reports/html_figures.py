@@ -1,4 +1,4 @@
-"""The histograms of the report: lengths of documents, and their perplexity under the reference model."""
+"""Draws the histograms of the page: lengths of documents, and their perplexity under the reference model."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["length_charts", "perplexity_chart"]
 Report = Mapping[str, Any]
 
 _MAX_CUTS = 3
-"""Most sources whose own cut is marked."""
+"""Most sources whose thresholds are marked."""
 
 
 def length_charts(report: Report) -> list[Markup]:
-    """Histograms of the lengths in characters and in tokens, if they were measured."""
+    """Return histograms of the lengths in characters and in tokens, as far as the report has them."""
     found = {unit: part(report, "lengths", unit) for unit in ("characters", "tokens")}
     return [_length_chart(unit, one) for unit, one in found.items() if one.get("histogram")]
 
@@ -37,7 +37,7 @@ def _length_chart(unit: str, found: Report) -> Markup:
 
 
 def perplexity_chart(report: Report) -> Markup:
-    """A histogram of the perplexity with marks at the cuts; empty if it was not measured."""
+    """Return a histogram of the perplexity with marks at the thresholds; empty if the perplexity was not measured."""
     found = part(report, "perplexity")
     if not found.get("histogram"):
         return Markup()

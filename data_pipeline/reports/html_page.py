@@ -1,4 +1,4 @@
-"""The report as one HTML file: no script, no network, pictures drawn inline. `html_page.jinja` holds the words and the tables."""
+"""Renders the report as one HTML file without scripts or network access. `html_page.jinja` contains the text and the tables."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from common.text import decimal, duration, share, size
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.reports.html_figures import length_charts, perplexity_chart
 from data_pipeline.reports.lengths import truncation_advice
-from data_pipeline.reports.lookup import known, largest_first, part, round_trip
+from data_pipeline.reports.lookup import flat, known, largest_first, part, round_trip
 
 __all__ = ["render_report"]
 
 Report = Mapping[str, Any]
 
 _MAX_LISTED = 40
-"""Most sources or languages in a table. The page says how many are left out."""
+"""Most sources or languages in a table. The page says how many more there are."""
 
 
 def render_report(manifest: Manifest, timings: Mapping[str, Any] | None = None) -> str:
-    """The page that shows prepared data to people; what its report lacks is left out.
+    """Return the page about prepared data. Parts that the report lacks are left out.
 
     Args:
-        manifest: with its root digest, which is why the page is not among the files that the digest covers.
-        timings: what `Progress.summary` gave, which differ from run to run.
+        manifest: with its root digest. The digest therefore does not cover the page.
+        timings: from `Progress.summary`. They differ from run to run.
     """
     report, config = known(manifest.totals), manifest.config
     return render_page(
@@ -35,7 +35,7 @@ def render_report(manifest: Manifest, timings: Mapping[str, Any] | None = None) 
         "html_page.jinja",
         manifest=manifest,
         report=report,
-        num_tokens=_num_tokens(report),
+        num_tokens=part(report, "lengths", "tokens").get("total", 0),
         stages=report.get("stages") or [{"name": name, "rejected": lost} for name, lost in part(report, "rejected").items()],
         balance=_balance(part(report, "sources")),
         confidence=_confidence(report, (config.get("language") or {}).get("min_confidence")),
@@ -44,26 +44,19 @@ def render_report(manifest: Manifest, timings: Mapping[str, Any] | None = None) 
         packing_method=(config.get("packing") or {}).get("method"),
         rejected_samples=list(_rejected_samples(report)),
         timed=(timings or {}).get("stages") or [],
-        settings=list(_flat(config)),
+        settings=list(flat(config)),
     )
-
-
-def _num_tokens(report: Report) -> int:
-    total: int = part(report, "lengths", "tokens").get("total") or sum(
-        source.get("tokens", 0) for source in part(report, "sources").values()
-    )
-    return total
 
 
 def _balance(sources: Mapping[str, Report]) -> list[tuple[str, Report, float]]:
-    """The sources that have a weight, each with the share of the training tokens that its weight asks for."""
+    """Return the sources that have a weight, each with the share of the training tokens that its weight requests."""
     weighted = {name: source for name, source in sources.items() if source.get("weight") is not None and "share" in source}
     total = sum(source["weight"] for source in weighted.values()) or 1
     return [(name, source, source["weight"] / total) for name, source in weighted.items()]
 
 
 def _confidence(report: Report, wanted: float | None) -> tuple[list[str], list[list[str]]]:
-    """The thresholds of confidence, and for each language the share of its documents that each of them keeps."""
+    """Return the confidence thresholds, and for each language the share of its documents that each threshold keeps."""
     found = largest_first(part(report, "language_confidence"), "all")
     thresholds = sorted({name for kept in found.values() for name in kept if name != "all"}, key=float)
     heads = [f"{name} (set)" if wanted is not None and float(name) == wanted else name for name in thresholds]
@@ -76,7 +69,7 @@ def _confidence(report: Report, wanted: float | None) -> tuple[list[str], list[l
 
 
 def _rejected_samples(report: Report) -> Iterator[tuple[str, str, int | None, list[Report]]]:
-    """Stage, reason, number of rejected documents, and the samples, in the order of the stages."""
+    """Yield stage, reason, number of rejected documents, and the samples, in the order of the stages."""
     counts = {(stage, reason): count for stage, lost in part(report, "rejected").items() for reason, count in lost.items()}
     places = {place: number for number, place in enumerate(counts)}
 
@@ -90,15 +83,6 @@ def _rejected_samples(report: Report) -> Iterator[tuple[str, str, int | None, li
 
 def _listed(found: Mapping[str, Any]) -> dict[str, Any]:
     return dict(list(found.items())[:_MAX_LISTED])
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested settings as names with dots, and their values in words."""
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", _worded(value)
 
 
 def _worded(value: object) -> str:
@@ -129,9 +113,10 @@ _TEMPLATES = template_environment(
     share=or_unknown(share),
     short=_short,
     size=or_unknown(size),
+    worded=_worded,
 )
 _TEMPLATES.globals.update(
-    flat=_flat,
+    flat=flat,
     largest_first=largest_first,
     max_listed=_MAX_LISTED,
     part=part,

@@ -1,6 +1,6 @@
-"""How long documents are, from counts by length: exact percentiles, a histogram, and what each length of row would cost.
+"""Computes statistics of document lengths: exact percentiles, a histogram, and the cost of each row length.
 
-Everything is computed from `{length: documents}`, so the cost grows with the number of different lengths and not of documents.
+The input is `{length: documents}`, so the time depends on the number of different lengths, not on the number of documents.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 
 from common.text import share
 
-__all__ = ["PERCENTS", "compare_row_lengths", "describe_lengths", "log_borders", "percentiles", "truncation_advice"]
+__all__ = ["PERCENTS", "compare_row_lengths", "describe_lengths", "log_borders", "percentiles", "share_of", "truncation_advice"]
 
 PERCENTS = (50, 90, 95, 99)
 _MAX_BINS = 40
 _STEPS_PER_OCTAVE = (8, 6, 4, 3, 2, 1)
 _SHORTEST_ROW = 128
 _FEW_CUT = 0.01
-"""A row length is called sufficient where at most this share of the documents is longer."""
+"""A row length is sufficient if at most this share of the documents is longer."""
 
 Int64s = NDArray[np.int64]
 
 
 def describe_lengths(count_of_length: Mapping[str, int]) -> dict[str, Any]:
-    """Number of documents, their total length, mean, P50, P90, P95, P99, longest, and a histogram with logarithmic borders.
+    """Return number of documents, total length, mean, P50, P90, P95, P99, maximum, and a histogram with logarithmic borders.
 
     The histogram's bins are `[low, high, documents, units]`: documents with low <= length < high, and the sum of their lengths.
     """
@@ -40,7 +40,10 @@ def describe_lengths(count_of_length: Mapping[str, int]) -> dict[str, Any]:
 
 
 def percentiles(count_of_length: Mapping[str, int]) -> dict[str, Any]:
-    """Exact P50, P90, P95 and P99 by nearest rank (the least length that holds that share whole), with mean and longest."""
+    """Return exact P50, P90, P95 and P99 by nearest rank, with mean and maximum.
+
+    A percentile is the smallest length such that at least that share of the documents is not longer.
+    """
     lengths, counts = _sorted(count_of_length)
     if not len(lengths):
         return {"mean": 0.0, "max": 0, **{f"p{percent}": 0 for percent in PERCENTS}}
@@ -54,12 +57,11 @@ def percentiles(count_of_length: Mapping[str, int]) -> dict[str, Any]:
 
 
 def compare_row_lengths(count_of_length: Mapping[str, int], row_length: int) -> list[dict[str, Any]]:
-    """What rows of each candidate length do to documents of these lengths in tokens; the candidates are `row_length`, which is
-    set, and the powers of two from 128 to the first that holds P99.
+    """Return the effect of each candidate row length on documents of these lengths, in tokens.
 
-    A document longer than a row is either truncated, which loses its end (`kept_rate`), or cut into pieces that overlap by one
-    token, as packing does, which loses nothing. `rows`, `padding_if_one_document_per_row` and `one_per_row_fill` are those of
-    rows with one piece each.
+    The candidates are `row_length`, which is set, and the powers of two from 128 to the first that is not below P99. A document
+    longer than a row is either truncated, which loses its end (`kept_rate`), or cut into pieces that overlap by one token, as
+    packing does, which loses nothing. `rows`, `padding_if_one_document_per_row` and `one_per_row_fill` assume one piece per row.
     """
     lengths, counts = _sorted(count_of_length)
     total = int((lengths * counts).sum())
@@ -68,29 +70,30 @@ def compare_row_lengths(count_of_length: Mapping[str, int], row_length: int) -> 
 
 
 def truncation_advice(truncation: Sequence[Mapping[str, Any]], row_length: int) -> str:
-    """What `compare_row_lengths` found, in words: what the length that is set does, and which would cut hardly any document."""
+    """Return the result of `compare_row_lengths` in words: the effect of the set row length, and the smallest sufficient one."""
     by_length = {row["row_length"]: row for row in truncation}
     chosen = by_length.get(row_length)
     if chosen is None:
         return ""
     whole = {length: "all" if not row["documents_cut"] else share(1 - row["cut_rate"]) for length, row in by_length.items()}
-    words = f"Rows of {row_length:,} tokens, as set, hold {whole[row_length]} of the documents whole"
+    words = f"Rows of {row_length:,} tokens (as set) hold {whole[row_length]} of the documents uncut"
     if chosen["documents_cut"]:
-        words += (
-            f"; truncating the others would keep {share(chosen['kept_rate'])} of all tokens, while packing cuts them and keeps all"
-        )
+        kept = share(chosen["kept_rate"])
+        words += f". Truncation of the others would keep {kept} of all tokens. Packing cuts them and keeps all tokens"
     enough = min((length for length, row in by_length.items() if row["cut_rate"] <= _FEW_CUT), default=row_length)
     if enough > row_length:
-        words += f". {enough:,} would hold {whole[enough]} and keep {share(by_length[enough]['kept_rate'])} if truncated"
+        kept = share(by_length[enough]["kept_rate"])
+        words += f". Rows of {enough:,} would hold {whole[enough]} uncut and keep {kept} of all tokens if truncated"
     elif enough < row_length:
-        words += f". {enough:,} would hold {whole[enough]} already"
-    return f"{words}. With one document to a row, {share(1 - chosen['one_per_row_fill'])} of the rows would be padding."
+        words += f". Rows of {enough:,} would already hold {whole[enough]} uncut"
+    return f"{words}. With one document per row, {share(1 - chosen['one_per_row_fill'])} of all positions would be padding."
 
 
 def log_borders(low: int, high: int) -> Int64s:
-    """Whole numbers from at most `low` to above `high` that grow by one factor, 2 or the root of it that gives at most 40 bins.
+    """Return whole numbers from at most `low` to above `high` that grow by a constant factor.
 
-    Powers of two are always among them, as those are the usual row lengths.
+    The factor is 2, or the smallest root of it that gives at most 40 bins. Powers of two are always included, because they are the
+    usual row lengths.
     """
     for steps in _STEPS_PER_OCTAVE:
         exponents = np.arange(steps * int(high).bit_length() + 1) / steps
@@ -123,26 +126,27 @@ def _cost_of_rows(lengths: Int64s, counts: Int64s, documents: int, total: int, r
     kept = int((np.minimum(lengths, row_length) * counts).sum())
     pieces = np.maximum(1, -(-(lengths - 1) // (row_length - 1)))
     rows = int((pieces * counts).sum())
-    placed = total + rows - documents  # a piece that goes on repeats one token
+    placed = total + rows - documents  # each further piece repeats one token
     return {
         "row_length": row_length,
         "documents_cut": cut,
-        "cut_rate": _share(cut, documents),
+        "cut_rate": share_of(cut, documents),
         "tokens_kept_if_truncated": kept,
-        "kept_rate": _share(kept, total),
+        "kept_rate": share_of(kept, total),
         "rows": rows,
         "padding_if_one_document_per_row": rows * row_length - placed,
-        "one_per_row_fill": _share(placed, rows * row_length),
+        "one_per_row_fill": share_of(placed, rows * row_length),
     }
 
 
 def _sorted(count_of_length: Mapping[str, int]) -> tuple[Int64s, Int64s]:
-    """The lengths, rising, and how many documents have each; keys are strings, as in JSON."""
+    """Return the lengths in ascending order, and the number of documents of each. The keys are strings, as in JSON."""
     lengths = np.fromiter(map(int, count_of_length), np.int64, len(count_of_length))
     counts = np.fromiter(count_of_length.values(), np.int64, len(count_of_length))
     order = np.argsort(lengths)
     return lengths[order], counts[order]
 
 
-def _share(part: int, whole: int) -> float:
+def share_of(part: int, whole: int) -> float:
+    """Return `part / whole`, rounded to six decimals; 0 if `whole` is 0."""
     return round(part / whole, 6) if whole else 0.0

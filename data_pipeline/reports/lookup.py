@@ -1,40 +1,49 @@
-"""Parts of a report on prepared data."""
+"""Reads parts of a report on prepared data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["known", "largest_first", "part", "round_trip"]
+__all__ = ["flat", "known", "largest_first", "part", "round_trip"]
 
 
 def round_trip(tokenizer: Mapping[str, Any]) -> str:
-    """Whether texts come back from their tokens, as far as the report of a tokenizer tells; empty where it does not.
+    """Return a sentence about whether decoding gives the texts back; "" if the report does not contain this.
 
-    The first few documents of each partition are tried; unknown tokens are counted in all of them.
+    Only the first few documents of each partition are tried. Unknown tokens are counted in all documents.
     """
     failures, unknown = tokenizer.get("round_trip_failures"), tokenizer.get("unknown")
     if failures is None:
         return ""
     if failures:
-        return f"{failures:,} of the texts that were tried do not come back exactly"
+        return f"{failures:,} of the tried texts do not decode to the original"
     if unknown:
-        return f"every text that was tried comes back exactly, but {unknown:,} tokens are unknown, whose texts do not"
-    return "every text that was tried comes back exactly"
+        return f"all tried texts decode to the original, but {unknown:,} tokens are unknown and their text is lost"
+    return "all tried texts decode to the original"
 
 
 def known(report: Mapping[str, Any]) -> dict[str, Any]:
-    """The report without what is None, at any depth of its tables: whoever shows it need only ask what is there."""
+    """Return the report without None values at any depth."""
     return {name: known(value) if isinstance(value, Mapping) else value for name, value in report.items() if value is not None}
 
 
 def part(report: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """What stands under these names, one in the other; empty where there is nothing, as what was not asked for is not reported."""
+    """Return the nested table under these names; empty if there is none. A report leaves out what was not requested."""
     for name in names:
         report = report.get(name) or {}
     return dict(report)
 
 
 def largest_first(entries: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
-    """The entries with the largest number under `name` first; a report itself keeps no order."""
+    """Return the entries in descending order of the number under `name`; a stored report has no such order."""
     return dict(sorted(entries.items(), key=lambda item: (-(item[1].get(name) or 0), item[0])))
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value of nested mappings with its dotted name. An empty mapping is yielded as a value."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

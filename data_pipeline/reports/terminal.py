@@ -1,4 +1,4 @@
-"""What `verify` and `inspect` do: checks prepared data against its manifest, and shows what is in it."""
+"""Describes prepared data on the terminal, for `inspect`, and checks that its report can be shown."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from data_pipeline.reports.lookup import known, largest_first, part
 __all__ = ["check_report", "describe", "malformed", "summarise"]
 
 _WORDS = ("split", "source", "kind", "stage", "reason", "language", "length", "packing")
-"""Columns that hold words."""
+"""Columns that contain text."""
 _COLUMNS = 100
 
 
 def summarise(manifest: Manifest) -> dict[str, Any]:
-    """What a person or a program wants to know about prepared data, in plain values."""
+    """Return a summary of prepared data as plain values."""
     totals = manifest.totals
     tokens = part(totals, "lengths", "tokens").get("total", 0)
     return {
@@ -55,26 +55,22 @@ def summarise(manifest: Manifest) -> dict[str, Any]:
 
 @contextmanager
 def malformed(directory: Path) -> Iterator[None]:
-    """Within it, errors of showing a report are errors of the report: its values can be of any type, as JSON can hold.
+    """Turn errors while a report is rendered into errors about the report, because its values can have any JSON type.
 
     Raises:
-        PreparedDataError: in the place of such an error.
+        PreparedDataError: instead of such an error.
     """
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise PreparedDataError(
-            f"{directory / MANIFEST}: its settings or its report (`config`, `totals`) are not what `prepare` writes "
+            f"{directory / MANIFEST}: its settings (`config`) or its report (`totals`) are malformed "
             f"({type(error).__name__}: {visible(str(error))}); run `prepare` again"
         ) from None
 
 
 def check_report(directory: Path, manifest: Manifest) -> None:
-    """Refuses prepared data whose report cannot be shown.
-
-    Raises:
-        PreparedDataError: it is not what `prepare` writes.
-    """
+    """Raise PreparedDataError if the report of prepared data cannot be shown."""
     with malformed(directory):
         describe(summarise(manifest))
         render_report(manifest, {})
@@ -82,11 +78,11 @@ def check_report(directory: Path, manifest: Manifest) -> None:
 
 
 def describe(summary: dict[str, Any]) -> str:
-    """The summary as a page of text; what the report lacks is left out."""
+    """Return the summary as text. Parts that the report lacks are left out."""
     totals, tokenizer = known(summary["totals"]), summary["tokenizer"]
     head = [
         f"root digest  {summary['root_digest']}",
-        f"tokenizer    {tokenizer['kind']}, {tokenizer['vocab_size']:,} tokens, {tokenizer['bytes_per_token']} bytes a token",
+        f"tokenizer    {tokenizer['kind']}, {tokenizer['vocab_size']:,} tokens, {tokenizer['bytes_per_token']} bytes per token",
         f"rows         {summary['row_length']:,} tokens long",
         *_documents(part(totals, "documents")),
         *_duplicates(part(totals, "duplicates")),
@@ -120,10 +116,10 @@ def _documents(counts: dict[str, Any]) -> Iterator[str]:
 
 def _duplicates(found: dict[str, Any]) -> Iterator[str]:
     if found:
-        told = ", ".join(f"{found[name]:,} {name}" for name in ("exact", "near", "benchmark") if name in found)
-        yield f"duplicates   {told}"
+        words = ", ".join(f"{found[name]:,} {name}" for name in ("exact", "near", "benchmark") if name in found)
+        yield f"duplicates   {words}"
     for source in found.get("alarms") or ():
-        yield f"alarm        {visible(source)} lost more of its documents to duplicates than dedup.alarm_fraction"
+        yield f"alarm        {visible(source)} lost a larger share of its documents to duplicates than dedup.alarm_fraction"
 
 
 def _rejected(totals: dict[str, Any]) -> list[dict[str, Any]]:
@@ -147,17 +143,13 @@ def _sources(totals: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _languages(totals: dict[str, Any]) -> list[dict[str, Any]]:
-    return _named("language", largest_first(part(totals, "languages"), "bytes"))
-
-
 def _named(title: str, values: dict[str, Any]) -> list[dict[str, Any]]:
-    """The entries of a table by name, the name among them under `title`."""
+    """Return the entries of a table as rows, with their names under `title`."""
     return [{title: name, **entry} for name, entry in values.items()]
 
 
 def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> str:
-    """Columns of text to the left, of numbers to the right; a column that nothing is known of is left out."""
+    """Return a table with text left-aligned and numbers right-aligned. A column without values is left out."""
     shown = [column for column in columns if any(row.get(column) not in (None, "") for row in rows)]
     cells = [[column.replace("_", " ") for column in shown]]
     cells += [[_cell(row.get(column)) for column in shown] for row in rows]

@@ -1,4 +1,4 @@
-"""Adds up what the stages counted: every document is kept or rejected for a reason, and the sums are checked."""
+"""Adds up the counts of the stages, and checks that every document is kept or rejected for one reason."""
 
 from __future__ import annotations
 
@@ -18,19 +18,16 @@ from data_pipeline.filters.language import threshold_costs
 from data_pipeline.packing.pieces import METHODS
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
 from data_pipeline.quality.perplexity import SCORE_STEPS, perplexity
-from data_pipeline.reports.lengths import compare_row_lengths, describe_lengths
+from data_pipeline.reports.lengths import compare_row_lengths, describe_lengths, share_of
 from data_pipeline.sources.inputs import Partition
+from data_pipeline.stages.pack import PackResult
+from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.rejects import collect_rejects
-from data_pipeline.stages.results import (
-    ClassifierResult,
-    Cuts,
-    PackResult,
-    ReadResult,
-    SelectResult,
-    SplitResult,
-    TokenizeResult,
-    TrainedTokenizer,
-)
+from data_pipeline.stages.select import Cuts, SelectResult
+from data_pipeline.stages.split import SplitResult
+from data_pipeline.stages.tokenize import TokenizeResult
+from data_pipeline.stages.train_quality import ClassifierResult
+from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 
 __all__ = ["Results", "make_report", "row_counts"]
 
@@ -40,7 +37,7 @@ _BIN_STEPS = SCORE_STEPS // 4
 
 @dataclass(frozen=True)
 class Results:
-    """What every stage said of each partition, in the order of the partitions."""
+    """The results of every stage for each partition, in the order of the partitions."""
 
     partitions: Sequence[Partition]
     read: Sequence[ReadResult]
@@ -55,7 +52,7 @@ class Results:
 
 
 def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
-    """Counts by stage, reason, source, language and split. It holds no time, so it is part of the reproducible output."""
+    """Return counts by stage, reason, source, language and split. They contain no time, because the report is reproducible."""
     everything = range(len(results.partitions))
     sources = {
         source: [number for number in everything if results.partitions[number].source == source]
@@ -69,7 +66,9 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
         "documents": documents,
         "stages": _funnel(documents["read"], _rejected(results, everything)),
         "rejected": _rejected(results, everything),
-        "samples": _few(collect_rejects(results.partitions, results.read, results.split, results.selected)),
+        "samples": list(
+            collect_rejects(results.partitions, results.read, results.split, results.selected, most=_SHOWN_SAMPLES_PER_REASON)
+        ),
         "cleaned": add_counts(result.changes for result in results.read),
         "sources": {name: _source(results, numbers, config, name, tokens_trained_on) for name, numbers in sources.items()},
         "languages": _languages(results),
@@ -95,7 +94,7 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
 
 
 def row_counts(packed: Sequence[tuple[Split, PackResult]], row_length: int) -> dict[str, Any]:
-    """What packing made of the documents; the part of the report that depends on the rows."""
+    """Return the part of the report that depends on the rows."""
     of_train = [result for side, result in packed if side == "train"]
     methods = {method: add_counts(result.methods[method] for result in of_train) for method in METHODS}
     documents = sum(result.documents for result in of_train)
@@ -104,23 +103,13 @@ def row_counts(packed: Sequence[tuple[Split, PackResult]], row_length: int) -> d
         "packing_methods": {
             method: {
                 "rows": counts.get("rows", 0),
-                "fill_rate": _share(counts.get("tokens", 0), counts.get("rows", 0) * row_length),
+                "fill_rate": share_of(counts.get("tokens", 0), counts.get("rows", 0) * row_length),
                 "cut_documents": counts.get("cut_documents", 0),
-                "cut_rate": _share(counts.get("cut_documents", 0), documents),
+                "cut_rate": share_of(counts.get("cut_documents", 0), documents),
             }
             for method, counts in methods.items()
         },
     }
-
-
-def _few(rejects: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    shown: Counter[str] = Counter()
-    chosen = []
-    for reject in rejects:
-        shown[reject["reason"]] += 1
-        if shown[reject["reason"]] <= _SHOWN_SAMPLES_PER_REASON:
-            chosen.append(reject)
-    return chosen
 
 
 def _documents(results: Results, numbers: Sequence[int]) -> dict[str, int]:
@@ -136,7 +125,7 @@ def _documents(results: Results, numbers: Sequence[int]) -> dict[str, int]:
 
 
 def _rejected(results: Results, numbers: Sequence[int]) -> dict[str, Counts]:
-    """Counts by stage and reason."""
+    """Return the number of rejected documents by stage and reason."""
     stages: dict[str, Counts] = {stage.value: {} for stage in Stage}
     by_stage = ([result.rejected for result in results.read], results.duplicates.rejected, [r.rejected for r in results.selected])
     for reason, count in add_counts(of_stage[number] for of_stage in by_stage for number in numbers).items():
@@ -166,7 +155,7 @@ def _source(results: Results, numbers: Sequence[int], config: PrepareConfig, nam
         "bytes_per_token": round(documents["text_bytes"] / max(tokens, 1), 3),
         "weight": config.weights.get(name, 1.0),
         "train_tokens": train_tokens,
-        "share": _share(train_tokens, tokens_trained_on),
+        "share": share_of(train_tokens, tokens_trained_on),
         "rejected": add_counts(_rejected(results, numbers).values()),
     }
 
@@ -181,7 +170,7 @@ def _languages(results: Results) -> dict[str, dict[str, Any]]:
 
 
 def _confidences(results: Results) -> dict[str, dict[str, int]]:
-    """For each language, the number of documents that each confidence would keep."""
+    """Return for each language the number of documents that each confidence threshold would keep."""
     bins = _add_nested(result.confidences for result in results.read)
     return {
         language: {"all": sum(counts.values())}
@@ -191,7 +180,7 @@ def _confidences(results: Results) -> dict[str, dict[str, int]]:
 
 
 def _perplexity(results: Results, sources: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """Perplexities by source; empty where none was measured."""
+    """Return perplexities by source; empty if none was measured."""
     by_source = {name: add_counts(results.tokenized[number].scores for number in numbers) for name, numbers in sources.items()}
     everything = add_counts(by_source.values())
     if not everything:
@@ -208,7 +197,7 @@ def _perplexity(results: Results, sources: Mapping[str, Sequence[int]]) -> dict[
 
 
 def _classifier(results: Results) -> dict[str, Any]:
-    """How the classifier does on held-out examples, and how many documents it gave which probability; empty where there is none."""
+    """Return the classifier's counts on held-out examples and a histogram of its probabilities; empty if there is no classifier."""
     if results.classifier is None:
         return {}
     probabilities = add_counts(result.probabilities for result in results.tokenized)
@@ -229,7 +218,7 @@ def _perplexity_percentiles(scores: Counts) -> dict[str, float]:
 
 
 def _perplexity_histogram(scores: Counts) -> list[list[float]]:
-    """Bins of a quarter of an octave: from, to, and the number of documents."""
+    """Return bins of a quarter of an octave: from, to, and the number of documents."""
     bins: Counter[int] = Counter()
     for score, count in scores.items():
         bins[int(score) // _BIN_STEPS] += count
@@ -259,13 +248,9 @@ def _rows(packed: Sequence[PackResult], row_length: int) -> dict[str, Any]:
         "tokens": tokens,
         "targets": sum(shard["targets"] for shard in shards),
         "padding": rows * row_length - tokens,
-        "fill_rate": _share(tokens, rows * row_length),
+        "fill_rate": share_of(tokens, rows * row_length),
         "documents": documents,
         "cut_documents": cut,
-        "cut_rate": _share(cut, documents),
+        "cut_rate": share_of(cut, documents),
         "repeated_tokens": tokens - sum(result.document_tokens for result in packed),
     }
-
-
-def _share(part: int, whole: int) -> float:
-    return round(part / whole, 6) if whole else 0.0

@@ -1,1 +1,1 @@
-"""The stages of a preparation, one file for each: its task, its work, and the call that runs all of it."""
+"""The stages of a preparation. Each has one file with its task, its work, its result and its call."""

@@ -1,14 +1,14 @@
-"""Changes to training documents: fill-in-the-middle, synonyms, and words cut into pieces at random. All are off by default.
+"""Changes training documents: fill-in-the-middle, synonyms, and words that are cut into tokens at random. All are off by default.
 
-What happens to a document follows from the seed, its id and its text, and from nothing else: not from the batch or the worker.
+The change to a document depends only on the seed, the document's id and its text, not on the batch or the worker.
 
-- Fill-in-the-middle (Bavarian et al. 2022), in code: the text is cut at two places, drawn among all characters, into prefix,
-  middle and suffix, which are encoded apart. With the prefix first (PSM) they become `<|fim_prefix|>` prefix `<|fim_suffix|>`
-  suffix `<|fim_middle|>` middle; with the suffix first (SPM) `<|fim_prefix|>` `<|fim_suffix|>` suffix `<|fim_middle|>` prefix
-  middle, the form of SPM that the paper trains together with PSM.
-- Synonyms, in prose and web text: words of the user's list, in the same case.
-- Subword regularisation, in every kind of text: BPE-dropout (Provilkov et al. 2020) or a sample of unigram segmentations (Kudo
-  2018). The text comes back from the ids as it was.
+- Fill-in-the-middle (Bavarian et al. 2022), in code only. The text is cut at two characters drawn at random into prefix, middle
+  and suffix, which are encoded separately. With the prefix first (PSM) the order is `<|fim_prefix|>` prefix `<|fim_suffix|>`
+  suffix `<|fim_middle|>` middle. With the suffix first (SPM) it is `<|fim_prefix|>` `<|fim_suffix|>` suffix `<|fim_middle|>`
+  prefix middle, the form of SPM that the paper trains together with PSM.
+- Synonyms, in prose and web text: words from the user's list are replaced, in the same case.
+- Subword regularization, in all kinds of text: BPE-dropout (Provilkov et al. 2020) or a sample of unigram segmentations (Kudo
+  2018). The ids still decode to the same text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,42 +27,29 @@ from numpy.typing import NDArray
 
 from common.errors import ConfigError
 from data_pipeline.config import FIM_TOKENS, AugmentSettings, Kind
+from data_pipeline.execution.tasks import Counts
 from data_pipeline.tokenizer import Encoded, SentencePieceTokenizer, Tokenizer
 
-__all__ = ["AugmentCounts", "Augmenter", "is_on", "load_synonyms"]
+__all__ = ["Augmenter", "is_on", "load_synonyms"]
 
 Ids = NDArray[np.int32]
 
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
 
 
-@dataclass(frozen=True)
-class AugmentCounts:
-    """How many documents were changed, and how many words."""
-
-    fim_psm: int = 0
-    fim_spm: int = 0
-    synonym_documents: int = 0
-    synonym_words: int = 0
-    subword: int = 0
-
-    def __add__(self, other: AugmentCounts) -> AugmentCounts:
-        return AugmentCounts(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
-
-
 def is_on(settings: AugmentSettings) -> bool:
-    """Whether the settings change anything."""
+    """Whether the settings change any document."""
     return any((settings.fim_rate, settings.synonym_rate, settings.subword_rate))
 
 
 class Augmenter:
-    """Encodes training documents with the changes that the settings ask for."""
+    """An encoder that applies the augmentation settings to training documents."""
 
     def __init__(self, tokenizer: Tokenizer, settings: AugmentSettings) -> None:
-        """Reads the synonyms.
+        """Load the synonyms.
 
         Raises:
-            ConfigError: the tokenizer has no tokens for fill-in-the-middle, or cannot sample; or the synonyms cannot be read.
+            ConfigError: the tokenizer has no fill-in-the-middle tokens or cannot sample, or the synonyms cannot be read.
         """
         self._tokenizer = tokenizer
         self._settings = settings
@@ -82,8 +69,8 @@ class Augmenter:
                 "use bpe or unigram, or set subword_rate to 0"
             )
 
-    def encode(self, texts: Sequence[str], kinds: Sequence[Kind], document_ids: Sequence[int]) -> tuple[Encoded, AugmentCounts]:
-        """The ids of all documents, changed, without bos and eos; and what was changed."""
+    def encode(self, texts: Sequence[str], kinds: Sequence[Kind], document_ids: Sequence[int]) -> tuple[Encoded, Counts]:
+        """Return the ids of all changed documents, without bos and eos, and the number of changes of each kind."""
         changes = [self._change(*document) for document in zip(texts, kinds, document_ids, strict=True)]
         plain = [segment for change in changes if change.subword_seed is None for segment in change.segments]
         encoded = iter(self._tokenizer.encode_flat(plain).arrays())
@@ -94,18 +81,18 @@ class Augmenter:
             else:
                 arrays = [self._sample(segment, change.subword_seed + place) for place, segment in enumerate(change.segments)]
             documents.append(arrays[0] if change.fim is None else self._arrange(change.fim, *arrays))
-        return Encoded.of(documents), AugmentCounts(
-            fim_psm=sum(change.fim == "psm" for change in changes),
-            fim_spm=sum(change.fim == "spm" for change in changes),
-            synonym_documents=sum(change.num_synonyms > 0 for change in changes),
-            synonym_words=sum(change.num_synonyms for change in changes),
-            subword=sum(change.subword_seed is not None for change in changes),
-        )
+        return Encoded.of(documents), {
+            "fim_psm": sum(change.fim == "psm" for change in changes),
+            "fim_spm": sum(change.fim == "spm" for change in changes),
+            "synonym_documents": sum(change.num_synonyms > 0 for change in changes),
+            "synonym_words": sum(change.num_synonyms for change in changes),
+            "subword": sum(change.subword_seed is not None for change in changes),
+        }
 
     def _change(self, text: str, kind: Kind, document_id: int) -> _Change:
         settings = self._settings
         digest = hashlib.blake2b(f"{settings.seed} {document_id}".encode(), digest_size=8).digest()
-        draw = random.Random(int.from_bytes(digest, "big")).random  # the one method that stays the same in all versions of Python
+        draw = random.Random(int.from_bytes(digest, "big")).random  # the only method that is stable across versions of Python
         subword_seed = int(draw() * (1 << 31)) if draw() < settings.subword_rate else None
         if kind != "code":
             return _Change(*_with_synonyms(text, self._synonyms, settings.synonym_rate, draw), subword_seed=subword_seed)
@@ -127,10 +114,10 @@ class Augmenter:
 
 @dataclass(frozen=True)
 class _Change:
-    """What is made of one document."""
+    """A changed document."""
 
     segments: tuple[str, ...]
-    """Its text; for fill-in-the-middle prefix, middle and suffix."""
+    """One text; or prefix, middle and suffix for fill-in-the-middle."""
     num_synonyms: int = 0
     fim: Literal["psm", "spm"] | None = None
     subword_seed: int | None = None
@@ -139,7 +126,7 @@ class _Change:
 def _with_synonyms(
     text: str, synonyms: Mapping[str, Sequence[str]], rate: float, draw: Callable[[], float]
 ) -> tuple[tuple[str], int]:
-    """The text with about `rate` of the listed words replaced, and how many were."""
+    """Return the text with about `rate` of the listed words replaced, and the number of replaced words."""
     if not synonyms:
         return (text,), 0
     num_replaced = 0
@@ -157,7 +144,7 @@ def _with_synonyms(
 
 
 def _case_of(word: str) -> Callable[[str], str] | None:
-    """What puts another word in the case of this one; none where its case is like `iPhone`, which is best left alone."""
+    """Return a function that gives a word the case of `word`; None for mixed case such as `iPhone`, which is not replaced."""
     if word.islower():
         return str
     if word.isupper() and len(word) > 1:
@@ -168,10 +155,10 @@ def _case_of(word: str) -> Callable[[str], str] | None:
 
 
 def load_synonyms(path: Path) -> dict[str, tuple[str, ...]]:
-    """Words in lower case with their synonyms, from a `.tsv` or `.json` file.
+    """Return words in lower case and their synonyms, from a `.tsv` or `.json` file.
 
     Raises:
-        ConfigError: the file cannot be read or is not of this form; the message says where.
+        ConfigError: the file cannot be read or has the wrong form. The message names the line or entry.
     """
     try:
         content = path.read_text(encoding="utf-8")
@@ -186,11 +173,11 @@ def load_synonyms(path: Path) -> dict[str, tuple[str, ...]]:
         if not isinstance(word, str) or _WORD.fullmatch(word) is None:
             problem = f"{word!r} is not one word; only single words of letters are replaced"
         elif word.lower() in synonyms:
-            problem = f"{word!r} stands there twice; write all its synonyms in one place"
+            problem = f"{word!r} is listed twice; list all its synonyms in one entry"
         elif not options or not all(
             isinstance(option, str) and option.strip() == option != "" and option.isprintable() for option in options
         ):
-            problem = f"{word!r} needs one synonym or more, each without spaces around it"
+            problem = f"{word!r} needs at least one synonym, each without spaces around it"
         if problem:
             raise ConfigError(f"augment.synonyms: {path}, {place}: {problem}")
         synonyms[word.lower()] = tuple(options)
@@ -207,6 +194,6 @@ def _line_entries(content: str) -> Iterator[tuple[str, Any, Any]]:
 def _json_entries(content: str) -> Iterator[tuple[str, Any, Any]]:
     words = json.loads(content)
     if not isinstance(words, dict):
-        raise ValueError("it is no JSON object of words and lists of synonyms")
+        raise ValueError("not a JSON object that maps words to lists of synonyms")
     for number, (word, options) in enumerate(words.items(), 1):
         yield f"entry {number}", word, options if isinstance(options, list) else []

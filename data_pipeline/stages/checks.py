@@ -1,4 +1,4 @@
-"""What must hold before the next stage is worth its time; each refusal says what was found and what to change."""
+"""Checks between stages: a preparation that cannot succeed fails before the next stage. Each error says what to change."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import Reason
 from data_pipeline.execution.tasks import add_counts
 from data_pipeline.sources.inputs import InputFile, Partition
+from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.rejects import collect_rejects
-from data_pipeline.stages.results import ReadResult, SelectResult, SplitResult
+from data_pipeline.stages.select import SelectResult
+from data_pipeline.stages.split import SplitResult
 
 __all__ = ["check_positions_exist", "check_rejected", "check_selected", "check_split", "check_trusted", "warn_of_losses"]
 
@@ -25,24 +27,24 @@ _SHOWN = 3  # files in a message
 
 
 def check_positions_exist(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
-    """A split by position needs files with positions: plain text, uncompressed."""
+    """Raise SourceError if the split is by position and a file is not plain, uncompressed text."""
     for file in inputs:
         if config.split.by == "tail" and (file.format != "text" or file.compression != "none"):
             raise SourceError(f"{file.location}: split.by = tail needs plain uncompressed text files; set split.by to content")
 
 
 def check_trusted(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
-    """Refuses a trusted source, or one with a weight, that is none of the sources, before an hour goes by."""
+    """Raise ConfigError if the trusted source or a source with a weight does not exist."""
     sources = list(dict.fromkeys(file.source for file in inputs))
     if config.quality.trusted not in (None, *sources):
-        raise ConfigError(f"quality.trusted = {config.quality.trusted} is no source; there are {', '.join(sources)}")
+        raise ConfigError(f"quality.trusted = {config.quality.trusted} is not a source; the sources are {', '.join(sources)}")
     weighed = config.balance.weights if config.balance.by == "source" else {}
     if unknown := [name for name in weighed if name not in (*sources, *config.source)]:
-        raise ConfigError(f"balance.weights.{unknown[0]} is no source; there are {', '.join(sources)}")
+        raise ConfigError(f"balance.weights.{unknown[0]} is not a source; the sources are {', '.join(sources)}")
 
 
 def check_rejected(partitions: Sequence[Partition], read: Sequence[ReadResult], config: PrepareConfig) -> None:
-    """Refuses input of which more is malformed than the reject budget allows; warns where all of a source or file is lost in it."""
+    """Raise SourceError if more documents are malformed than the reject budget allows; else warn about lost sources and files."""
     documents = sum(result.documents for result in read)
     malformed: Counter[Reason] = Counter()
     for result in read:
@@ -54,14 +56,14 @@ def check_rejected(partitions: Sequence[Partition], read: Sequence[ReadResult], 
     first = next(sample for sample in collect_rejects(partitions, read) if Reason(sample["reason"]).malformed)
     [(commonest, count)] = malformed.most_common(1)
     raise SourceError(
-        f"source {first['source']}, {_place(first)}; the first of {malformed.total()} malformed "
-        f"among {documents} documents (most often {commonest}, {count}), and limits.max_rejected_fraction = "
-        f"{config.limits.max_rejected_fraction}; mend the input or raise that limit"
+        f"source {first['source']}, {_place(first)}; this is the first of {malformed.total()} malformed records "
+        f"among {documents} (most often {commonest}, {count}), more than limits.max_rejected_fraction = "
+        f"{config.limits.max_rejected_fraction}; correct the input or raise that limit"
     )
 
 
 def _warn_of_lost_sources(partitions: Sequence[Partition], read: Sequence[ReadResult]) -> None:
-    """A budget for all sources together can let one of them go whole."""
+    """Warn about each source without a kept document: the reject budget covers all sources together, so it can miss this."""
     of_source: dict[str, list[ReadResult]] = {}
     for result in read:
         of_source.setdefault(result.source, []).append(result)
@@ -69,19 +71,17 @@ def _warn_of_lost_sources(partitions: Sequence[Partition], read: Sequence[ReadRe
         if not any(result.kept for result in results):
             documents = sum(result.documents for result in results)
             samples = (sample for sample in collect_rejects(partitions, read) if sample["source"] == source)
-            first = next((f"; the first is {_place(sample)}" for sample in samples), "")
-            logger.warning(
-                "source %s: nothing of it is kept, of %d documents (%s%s)", source, documents, _commonest(results), first
-            )
+            first = next((f"; first: {_place(sample)}" for sample in samples), "")
+            logger.warning("source %s: none of its %d documents is kept (%s%s)", source, documents, _commonest(results), first)
 
 
 def _warn_of_lost_files(partitions: Sequence[Partition], read: Sequence[ReadResult]) -> None:
-    """A file that cannot be read on is one rejection, however many documents it holds. Members of archives are not named."""
+    """Warn about files that could not be read to the end. Each counts as one rejection only. Members of archives are not named."""
     given_up = [sample for sample in collect_rejects(partitions, read) if not sample["line"] and "!/" not in sample["path"]]
     if given_up:
         shown = "; ".join(f"source {sample['source']}, {_place(sample)}" for sample in given_up[:_SHOWN])
-        more = "; and more, see the report" if len(given_up) > _SHOWN else ""
-        logger.warning("files that were given up, with what came after in them: %s%s", shown, more)
+        more = "; the report lists more" if len(given_up) > _SHOWN else ""
+        logger.warning("files that could not be read to the end, the rest of each is skipped: %s%s", shown, more)
 
 
 def _place(sample: Mapping[str, Any]) -> str:
@@ -90,12 +90,12 @@ def _place(sample: Mapping[str, Any]) -> str:
 
 
 def check_split(read: Sequence[ReadResult], split: Sequence[SplitResult], config: PrepareConfig) -> None:
-    """Refuses input that leaves nothing to train on or too little to validate with."""
+    """Raise SourceError if there are no training documents or too few validation documents."""
     train_documents, val_documents = (sum(result.kept[side] for result in split) for side in SPLITS)
     if not train_documents:
         raise SourceError(
-            f"no document is left to train on, of {sum(result.documents for result in read)} that were read ({val_documents} are "
-            f"held out; {_commonest(read)}); add text, or loosen what rejects it"
+            f"no training document is left of {sum(result.documents for result in read)} that were read ({val_documents} are "
+            f"held out for validation; {_commonest(read)}); add text, or loosen the rules that reject it"
         )
     documents, wanted = train_documents + val_documents, config.split.min_val_documents
     if val_documents < (wanted if config.split.by == "tail" else fewest_held_out(wanted, documents)):
@@ -105,7 +105,7 @@ def check_split(read: Sequence[ReadResult], split: Sequence[SplitResult], config
         )
     if val_documents < wanted:
         logger.warning(
-            "few validation documents: %d of %d, so that the validation loss says little; add text, or set text.documents to "
+            "only %d of %d documents are held out, so the validation loss is imprecise; add text, or set text.documents to "
             "chunks or paragraphs",
             val_documents,
             documents,
@@ -114,29 +114,29 @@ def check_split(read: Sequence[ReadResult], split: Sequence[SplitResult], config
 
 def _commonest(read: Sequence[ReadResult]) -> str:
     rejected = Counter(add_counts(result.rejected for result in read))
-    return ", ".join(f"{count} {reason}" for reason, count in rejected.most_common(3)) or "none was rejected when it was read"
+    return ", ".join(f"{count} {reason}" for reason, count in rejected.most_common(3)) or "no document was rejected while reading"
 
 
 def check_selected(selected: Sequence[SelectResult]) -> None:
-    """Refuses settings of quality and balance that leave nothing of a side that there was."""
+    """Raise SourceError if quality and balance leave no documents of a split that had some."""
     for side in SPLITS:
         offered = sum(result.offered[side] for result in selected)
         if offered and not any(result.kept[side] for result in selected):
             reasons = add_counts(result.rejected for result in selected)
             found = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
             raise SourceError(
-                f"none of {offered} {side} documents is left after selection ({found}); loosen the thresholds of quality, change "
-                "the weights of balance, or use another tokenizer"
+                f"none of {offered} {side} documents is left after selection ({found}); loosen the quality thresholds, change "
+                "the balance weights, or use another tokenizer"
             )
 
 
 def warn_of_losses(duplicates: Duplicates, config: PrepareConfig) -> None:
-    """Says which sources lose most of their documents as duplicates: that is rarely what was meant."""
+    """Warn about sources that lose more than `dedup.alarm_fraction` of their documents as duplicates, which is rarely intended."""
     for source in duplicates.alarms:
         counts = duplicates.sources[source]
         logger.warning(
             "source %s: %d of %d documents are duplicates, more than dedup.alarm_fraction = %s; look at the largest clusters in "
-            "the report, and raise dedup.threshold if they are not alike",
+            "the report, and raise dedup.threshold if their documents differ",
             source,
             sum(counts.values()) - counts["kept"],
             sum(counts.values()),

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from data_pipeline.dedup.duplicates import Duplicates, PartitionKeys, find_duplicates
 from data_pipeline.stages.job import Job
-from data_pipeline.stages.results import ReadResult
+from data_pipeline.stages.read import ReadResult
 
 __all__ = ["drop_duplicates"]
 
 
 def drop_duplicates(job: Job, read: Sequence[ReadResult]) -> Duplicates:
-    """Finds the documents that are like an earlier one, and those that share text with a benchmark."""
+    """Find the documents that duplicate an earlier one or share text with a benchmark."""
     keys = [PartitionKeys(number, result.source, result.kept) for number, result in enumerate(read)]
     return find_duplicates(job.run, keys, job.config.dedup, job.work)

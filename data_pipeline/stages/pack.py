@@ -1,12 +1,13 @@
-"""Token ids to shards."""
+"""Packs token ids into rows and writes them as shards."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,25 +18,42 @@ from data_pipeline.dataset.layout import CHOSEN, TOKENS
 from data_pipeline.dataset.shards import ShardContent, token_type, write_shard
 from data_pipeline.dataset.splits import SPLITS, Split
 from data_pipeline.dataset.tables import read_side_by_side
-from data_pipeline.dedup.duplicates import RunStage
-from data_pipeline.execution.tasks import add_counts, commit_result
+from data_pipeline.execution.runner import Runner
+from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.packing.pieces import METHODS
 from data_pipeline.packing.placement import count_packing, pack
 from data_pipeline.packing.rows import Window, cut_into_shards, cut_into_windows, fill_rows
-from data_pipeline.stages.results import DocumentsOf, PackResult, TrainedTokenizer
+from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 
-__all__ = ["PackTask", "pack_all", "pack_group"]
+__all__ = ["DocumentsOf", "PackResult", "PackTask", "pack_all", "pack_group"]
+
+
+@dataclass(frozen=True)
+class DocumentsOf:
+    """The tokenized documents of one partition, in a work folder or in prepared data."""
+
+    source: str
+    number: int
+    root: Path
+    tokens: Mapping[str, int]
+    """Number of tokens that go into rows, by split."""
+    digests: Mapping[str, str]
+    """Digest of each of the two tables, by folder."""
+
+    def place(self, folder: str) -> Path:
+        """Return the path of the table in `folder`, without extension."""
+        return self.root / folder / f"{self.number:06d}"
 
 
 def pack_all(
-    run: RunStage,
+    run: Runner,
     row_length: int,
     packing: PackingSettings,
     tokenizer: TrainedTokenizer,
     documents: Sequence[DocumentsOf],
     work: Path,
 ) -> list[tuple[PackTask, PackResult]]:
-    """Packs each split of each source, in groups of consecutive partitions that fill about a shard."""
+    """Pack each split of each source, in groups of consecutive partitions that fill about one shard."""
     token_bytes = token_type(tokenizer.vocab_size).itemsize
     tasks, sizes = [], []
     for source, of_source in groupby(documents, key=lambda partition: partition.source):
@@ -59,7 +77,7 @@ def pack_all(
 
 
 def group_by_tokens(partitions: Sequence[DocumentsOf], split: Split, group_tokens: int) -> Iterator[list[DocumentsOf]]:
-    """Consecutive partitions that together reach `group_tokens` of a split; what is left over makes a last, smaller group."""
+    """Yield groups of consecutive partitions that reach `group_tokens` tokens of a split; the last group may be smaller."""
     group: list[DocumentsOf] = []
     in_group = 0
     for partition in partitions:
@@ -79,18 +97,34 @@ class PackTask:
     source: str
     tokens: tuple[Path, ...]
     chosen: tuple[Path, ...]
-    """How often each document of each partition is taken."""
+    """Tables with the number of copies of each document, one for each partition."""
     split: Split
     row_length: int
     token_bytes: int
     pad_id: int
     settings: PackingSettings
     output: Path
-    """The folder that receives the shards."""
+    """Folder of the shards."""
+
+
+@dataclass
+class PackResult:
+    """Counts of one group of partitions, and its shards in order."""
+
+    documents: int = 0
+    cut_documents: int = 0
+    document_tokens: int = 0
+    """Tokens of the documents, without those that are repeated where a document is cut."""
+    methods: dict[str, Counts] = field(
+        default_factory=lambda: {method: {"rows": 0, "cut_documents": 0, "tokens": 0} for method in METHODS}
+    )
+    """Counts of each packing method for the same documents."""
+    shards: list[dict[str, Any]] = field(default_factory=list)
+    """Name, rows, tokens, targets, bytes and digest of each shard."""
 
 
 def pack_group(task: PackTask) -> PackResult:
-    """Writes the shards of a group of partitions into the folder `output`."""
+    """Write the shards of a group of partitions into the folder `output`."""
     result = PackResult()
     temporary = unfinished_path(task.output)
     shutil.rmtree(temporary, ignore_errors=True)
@@ -109,8 +143,8 @@ def pack_group(task: PackTask) -> PackResult:
                 "sha256": digest_file(path),
             }
         )
-        del content  # or the shard would be held while the next one fills
-    shutil.rmtree(task.output, ignore_errors=True)  # committed by a run that was killed before it could say so
+        del content  # frees the shard before the next one fills
+    shutil.rmtree(task.output, ignore_errors=True)  # renamed by a run that was killed before it wrote the result
     temporary.rename(task.output)
     return commit_result(task, result, files={task.output / shard["name"]: shard["sha256"] for shard in result.shards})
 
@@ -124,11 +158,11 @@ def _packed_windows(task: PackTask, result: PackResult) -> Iterator[ShardContent
         result.cut_documents += counts[task.settings.method]["cut_documents"]
         result.methods = {method: add_counts([result.methods[method], counts[method]]) for method in METHODS}
         yield from fill_rows(window, packings[task.settings.method], task.row_length, task.pad_id)
-        del window  # before the next one is gathered
+        del window  # frees it before the next one is gathered
 
 
 def _tokenized(task: PackTask) -> Iterator[Window]:
-    """The documents in order; then those that are taken twice once more, and so on, so that copies lie far apart."""
+    """Yield each document once in order, then those with a second copy again, and so on, so that copies are far apart."""
     copy, most = 0, 1
     while copy < most:
         for tokens, chosen in zip(task.tokens, task.chosen, strict=True):

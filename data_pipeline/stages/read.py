@@ -1,11 +1,12 @@
-"""Bytes to clean documents, and the keys by which duplicates among them are found."""
+"""Reads bytes into clean documents, and computes the keys by which duplicates are found."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,20 +18,19 @@ from data_pipeline.dedup.benchmarks import load_benchmarks
 from data_pipeline.dedup.keys import KeyWriter
 from data_pipeline.dedup.signatures import sign
 from data_pipeline.documents import Document, Rejection, document_id
-from data_pipeline.execution.tasks import add_counts, commit_result
+from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.filters.html import PageReader
 from data_pipeline.filters.judge import JudgedBatch, JudgedDocument, judge_batch
 from data_pipeline.sources.inputs import Part, Partition
 from data_pipeline.sources.readers import read_part
 from data_pipeline.stages.job import Job
 from data_pipeline.stages.reject_samples import SAMPLES_PER_REASON
-from data_pipeline.stages.results import ReadResult
 
-__all__ = ["TEXT_SCHEMA", "ReadTask", "read_all", "read_partition"]
+__all__ = ["TEXT_SCHEMA", "ReadResult", "ReadTask", "read_all", "read_partition"]
 
 
 def read_all(job: Job) -> list[ReadResult]:
-    """Reads, cleans and judges every partition."""
+    """Read, clean and judge every partition."""
     tasks = [
         ReadTask(partition, job.config, job.place("keys", number), job.place("text", number))
         for number, partition in enumerate(job.partitions)
@@ -38,8 +38,8 @@ def read_all(job: Job) -> list[ReadResult]:
     return job.run("read", read_partition, tasks, [partition.bytes for partition in job.partitions], ReadResult)
 
 
-_BATCH_CHARS = 1 << 20  # judged together: enough for vectorised rules, little enough for the memory
-_BATCH_METADATA_CHARS = 1 << 24  # apart from the text, as the tables are in these batches: only where it is large does it cut them
+_BATCH_CHARS = 1 << 20  # judged together: enough for vectorized rules, and little memory
+_BATCH_METADATA_CHARS = 1 << 24  # a limit of its own, because batches of the table hold it too; only large metadata reaches it
 _BATCH_ITEMS = 1 << 14
 TEXT_SCHEMA = pa.schema(
     [
@@ -54,7 +54,7 @@ TEXT_SCHEMA = pa.schema(
         ("text", pa.large_string()),
     ]
 )
-"""One row for each kept document; `tail` says whether it begins in the last part of its file."""
+"""One row for each kept document; `tail` is true if it begins in the part of its file that a split by position holds out."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,28 @@ class ReadTask:
     output: Path
 
 
+@dataclass
+class ReadResult:
+    """Counts of one partition."""
+
+    source: str
+    input_bytes: int
+    documents: int = 0
+    """Everything that was read, including rejections. In JSON Lines this is the number of lines."""
+    kept: int = 0
+    bytes: int = 0
+    """Size of the kept documents as UTF-8."""
+    rejected: Counts = field(default_factory=dict)
+    changes: Counts = field(default_factory=dict)
+    """Number of documents that each cleaning rule changed."""
+    confidences: dict[str, Counts] = field(default_factory=dict)
+    """Number of documents by identified language and by the identifier's confidence."""
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    """The first rejections of each reason."""
+
+
 def read_partition(task: ReadTask) -> ReadResult:
-    """Writes the kept documents of a partition to `output`.arrow and their keys beside `keys`."""
+    """Write the kept documents of a partition to `output`.arrow, and their keys to files at `keys`."""
     config = task.config.for_source(task.partition.source)
     result = ReadResult(task.partition.source, task.partition.bytes)
     rejected: Counter[str] = Counter()
@@ -94,7 +114,7 @@ def read_partition(task: ReadTask) -> ReadResult:
 
 
 def _batches(partition: Partition, config: PrepareConfig) -> Iterator[tuple[list[Part], list[Document | Rejection]]]:
-    """Everything that is read from a partition, in batches, each item with the part of a file that it comes from."""
+    """Yield everything that is read from a partition in batches: the items, and for each the part of a file that it comes from."""
     parts: list[Part] = []
     items: list[Document | Rejection] = []
     characters = metadata = 0

@@ -1,4 +1,4 @@
-"""The documents that the report shows of those that were rejected after they were read."""
+"""Samples of the documents that a stage after reading rejects, for the report."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from data_pipeline.documents import Document, Reason, Rejection
 
-__all__ = ["SAMPLES_PER_REASON", "Samples", "rejection_of_row"]
+__all__ = ["SAMPLES_PER_REASON", "Samples"]
 
 SAMPLES_PER_REASON = 10
-"""Of each partition."""
+"""Most samples of each reason in one partition."""
 
 
 class Samples:
@@ -25,18 +25,13 @@ class Samples:
         self.values: list[dict[str, Any]] = []
 
     def wanted(self, rejected: Iterable[tuple[int, Reason]]) -> Iterator[tuple[int, Reason]]:
-        """Those of the rejected rows that are to be shown; each counts as shown."""
+        """Yield those rejected rows that become samples, and count them as taken."""
         for row, reason in rejected:
             if self._shown[reason] < SAMPLES_PER_REASON:
                 self._shown[reason] += 1
                 yield row, reason
 
-    def add(self, rejection: Rejection) -> None:
-        """One that is shown."""
-        self.values.append(asdict(rejection))
-
-
-def rejection_of_row(text: pa.RecordBatch, row: int, reason: Reason, detail: str) -> Rejection:
-    """What is said of a row of the text table."""
-    path, line, content = (text.column(name)[row].as_py() for name in ("path", "line", "text"))
-    return Rejection.of(Document(content, path, line, 0), reason, detail)
+    def add(self, text: pa.RecordBatch, row: int, reason: Reason, detail: str) -> None:
+        """Add one row of the text table."""
+        path, line, content = (text.column(name)[row].as_py() for name in ("path", "line", "text"))
+        self.values.append(asdict(Rejection.of(Document(content, path, line, 0), reason, detail)))

@@ -1,4 +1,4 @@
-"""Which tokenised documents become rows, and how often: the cuts by quality, and the balance of the groups."""
+"""Decides which tokenized documents go into rows and how often: quality thresholds, then the balance of the groups."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +19,30 @@ from data_pipeline.dataset.layout import CHOSEN, CHOSEN_SCHEMA, TOKENS
 from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.documents import Reason
-from data_pipeline.execution.tasks import add_counts, commit_result
-from data_pipeline.quality.bounds import FATES, judge, resolve_bounds
+from data_pipeline.execution.tasks import Counts, add_counts, commit_result
+from data_pipeline.quality.bounds import FATES, Bounds, judge, resolve_bounds
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
 from data_pipeline.quality.perplexity import perplexity
 from data_pipeline.stages.job import Job
-from data_pipeline.stages.reject_samples import Samples, rejection_of_row
-from data_pipeline.stages.results import Cuts, DocumentsOf, SelectResult, TokenizeResult, WeighResult
+from data_pipeline.stages.pack import DocumentsOf
+from data_pipeline.stages.reject_samples import Samples
+from data_pipeline.stages.tokenize import TokenizeResult
 from data_pipeline.text.ngrams import mix_hashes
 
-__all__ = [
-    "SelectTask",
-    "WeighTask",
-    "copies_of_documents",
-    "cuts_of_sources",
-    "documents_of",
-    "repeats_of_groups",
-    "select_all",
-    "select_partition",
-    "weigh_partition",
-]
+__all__ = ["Cuts", "SelectResult", "copies_of_documents", "cuts_of_sources", "documents_of", "repeats_of_groups", "select_all"]
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """The quality thresholds of a source."""
+
+    bounds: Bounds
+    by_perplexity: bool
+    by_classifier: bool
 
 
 def cuts_of_sources(job: Job, tokenized: Sequence[TokenizeResult]) -> dict[str, Cuts]:
-    """What the documents of each source must reach; percentiles are those of all documents of the source."""
+    """Return the quality thresholds of each source. Percentiles are computed over all documents of the source."""
     cuts = {}
     for source in dict.fromkeys(partition.source for partition in job.partitions):
         settings = job.config.for_source(source).quality
@@ -53,7 +53,7 @@ def cuts_of_sources(job: Job, tokenized: Sequence[TokenizeResult]) -> dict[str, 
 
 
 def select_all(job: Job, tokenized: Sequence[TokenizeResult], cuts: Mapping[str, Cuts]) -> list[SelectResult]:
-    """Chooses the documents that are good enough, and balances the groups."""
+    """Select the documents that are good enough, and balance the groups."""
     sizes = [result.tokens for result in tokenized]
     sources = [partition.source for partition in job.partitions]
     balance = job.config.balance
@@ -82,7 +82,7 @@ def select_all(job: Job, tokenized: Sequence[TokenizeResult], cuts: Mapping[str,
 
 
 def documents_of(job: Job, tokenized: Sequence[TokenizeResult], selected: Sequence[SelectResult]) -> list[DocumentsOf]:
-    """The tokenised documents of every partition."""
+    """Return the tokenized documents of every partition."""
     return [
         DocumentsOf(partition.source, number, job.work, chosen.tokens, {TOKENS: encoded.sha256, CHOSEN: chosen.sha256})
         for number, (partition, encoded, chosen) in enumerate(zip(job.partitions, tokenized, selected, strict=True))
@@ -104,8 +104,15 @@ class WeighTask:
     output: Path
 
 
+@dataclass(frozen=True)
+class WeighResult:
+    """Training tokens by group, of the documents that are good enough."""
+
+    tokens: Counts
+
+
 def weigh_partition(task: WeighTask) -> WeighResult:
-    """Counts what `select_partition` has to choose from."""
+    """Count the tokens that `select_partition` can select from."""
     tokens: Counter[str] = Counter()
     for batch in read_batches(task.tokens):
         is_train_D = (_reasons(batch, task.cuts) == "") & (batch.column("split").to_numpy() == _TRAIN)
@@ -117,7 +124,7 @@ def weigh_partition(task: WeighTask) -> WeighResult:
 
 @dataclass(frozen=True)
 class SelectTask:
-    """Choose the documents of one partition."""
+    """Select the documents of one partition."""
 
     text: Path
     tokens: Path
@@ -125,13 +132,38 @@ class SelectTask:
     cuts: Cuts
     balance: BalanceSettings
     repeats: Mapping[str, float] | None
-    """Of each group; none where nothing is balanced."""
+    """Mean number of copies, by group; None if nothing is balanced."""
     seed: int
     output: Path
 
 
+@dataclass
+class SelectResult:
+    """The selected documents of one partition. Lengths, bytes and languages count each document once, also if it has copies."""
+
+    sha256: str = ""
+    """Digest of the table of copies."""
+    kept: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    bytes: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    tokens: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    """Tokens that go into rows, copies included."""
+    unique_tokens: int = 0
+    rejected: Counts = field(default_factory=dict)
+    characters: Counts = field(default_factory=dict)
+    """Number of documents by their length in characters."""
+    lengths: Counts = field(default_factory=dict)
+    """Number of documents by their length in tokens, bos and eos included."""
+    languages: dict[str, Counts] = field(default_factory=dict)
+    """Documents, bytes and tokens by language."""
+    kinds: Counts = field(default_factory=dict)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    """The first rejected documents of each reason."""
+    offered: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    """Number of documents to select from."""
+
+
 def select_partition(task: SelectTask) -> SelectResult:
-    """Writes how often each document is taken to `output`.arrow, one row for each row of the tokens."""
+    """Write the number of copies of each document to `output`.arrow, one row for each row of the token table."""
     result = SelectResult()
     rejected = _Rejected()
     lengths: dict[str, Counter[str]] = {"characters": Counter(), "tokens": Counter()}
@@ -162,7 +194,7 @@ def _copies(batch: pa.RecordBatch, task: SelectTask, rejected: _Rejected) -> NDA
 
 
 class _Rejected:
-    """The documents that are not chosen."""
+    """The documents that are not selected."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -170,21 +202,21 @@ class _Rejected:
         self._shown: list[tuple[int, Reason, str]] = []
 
     def add(self, batch: pa.RecordBatch, reason_D: NDArray[np.object_]) -> None:
-        """Counts them, and keeps the ids of the first."""
+        """Count the rejected documents of a batch, and remember the first of each reason."""
         rows = np.flatnonzero(reason_D != "").tolist()
         self.counts.update(reason_D[rows].tolist())
         for row, reason in self._samples.wanted((row, reason_D[row]) for row in rows):
             self._shown.append((batch.column("id")[row].as_py(), reason, _explain(batch, row, reason)))
 
     def show(self, text: Path) -> list[dict[str, Any]]:
-        """The first of them, with their beginnings from the table of texts."""
-        waiting = iter(self._shown)  # in the order of the table, as ids are
+        """Return the samples, with the beginnings of their texts from the text table."""
+        waiting = iter(self._shown)  # in the order of the text table: both are in ascending order of the ids
         wanted = next(waiting, None)
         for batch in read_batches(text):
             ids_D = batch.column("id").to_numpy()
             while wanted is not None and wanted[0] <= ids_D[-1]:
                 identity, reason, detail = wanted
-                self._samples.add(rejection_of_row(batch, int(np.searchsorted(ids_D, identity)), reason, detail))
+                self._samples.add(batch, int(np.searchsorted(ids_D, identity)), reason, detail)
                 wanted = next(waiting, None)
         return self._samples.values
 
@@ -221,7 +253,7 @@ def _count(batch: pa.RecordBatch, copies_D: NDArray[np.uint8], result: SelectRes
 
 
 def _reasons(batch: pa.RecordBatch, cuts: Cuts) -> NDArray[np.object_]:
-    """Why each document is not good enough; empty where it is. One without a token can stand in no row."""
+    """Return why each document is rejected, "" if it is not. A document without tokens cannot be placed in a row."""
     reasons_D: NDArray[np.object_] = np.full(batch.num_rows, "", np.object_)
     if cuts.by_perplexity or cuts.by_classifier:
         scores_D = batch.column("perplexity").to_numpy() if cuts.by_perplexity else None
@@ -232,7 +264,7 @@ def _reasons(batch: pa.RecordBatch, cuts: Cuts) -> NDArray[np.object_]:
 
 
 def _groups(batch: pa.RecordBatch, source: str, balance: BalanceSettings) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Every group that occurs, and which documents belong to it."""
+    """Yield every group that occurs in the batch, and a mask of its documents."""
     if balance.by == "source":
         yield source, np.ones(batch.num_rows, np.bool_)
     elif balance.by == "kind":
@@ -252,10 +284,11 @@ def _members(column: pa.Array) -> Iterator[tuple[str, NDArray[np.bool_]]]:
 
 
 def repeats_of_groups(tokens: Mapping[str, int], weights: Mapping[str, float], max_repeats: float) -> dict[str, float]:
-    """How often the documents of each group are taken on average, from 0 to `max_repeats`.
+    """Return the mean number of copies of the documents of each group, from 0 to `max_repeats`.
 
-    The shares of the groups' tokens come out as their weights, and as much is taken as that allows: the group that is shortest for
-    its weight is repeated `max_repeats` times, the others less. Groups without a weight have weight 1, groups without tokens none.
+    The groups' tokens are in proportion to their weights, and as many tokens are used as that allows: the group with the fewest
+    tokens for its weight is repeated `max_repeats` times, the others less. A group without a weight has weight 1. Groups without
+    tokens are left out.
     """
     wanted = {group: weights.get(group, 1.0) for group, count in tokens.items() if count}
     scale = min((max_repeats * tokens[group] / weight for group, weight in wanted.items() if weight), default=0.0)
@@ -263,7 +296,7 @@ def repeats_of_groups(tokens: Mapping[str, int], weights: Mapping[str, float], m
 
 
 def copies_of_documents(ids_D: NDArray[np.uint64], repeats: float, seed: int) -> NDArray[np.uint8]:
-    """How often each document is taken so that it is `repeats` times on average; a document's id and the seed decide alone."""
+    """Return the number of copies of each document, with mean `repeats`. It depends only on the document's id and the seed."""
     whole = math.floor(repeats)
     fractions_D = (mix_hashes(ids_D + mix_hashes(np.array([seed], np.uint64))) >> np.uint64(11)) * 2.0**-53
     return (whole + (fractions_D < repeats - whole)).astype(np.uint8)

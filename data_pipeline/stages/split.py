@@ -1,10 +1,11 @@
-"""Every document that is no duplicate to its side of the split."""
+"""Assigns every document that is not a duplicate to training or validation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,16 +18,16 @@ from data_pipeline.dataset.tables import TableWriter, read_side_by_side, read_ta
 from data_pipeline.dedup.duplicates import REASONS, Duplicates
 from data_pipeline.dedup.resolve import Fate
 from data_pipeline.documents import Reason
-from data_pipeline.execution.tasks import commit_result
+from data_pipeline.execution.tasks import Counts, commit_result
 from data_pipeline.stages.job import Job
-from data_pipeline.stages.reject_samples import Samples, rejection_of_row
-from data_pipeline.stages.results import ReadResult, SplitResult
+from data_pipeline.stages.read import ReadResult
+from data_pipeline.stages.reject_samples import Samples
 
-__all__ = ["SplitTask", "read_kept", "split_all", "split_partition", "texts_of", "with_enough_held_out"]
+__all__ = ["SplitResult", "SplitTask", "read_kept", "split_all", "split_partition", "texts_of", "with_enough_held_out"]
 
 
 def split_all(job: Job, read: Sequence[ReadResult], duplicates: Duplicates) -> list[SplitResult]:
-    """Puts what is no duplicate on the side of training or validation."""
+    """Assign all documents that are not duplicates to training or validation."""
     places = [job.place("duplicates", number) for number in range(len(read))]
     settings = with_enough_held_out(job.config.split, duplicates.num_kept, places)
     tasks = [
@@ -35,15 +36,15 @@ def split_all(job: Job, read: Sequence[ReadResult], duplicates: Duplicates) -> l
     return job.run("split", split_partition, tasks, [result.bytes for result in read], SplitResult)
 
 
-_DROPPED = 255  # in the place of a side
+_DROPPED = 255  # instead of the index of a split
 _PLENTY = 100
-"""Where so many documents are held out on average, there is no risk that chance holds out too few."""
+"""If more documents than this are held out on average, chance cannot hold out too few."""
 _SPLIT_SCHEMA = pa.schema([("split", pa.uint8())])
 
 
 @dataclass(frozen=True)
 class SplitTask:
-    """Choose the sides of one partition's documents."""
+    """Choose the split of each document of one partition."""
 
     text: Path
     duplicates: Path
@@ -51,13 +52,25 @@ class SplitTask:
     output: Path
 
 
+@dataclass
+class SplitResult:
+    """The remaining documents of one partition, by split."""
+
+    kept: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    bytes: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    """The first dropped documents of each reason."""
+
+
 def with_enough_held_out(settings: SplitSettings, num_kept: int, duplicates: Sequence[Path]) -> SplitSettings:
-    """With a larger `val_fraction` where chance would hold out too few documents: those that come next are held out too.
+    """Return the settings with a larger `val_fraction` if chance would hold out too few documents.
+
+    The fraction is just large enough: the documents with the next keys are held out too.
 
     Args:
-        settings: of the split; one by position stays as it is.
-        num_kept: documents that are no duplicates.
-        duplicates: what is known of them, of all partitions; read only where documents are few.
+        settings: of the split. A split by position is returned unchanged.
+        num_kept: documents that are not duplicates.
+        duplicates: tables of the documents' fates, one for each partition. They are read only if there are few documents.
     """
     fewest = min(fewest_held_out(settings.min_val_documents, num_kept), num_kept - 1)
     if settings.by == "tail" or fewest < 1 or num_kept * settings.val_fraction > max(_PLENTY, 4 * fewest):
@@ -72,7 +85,7 @@ def with_enough_held_out(settings: SplitSettings, num_kept: int, duplicates: Seq
 
 
 def split_partition(task: SplitTask) -> SplitResult:
-    """Writes the side of every document of a partition to `output`.arrow, one row for each row of its text."""
+    """Write the split of every document of a partition to `output`.arrow, one row for each row of the text table."""
     result = SplitResult()
     samples = Samples()
     with TableWriter(task.output, _SPLIT_SCHEMA) as table:
@@ -108,18 +121,18 @@ def _show(text: pa.RecordBatch, duplicates: pa.Table, samples: Samples) -> None:
     for row, reason in samples.wanted(rejected):
         leader = duplicates.column("leader")[row].as_py()
         detail = "" if reason is Reason.BENCHMARK_OVERLAP else f"like document {leader}"
-        samples.add(rejection_of_row(text, row, reason, detail))
+        samples.add(text, row, reason, detail)
 
 
 def read_kept(text: Path, split: Path) -> Iterator[pa.RecordBatch]:
-    """The kept documents of a partition, in batches: the columns of its text, and `split`."""
+    """Yield the kept documents of a partition in batches, with the columns of the text table and `split`."""
     for documents, sides in read_side_by_side(text, split):
         split_D = sides.column("split").combine_chunks()
         yield documents.append_column("split", split_D).filter(pa.array(split_D.to_numpy() != _DROPPED))
 
 
 def texts_of(batch: pa.RecordBatch, split: Split) -> list[str]:
-    """The texts on one side."""
+    """Return the texts of the documents of one split."""
     chosen = batch.filter(pa.array(batch.column("split").to_numpy() == SPLITS.index(split)))
     texts: list[str] = chosen.column("text").to_pylist()
     return texts

@@ -1,9 +1,9 @@
-"""Documents to token ids, and the scores of their quality, which the ids give."""
+"""Encodes documents as token ids, and scores their quality from the ids."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,16 +21,15 @@ from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.quality.perplexity import count_scores
 from data_pipeline.stages.augment import Augmenter, is_on
 from data_pipeline.stages.job import Job
-from data_pipeline.stages.results import SplitResult, TokenizeResult
-from data_pipeline.stages.split import read_kept
+from data_pipeline.stages.split import SplitResult, read_kept
 from data_pipeline.stages.train_quality import MODELS, Models, load_models
 from data_pipeline.tokenizer import Encoded, Tokenizer, load_tokenizer, round_trip_failures
 
-__all__ = ["TokenizeTask", "tokenize_all", "tokenize_partition"]
+__all__ = ["TokenizeResult", "TokenizeTask", "tokenize_all", "tokenize_partition"]
 
 
 def tokenize_all(job: Job, split: Sequence[SplitResult]) -> list[TokenizeResult]:
-    """Encodes the documents of every partition and scores them."""
+    """Encode and score the documents of every partition."""
     tasks = [
         TokenizeTask(
             job.place("text", number),
@@ -45,27 +44,44 @@ def tokenize_all(job: Job, split: Sequence[SplitResult]) -> list[TokenizeResult]
     return job.run("tokenize", tokenize_partition, tasks, [sum(result.bytes.values()) for result in split], TokenizeResult)
 
 
-_ROUND_TRIPS = 8  # documents of each partition that are decoded again
+_ROUND_TRIPS = 8  # documents of each partition whose ids are decoded to compare the text
 
 
 @dataclass(frozen=True)
 class TokenizeTask:
-    """Encode the documents of one partition."""
+    """Encode and score the documents of one partition."""
 
     text: Path
     split: Path
     tokenizer: Path
     models: Path
-    """The folder with the models of quality."""
+    """Folder of the quality models."""
     config: PrepareConfig
     output: Path
 
 
+@dataclass
+class TokenizeResult:
+    """Counts of one partition."""
+
+    sha256: str = ""
+    """Digest of the token table."""
+    tokens: int = 0
+    unknown: int = 0
+    round_trip_failures: int = 0
+    """How many of the first documents do not decode to the same text."""
+    scores: Counts = field(default_factory=dict)
+    """Number of documents by score under the reference model."""
+    probabilities: Counts = field(default_factory=dict)
+    """Number of documents by probability under the classifier."""
+    augmented: Counts = field(default_factory=dict)
+
+
 def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
-    """Writes the token ids of a partition's documents, with what is known of them, to `output`.arrow."""
+    """Write the token ids of a partition's documents, with their facts and scores, to `output`.arrow."""
     tokenizer = _load(task.tokenizer)
     models = load_models(task.models, task.config.quality)
-    augmenter = _Augmentation(tokenizer, task.config)
+    augmenter = Augmenter(tokenizer, task.config.augment) if is_on(task.config.augment) else None
     ids_type = token_type(tokenizer.vocab_size)
     schema = tokens_schema(ids_type)
     result = TokenizeResult()
@@ -76,8 +92,9 @@ def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
                 result.round_trip_failures = round_trip_failures(tokenizer, texts[:_ROUND_TRIPS])
             plain = tokenizer.encode_flat(texts)
             perplexity_D, wanted_D = _score(plain, models, result)
+            changed = plain if augmenter is None else _augment(augmenter, plain, batch, texts, result)
             settings = task.config.tokenizer
-            encoded = tokenizer.frame(augmenter.apply(plain, batch, texts), add_bos=settings.add_bos, add_eos=settings.add_eos)
+            encoded = tokenizer.frame(changed, add_bos=settings.add_bos, add_eos=settings.add_eos)
             result.tokens += len(encoded.ids_T)
             result.unknown += 0 if tokenizer.unk_id is None else int((encoded.ids_T == tokenizer.unk_id).sum())
             offsets = pa.array(np.concatenate([[0], encoded.ends_D]))
@@ -89,40 +106,30 @@ def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
                 pa.LargeListArray.from_arrays(offsets, pa.array(encoded.ids_T.astype(ids_type))),
             ]
             table.write(pa.RecordBatch.from_arrays(columns, schema=schema))
-    result.augmented = augmenter.counts
     result.sha256 = table.digest
     return commit_result(task, result, table)
 
 
 @lru_cache(maxsize=1)
 def _load(folder: Path) -> Tokenizer:
-    """Once for each process, which keeps its cache of words from one partition to the next."""
+    """Load the tokenizer once per process, because its word cache is reused for later partitions."""
     return load_tokenizer(folder, trial=False)
 
 
-class _Augmentation:
-    """Changes the documents for training as the settings ask."""
-
-    def __init__(self, tokenizer: Tokenizer, config: PrepareConfig) -> None:
-        self._augmenter = Augmenter(tokenizer, config.augment) if is_on(config.augment) else None
-        self.counts: Counts = {}
-
-    def apply(self, encoded: Encoded, batch: pa.RecordBatch, texts: Sequence[str]) -> Encoded:
-        """The same documents, those for training changed."""
-        if self._augmenter is None:
-            return encoded
-        places = np.flatnonzero(batch.column("split").to_numpy() == SPLITS.index("train")).tolist()
-        kinds, ids = ([batch.column(name)[place].as_py() for place in places] for name in ("kind", "id"))
-        changed, counts = self._augmenter.encode([texts[place] for place in places], [KINDS[kind] for kind in kinds], ids)
-        arrays = encoded.arrays()
-        for place, array in zip(places, changed.arrays(), strict=True):
-            arrays[place] = array
-        self.counts = add_counts([self.counts, asdict(counts)])
-        return Encoded.of(arrays)
+def _augment(augmenter: Augmenter, plain: Encoded, batch: pa.RecordBatch, texts: Sequence[str], result: TokenizeResult) -> Encoded:
+    """Return the documents with the training documents changed, and count the changes."""
+    places = np.flatnonzero(batch.column("split").to_numpy() == SPLITS.index("train")).tolist()
+    kinds, ids = ([batch.column(name)[place].as_py() for place in places] for name in ("kind", "id"))
+    changed, counts = augmenter.encode([texts[place] for place in places], [KINDS[kind] for kind in kinds], ids)
+    arrays = plain.arrays()
+    for place, array in zip(places, changed.arrays(), strict=True):
+        arrays[place] = array
+    result.augmented = add_counts([result.augmented, counts])
+    return Encoded.of(arrays)
 
 
 def _score(encoded: Encoded, models: Models, result: TokenizeResult) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
-    """Perplexity and probability of being wanted; 0 where there is no model."""
+    """Return the perplexity and the probability of being wanted of each document; 0 if there is no model."""
     perplexity_D, wanted_D = np.zeros((2, len(encoded.ends_D)), np.uint16)
     if models.reference is not None:
         perplexity_D = models.reference.score(encoded.ids_T, encoded.ends_D)

@@ -1,4 +1,4 @@
-"""The models by which the quality of documents is judged, trained before any of them is."""
+"""Trains the models that score the quality of documents."""
 
 from __future__ import annotations
 
@@ -21,24 +21,14 @@ from data_pipeline.quality.perplexity import ReferenceModel, train_reference
 from data_pipeline.sources.inputs import InputFile, Part, find_inputs
 from data_pipeline.sources.readers import read_part
 from data_pipeline.stages.job import Job
-from data_pipeline.stages.results import ClassifierResult, ReferenceResult, SplitResult
-from data_pipeline.stages.split import read_kept, texts_of
+from data_pipeline.stages.split import SplitResult, read_kept, texts_of
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = [
-    "MODELS",
-    "ClassifierTask",
-    "Models",
-    "ReferenceTask",
-    "load_models",
-    "train_content_classifier",
-    "train_quality",
-    "train_reference_model",
-]
+__all__ = ["MODELS", "ClassifierResult", "Models", "load_models", "train_quality"]
 
 
 def train_quality(job: Job, split: Sequence[SplitResult]) -> ClassifierResult | None:
-    """Trains the models by which quality is judged, where the settings ask for them; says how well the classifier does."""
+    """Train the quality models that the settings ask for. Return the classifier's result, None if there is no classifier."""
     quality = job.config.quality
     tokenizer, models = job.work / TOKENIZER, job.work / MODELS
     if quality.trusted is not None:
@@ -57,7 +47,7 @@ def train_quality(job: Job, split: Sequence[SplitResult]) -> ClassifierResult | 
 
 
 def find_examples(paths: Sequence[Path], config: PrepareConfig, work: Path) -> tuple[InputFile, ...]:
-    """The files of examples of a class, read as sources are."""
+    """Return the files of a class of examples. They are read like sources."""
     update = {"sources": tuple(map(str, paths)), "source": {}, "if_empty": "error"}
     return find_inputs(config.model_copy(update=update), work / "examples.json")
 
@@ -72,14 +62,21 @@ class ReferenceTask:
     """Train the reference model on the training documents of the trusted source."""
 
     documents: tuple[tuple[Path, Path], ...]
-    """Text and split of each of its partitions."""
+    """Text table and split table of each of its partitions."""
     tokenizer: Path
     config: PrepareConfig
     output: Path
 
 
+@dataclass(frozen=True)
+class ReferenceResult:
+    """Number of tokens that the reference model was trained on."""
+
+    tokens: int
+
+
 def train_reference_model(task: ReferenceTask) -> ReferenceResult:
-    """Writes the model into the folder of `output`."""
+    """Write the reference model into the folder of `output`."""
     tokenizer = load_tokenizer(task.tokenizer, trial=False)
 
     def batches() -> Iterator[tuple[NDArray[np.int32], NDArray[np.int64]]]:
@@ -105,8 +102,19 @@ class ClassifierTask:
     output: Path
 
 
+@dataclass(frozen=True)
+class ClassifierResult:
+    """Counts of the classifier on held-out examples."""
+
+    good: int
+    good_kept: int
+    bad: int
+    bad_dropped: int
+    accuracy: float
+
+
 def train_content_classifier(task: ClassifierTask) -> ClassifierResult:
-    """Writes the classifier into the folder of `output`."""
+    """Write the classifier into the folder of `output`."""
     tokenizer = load_tokenizer(task.tokenizer, trial=False)
     good, bad = (_encoded_examples(files, tokenizer, task.config) for files in (task.good, task.bad))
     classifier, held_out = train_classifier(good, bad, task.config.quality.classifier_bits)
@@ -131,14 +139,14 @@ def _encoded_examples(files: Sequence[InputFile], tokenizer: Tokenizer, config: 
 
 @dataclass(frozen=True)
 class Models:
-    """What documents are scored by."""
+    """The models that score documents; None if the settings do not ask for one."""
 
     reference: ReferenceModel | None
     classifier: Classifier | None
 
 
 def load_models(folder: Path, settings: QualitySettings) -> Models:
-    """The models in a folder that these settings ask for."""
+    """Load the models that the settings ask for from a folder."""
     return Models(
         ReferenceModel.from_bytes((folder / _REFERENCE).read_bytes()) if settings.trusted is not None else None,
         Classifier.from_bytes((folder / _CLASSIFIER).read_bytes()) if settings.good else None,

@@ -1,28 +1,28 @@
-"""A sample of the training text, and the tokenizer that is trained on it."""
+"""Draws a sample of the training text and trains the tokenizer on it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
+from common.files import digest_bytes
 from data_pipeline.config import TokenizerSettings
 from data_pipeline.dataset.layout import TOKENIZER
 from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.execution.tasks import commit_result
 from data_pipeline.stages.job import Job, is_trained
-from data_pipeline.stages.results import SampleResult, SplitResult, TrainedTokenizer
-from data_pipeline.stages.split import read_kept, texts_of
-from data_pipeline.tokenizer import save_tokenizer
+from data_pipeline.stages.split import SplitResult, read_kept, texts_of
+from data_pipeline.tokenizer import Tokenizer, save_tokenizer
 from data_pipeline.tokenizer.training import alphabet_of, sample_pieces, train_tokenizer
 
-__all__ = ["SampleTask", "TrainTask", "sample_partition", "train", "train_on_sample"]
+__all__ = ["SampleResult", "SampleTask", "TrainTask", "TrainedTokenizer", "sample_partition", "train", "train_on_sample"]
 
 
 def train_on_sample(job: Job, split: Sequence[SplitResult]) -> TrainedTokenizer:
-    """Draws a sample of the training text and trains the tokenizer on it, or takes the one that the user supplies."""
+    """Draw a sample of the training text and train the tokenizer on it, or use the tokenizer that the user supplies."""
     settings = job.config.tokenizer
     sizes = [result.bytes["train"] for result in split]
     samples: list[SampleTask] = []
@@ -49,7 +49,7 @@ _SAMPLE_SCHEMA = pa.schema([("text", pa.large_string())])
 
 @dataclass(frozen=True)
 class SampleTask:
-    """Draw one partition's share of the tokenizer's training text."""
+    """Draw one partition's part of the sample."""
 
     text: Path
     split: Path
@@ -58,8 +58,15 @@ class SampleTask:
     output: Path
 
 
+@dataclass(frozen=True)
+class SampleResult:
+    """Size of one partition's part of the sample, in bytes of UTF-8."""
+
+    bytes: int
+
+
 def sample_partition(task: SampleTask) -> SampleResult:
-    """Writes pieces of the training text, or only its alphabet, to `output`.arrow."""
+    """Write pieces of the training text to `output`.arrow; only its alphabet if `alphabet_only`."""
     num_bytes = 0
     texts = (text for batch in read_kept(task.text, task.split) for text in texts_of(batch, "train"))
     with TableWriter(task.output, _SAMPLE_SCHEMA) as table:
@@ -72,17 +79,35 @@ def sample_partition(task: SampleTask) -> SampleResult:
 
 @dataclass(frozen=True)
 class TrainTask:
-    """Train the tokenizer on all shares, in the order of the partitions, or take the one that the user supplies."""
+    """Train the tokenizer on all parts of the sample, in the order of the partitions, or load the one that the user supplies."""
 
     samples: tuple[Path, ...]
     settings: TokenizerSettings
     extra_special: tuple[str, ...]
     output: Path
-    """The tokenizer's folder."""
+    """Folder of the tokenizer."""
+
+
+@dataclass(frozen=True)
+class TrainedTokenizer:
+    """Facts of a tokenizer that do not need it to be loaded."""
+
+    kind: str
+    vocab_size: int
+    digest: str
+    pad_id: int
+    files: Mapping[str, str]
+    """Digest of each file in its folder, by name."""
+
+    @staticmethod
+    def of(tokenizer: Tokenizer) -> TrainedTokenizer:
+        """Return the facts of a tokenizer."""
+        files = {name: digest_bytes(content) for name, content in tokenizer.files().items()}
+        return TrainedTokenizer(tokenizer.kind, tokenizer.vocab_size, tokenizer.digest, tokenizer.pad_id, files)
 
 
 def train(task: TrainTask) -> TrainedTokenizer:
-    """Writes the tokenizer's files into the folder `output`."""
+    """Write the tokenizer's files into the folder `output`."""
     sample = [text for path in task.samples for batch in read_batches(path) for text in batch.column("text").to_pylist()]
     tokenizer = train_tokenizer(sample, task.settings, task.extra_special)
     save_tokenizer(tokenizer, task.output)

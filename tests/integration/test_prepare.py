@@ -32,8 +32,7 @@ from data_pipeline.prepare import prepare
 from data_pipeline.publishing.ownership import exclusive
 from data_pipeline.stages import pack, read, select, tokenize, train_tokenizer
 from data_pipeline.stages import split as split_stage
-from data_pipeline.stages.pack import PackTask
-from data_pipeline.stages.results import PackResult
+from data_pipeline.stages.pack import PackResult, PackTask
 from data_pipeline.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -212,7 +211,7 @@ def test_other_data_is_refused_at_once_and_what_is_there_stays(
     prepare(config_of(tmp_path / "corpus", output))
     before = content_of(output)
     monkeypatch.setattr(prepare_module, "open_runner_of", forbidden)
-    with pytest.raises(ConfigError, match=r"prepared otherwise: row_length was 64 and is 32\. Choose another --output"):
+    with pytest.raises(ConfigError, match=r"prepared differently: row_length was 64 and is 32\. Choose another --output"):
         prepare(config_of(tmp_path / "corpus", output, row_length=32))
     (tmp_path / "corpus" / "web" / "a.jsonl").write_bytes(json_lines(sentences(9, 300)))
     with pytest.raises(ConfigError, match=r"1 input file is changed \(web/a\.jsonl\)"):
@@ -529,7 +528,7 @@ BAD_INPUT: dict[str, tuple[dict[str, bytes], tuple[str, ...], int, str]] = {
         3,
         "but split.min_val_documents = 4; add text, raise split.val_fraction, set text.documents to chunks",
     ),
-    "nothing long enough": ({"a__txt": b"short"}, (), 3, "no document is left to train on, of 1 that were read"),
+    "nothing long enough": ({"a__txt": b"short"}, (), 3, "no training document is left of 1 that were read"),
     "position in a compressed file": (
         {"a__txt__gz": gzip.compress(b"text")},
         ("--split.by", "tail", "--text.documents", "chunks"),
@@ -556,7 +555,7 @@ def test_a_small_folder_has_validation_documents_too_and_the_same_however_it_is_
         rows = Rows(output, read_manifest(output), "val")
         held.append(sorted(rows.read(np.arange(len(rows))).tokens_BL.flatten().tolist()))
     assert held[0] == held[1]
-    assert ("validation loss says little" in caplog.text) == (held_out < 4)
+    assert ("validation loss is imprecise" in caplog.text) == (held_out < 4)
 
 
 @pytest.mark.parametrize("name", BAD_INPUT)

@@ -424,9 +424,10 @@ def test_a_source_and_a_file_that_are_lost_whole_are_named(tmp_path: Path, caplo
     prepare_small(tmp_path / "out", {name: tmp_path / name for name in ("good", "lost", "short")})
     column = "no-text-field: column 'text' is missing; the columns are 'body'; see records.text_field"
     warnings = [
-        rf"source lost: nothing of it is kept, of 1 documents \(1 no-text-field; the first is a\.parquet: {column}\)",
-        r"source short: nothing of it is kept, of 1 documents \(1 too-short; the first is a\.txt:1: too-short: .*\)",
-        rf"files that were given up.*: source good, other\.parquet: {column}; source lost, a\.parquet: {column}",
+        rf"source lost: none of its 1 documents is kept \(1 no-text-field; first: a\.parquet: {column}\)",
+        r"source short: none of its 1 documents is kept \(1 too-short; first: a\.txt:1: too-short: .*\)",
+        r"files that could not be read to the end, the rest of each is skipped: "
+        rf"source good, other\.parquet: {column}; source lost, a\.parquet: {column}",
     ]
     for expected, found in zip(warnings, caplog.messages, strict=True):
         assert re.fullmatch(expected, found)
@@ -602,7 +603,7 @@ def test_stopped_in_any_stage_it_goes_on_from_there(
         ("dedup.benchmarks", "bad.jsonl", (), ExitCode.DATA, "bad.jsonl:1: not valid JSON"),
         (
             *("augment.synonyms", "bad.tsv", ("--augment.synonym_rate", "1"), ExitCode.CONFIG),
-            "bad.tsv, line 1: 'not' needs one synonym or more",
+            "bad.tsv, line 1: 'not' needs at least one synonym",
         ),
     ],
 )

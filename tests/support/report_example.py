@@ -73,7 +73,7 @@ def example_report(size: int = 20_000) -> dict[str, Any]:
                     "leader": {"source": "web", "path": "b/part-3.jsonl", "line": 88},
                     "sample": "We value your privacy.",
                 },
-                {"size": 97, "leader": {"source": "code", "path": "LICENSE", "line": 1}, "sample": HOSTILE},
+                {"size": 97, "leader": {"source": "code", "id": 4294967303}, "sample": HOSTILE},
             ],
             "lost_share_by_source": {"web": 0.181, "books": 0.02, "code": 0.11},
             "alarms": ["web"],

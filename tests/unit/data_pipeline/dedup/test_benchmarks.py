@@ -79,7 +79,7 @@ def test_paragraphs_of_a_text_file_are_items(tmp_path: Path) -> None:
 @pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("blank", ["", " ", "\t \u3000"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_blank_lines_part_the_items_however_they_are_written(tmp_path: Path, newline: str, blank: str, mark: str) -> None:
+def test_blank_lines_separate_the_items_with_any_line_ending(tmp_path: Path, newline: str, blank: str, mark: str) -> None:
     path = tmp_path / "quiz.txt"
     path.write_bytes((mark + newline.join(["one", "paragraph", blank, blank, "another", blank, "", ""])).encode())
     assert [text.strip() for [text] in read_items(path)] == ["one\nparagraph", "another"]
@@ -104,7 +104,7 @@ def test_a_long_text_of_blanks_is_split_in_linear_time(tmp_path: Path) -> None:
         ("quiz.jsonl", b'{"a": "\xff"}\n', "quiz.jsonl:1: not valid JSON"),
         ("quiz.jsonl", b"[" * 100_000, "quiz.jsonl:1: not valid JSON"),
         ("quiz.txt", b"caf\xe9", "quiz.txt: not UTF-8"),
-        ("quiz.csv", b"a,b", "benchmarks are read from .jsonl and .txt files"),
+        ("quiz.csv", b"a,b", "unsupported format; benchmarks are read from .jsonl and .txt files"),
         ("quiz.jsonl", None, "no such benchmark file; correct dedup.benchmarks"),
     ],
 )

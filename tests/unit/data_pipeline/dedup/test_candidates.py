@@ -37,14 +37,14 @@ def group(keys: list[int], ids: list[int], num_first: int) -> list[tuple[int, in
 
 
 @given(entries)
-def test_what_shares_a_key_stays_and_the_rest_goes(rows: list[tuple[int, int, int]]) -> None:
+def test_only_entries_that_share_a_key_are_kept(rows: list[tuple[int, int, int]]) -> None:
     found = list(zip(*(column.tolist() for column in only_shared(*columns(rows))), strict=True))
     keys = [key for key, _, _ in rows]
     assert found == sorted(row for row in rows if keys.count(row[0]) > 1)
 
 
 @given(entries)
-def test_copies_name_the_first_of_their_kind_and_only_that_one_stays_in_the_bands(rows: list[tuple[int, int, int]]) -> None:
+def test_copies_name_the_first_equal_document_and_only_that_one_stays_in_the_bands(rows: list[tuple[int, int, int]]) -> None:
     (later, earlier), keys, ids = take_copies(*only_shared(*columns(rows)))
     kinds = {(key, check): sorted(i for k, c, i in rows if (k, c) == (key, check)) for key, check, _ in rows}
     copies = [(each, members[0]) for (key, _), members in kinds.items() if key % 2 for each in members[1:]]
@@ -62,7 +62,7 @@ def test_a_small_group_is_paired_completely(num_first: int) -> None:
     assert sorted(pairs) == [(later, earlier) for later in members for earlier in members if earlier < later]
 
 
-def test_a_large_group_makes_few_pairs_and_all_of_it_hangs_together() -> None:
+def test_a_large_group_makes_few_pairs_that_connect_all_of_it() -> None:
     pairs = group([8] * 1000, list(range(1000)), 4)
     assert len(pairs) <= 5 * 1000
     assert {(later, later - 1) for later in range(1, 1000)} | {(later, 0) for later in range(1, 1000)} <= set(pairs)
@@ -123,13 +123,13 @@ def test_the_ranges_of_verification_cover_all_ids_once(samples: list[int], per_t
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5))))
-def test_distinct_pairs_are_in_order_and_each_there_once(pairs: list[tuple[int, int]]) -> None:
+def test_distinct_pairs_are_sorted_and_unique(pairs: list[tuple[int, int]]) -> None:
     found = distinct(*(np.array([pair[place] for pair in pairs], np.uint64) for place in (0, 1)))
     assert list(zip(*(ids.tolist() for ids in found), strict=True)) == sorted(set(pairs))
 
 
 @given(st.lists(st.integers(0, 40)), st.dictionaries(st.integers(0, 40), st.integers(0, 2), min_size=1), st.integers(1, 10))
-def test_the_dropped_are_found_in_any_batch(
+def test_dropped_documents_are_found_in_any_batch(
     tmp_path_factory: pytest.TempPathFactory, ids: list[int], fates: dict[int, int], rows: int
 ) -> None:
     output = tmp_path_factory.mktemp("resolved") / "resolved"

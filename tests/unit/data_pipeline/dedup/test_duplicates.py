@@ -42,8 +42,8 @@ def variants(num: int, rate: float, seed: int = 0) -> list[str]:
     return [" ".join(edit(base.split(), rate, base.split(), generator)) for _ in range(num)]
 
 
-def test_a_crowd_of_look_alikes_is_reduced_to_documents_that_are_not_alike(tmp_path: Path) -> None:
-    """Most pairs of a crowd are not looked at in the first round, and yet the decisions are those of looking at all."""
+def test_a_large_group_of_similar_documents_is_reduced_to_documents_that_are_not_similar(tmp_path: Path) -> None:
+    """The first round forms few of the pairs, but the decisions equal those of comparing all pairs."""
     texts = variants(300, 0.012)
     truth = true_pairs(texts, SETTINGS)
     _, found = find(tmp_path, texts, SETTINGS)
@@ -54,13 +54,13 @@ def test_a_crowd_of_look_alikes_is_reduced_to_documents_that_are_not_alike(tmp_p
     assert not [place for place, leader in enumerate(found.leaders) if not kept[place] and (place, leader) not in truth]
 
 
-def test_the_pairs_of_a_crowd_grow_in_proportion_to_it(tmp_path: Path) -> None:
+def test_the_number_of_pairs_of_a_group_grows_in_proportion_to_its_size(tmp_path: Path) -> None:
     candidates = [find(tmp_path / str(num), variants(num, 0.002), SETTINGS)[0].candidates for num in (500, 1000)]
     assert candidates[1] < 2.5 * candidates[0]
     assert candidates[1] < 1000 * 21 * 5
 
 
-def test_a_chain_of_look_alikes_does_not_wipe_out_a_source(tmp_path: Path) -> None:
+def test_a_chain_of_similar_documents_does_not_remove_a_source(tmp_path: Path) -> None:
     words = plant(1, [0.0], num_words=3000)[0][0].split()
     texts = [" ".join(words[10 * place : 10 * place + 250]) for place in range(200)]
     duplicates, found = find(tmp_path, texts, SETTINGS, per_partition=30)
@@ -105,7 +105,7 @@ def test_decisions_do_not_depend_on_the_partitions(tmp_path: Path) -> None:
     assert decisions[0] == decisions[1] == decisions[2]
 
 
-def test_the_first_in_the_order_of_the_input_stays(tmp_path: Path) -> None:
+def test_the_first_document_in_input_order_is_kept(tmp_path: Path) -> None:
     texts = [
         "Some text, with more words than a shingle.",
         "another text that differs",
@@ -135,14 +135,14 @@ def test_code_is_not_folded_as_prose_is(tmp_path: Path) -> None:
     assert find(tmp_path / "code", texts, settings, kinds=["code"] * 3)[1].fates == [0, 0, 0]
 
 
-def test_with_both_switched_off_every_document_stays_by_itself(tmp_path: Path) -> None:
+def test_with_deduplication_off_every_document_is_kept(tmp_path: Path) -> None:
     duplicates, found = find(tmp_path, ["same text"] * 3, DedupSettings(exact=False, near=False))
     assert found.fates == [0, 0, 0]
     assert len(set(found.split_keys)) == 1
     assert duplicates.report["exact"] == duplicates.candidates == 0
 
 
-def test_what_overlaps_a_benchmark_is_dropped_and_nothing_in_its_favour(tmp_path: Path) -> None:
+def test_a_document_that_overlaps_a_benchmark_is_dropped_and_is_no_leader(tmp_path: Path) -> None:
     question = "which of these twelve rivers runs through the oldest of all the cities on that long coast"
     (tmp_path / "quiz.txt").write_text(question)
     texts = [f"Quiz: {question}? Nobody knows.", "a text about nothing much", f"Quiz, {question}! Nobody knows."]

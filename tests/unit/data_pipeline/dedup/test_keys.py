@@ -32,7 +32,7 @@ def entries(output: Path) -> list[tuple[int, int, int]]:
     return sorted(tuple(row.values()) for batch in read_batches(entries_path(output)) for row in batch.to_pylist())
 
 
-def test_keys_are_there_in_the_order_of_the_documents_and_as_sorted_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_stored_in_document_order_and_as_sorted_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "at-once", TEXTS, SETTINGS, at_once=9)
     monkeypatch.setattr(module, "_RUN_DOCUMENTS", 2)
     write(tmp_path / "in-runs", TEXTS, SETTINGS, at_once=1)
@@ -47,7 +47,7 @@ def test_keys_are_there_in_the_order_of_the_documents_and_as_sorted_runs(tmp_pat
         assert not overlaps.any()
 
 
-def test_a_document_has_one_entry_and_one_for_each_band_where_it_has_words(tmp_path: Path) -> None:
+def test_a_document_has_one_entry_and_one_more_per_band_if_it_has_words(tmp_path: Path) -> None:
     write(tmp_path / "keys", TEXTS, SETTINGS, at_once=9)
     ordinals = np.array([ordinal for _, _, ordinal in entries(tmp_path / "keys")])
     with_words = 1 + choose_bands(SETTINGS).num_bands
@@ -56,7 +56,7 @@ def test_a_document_has_one_entry_and_one_for_each_band_where_it_has_words(tmp_p
     assert sum(is_digest) == len(TEXTS)
 
 
-def test_what_is_dropped_for_a_benchmark_has_no_entries(tmp_path: Path) -> None:
+def test_a_document_dropped_for_a_benchmark_has_no_entries(tmp_path: Path) -> None:
     write(tmp_path / "keys", TEXTS, DedupSettings(benchmark_overlaps=2), at_once=2, overlaps=[2, 0, 1, 5, 0])
     assert {ordinal for _, _, ordinal in entries(tmp_path / "keys")} == {1, 2, 4}
     assert read_keys(tmp_path / "keys")[2].tolist() == [2, 0, 1, 5, 0]
@@ -84,7 +84,7 @@ def test_texts_are_found_by_their_ids_in_any_partition(tmp_path: Path, monkeypat
             texts.read(missing)
 
 
-def test_forgotten_shingles_are_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evicted_shingles_are_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("data_pipeline.dedup.similarity._CACHE_BYTES", 1000)
     texts, _ = plant(20, (0.0,))
     write_documents(tmp_path, texts, SETTINGS, per_partition=100)

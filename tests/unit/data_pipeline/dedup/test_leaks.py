@@ -22,7 +22,7 @@ def documents(texts: Sequence[str], first_id: int = 0) -> list[Text]:
     return [Text(first_id + place, text) for place, text in enumerate(texts)]
 
 
-def test_what_is_equal_and_what_is_similar_is_counted_once_for_each_validation_document() -> None:
+def test_equal_and_similar_documents_are_counted_once_for_each_validation_document() -> None:
     val = documents([TEXT, f"{TEXT} Rain came.", "something else entirely, and rather short"], 100)
     train = documents([TEXT.replace("low", "dark"), TEXT.replace(" ", "\n"), "unrelated words about other things", TEXT])
     report = check_leaks(train, val, DedupSettings(threshold=0.4))
@@ -59,7 +59,7 @@ def test_leaks_are_those_of_a_comparison_of_every_pair() -> None:
     assert report.exact == len({place for place in leaking if texts[place] in texts[::2]})
 
 
-def test_after_deduplication_nothing_leaks_however_the_clusters_are_dealt(tmp_path: Path) -> None:
+def test_after_deduplication_nothing_leaks_for_any_split_of_the_clusters(tmp_path: Path) -> None:
     texts, _ = plant(80, (0.0, 0.005, 0.01, 0.012, 0.015, 0.02, 0.03), families=True)
     _, found = find(tmp_path, texts, SETTINGS)
     for bit in (1, 2, 4, 8):
@@ -86,13 +86,13 @@ def test_benchmark_items_in_training_are_counted_by_file(tmp_path: Path) -> None
 def test_the_report_names_every_number(tmp_path: Path) -> None:
     (tmp_path / "quiz.txt").write_text(TEXT)
     page = check_leaks(documents([TEXT]), documents([TEXT], 7), SETTINGS, [tmp_path / "quiz.txt"]).describe()
-    assert "1 validation documents against 1 training documents" in page
+    assert "1 validation documents compared with 1 training documents" in page
     assert "exact duplicates in training  1" in page
     assert "near-duplicates in training   0" in page
     assert "validation document 7, training document 0 (1.000): 'The harbour" in page
     assert "quiz.txt: 1 of 1 items overlap with training (100.00%)" in page
 
 
-def test_nothing_leaks_into_or_out_of_an_empty_side() -> None:
+def test_an_empty_split_has_no_leaks() -> None:
     assert not check_leaks([], documents([TEXT]), SETTINGS).leaked
     assert not check_leaks(documents([TEXT]), [], SETTINGS).leaked

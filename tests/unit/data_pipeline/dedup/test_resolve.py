@@ -11,7 +11,7 @@ NUM = 14
 places = st.integers(0, NUM - 1)
 similar_pairs = st.sets(st.tuples(places, places).filter(lambda pair: pair[0] > pair[1]), max_size=40)
 kinds = st.lists(st.integers(0, NUM), min_size=NUM, max_size=NUM)
-"""Documents of one number are equal."""
+"""Documents with the same number are equal."""
 
 
 def pairs_of(pairs: set[tuple[int, int]]) -> Pairs:
@@ -37,7 +37,7 @@ def test_decisions_are_those_of_the_plain_rule(similar: set[tuple[int, int]], nu
 
 
 @given(similar_pairs, kinds, st.integers(1, 4))
-def test_every_dropped_document_leaves_behind_one_that_it_resembles(
+def test_every_dropped_document_is_similar_to_one_that_is_kept(
     similar: set[tuple[int, int]], numbers: list[int], max_cluster: int
 ) -> None:
     resolution = decide(similar, set(copies_of(numbers).items()), max_cluster)
@@ -51,7 +51,7 @@ def test_every_dropped_document_leaves_behind_one_that_it_resembles(
 
 
 @given(similar_pairs, kinds)
-def test_what_hangs_together_has_one_root_and_what_does_not_has_another(similar: set[tuple[int, int]], numbers: list[int]) -> None:
+def test_connected_documents_have_one_root_and_others_have_another(similar: set[tuple[int, int]], numbers: list[int]) -> None:
     pairs = similar | set(copies_of(numbers).items())
     resolution = decide(similar, set(copies_of(numbers).items()))
     roots = dict(zip(resolution.ids_M.tolist(), resolution.roots_M.tolist(), strict=True))
@@ -64,32 +64,32 @@ def test_what_hangs_together_has_one_root_and_what_does_not_has_another(similar:
     assert roots == {document: min(members) for document, members in reached.items()}
 
 
-def test_a_chain_of_look_alikes_loses_every_second_member_and_stays_on_one_side() -> None:
+def test_a_chain_of_similar_documents_loses_every_second_one_and_stays_in_one_split() -> None:
     resolution = decide({(document, document - 1) for document in range(1, 1000)})
     assert resolution.fates_M.tolist() == [Fate.KEEP, Fate.NEAR] * 500
     assert set(resolution.roots_M.tolist()) == {0}
 
 
-def test_a_leader_absorbs_no_more_than_it_may() -> None:
+def test_a_leader_absorbs_at_most_max_cluster_documents() -> None:
     resolution = decide({(document, 0) for document in range(1, 10)}, max_cluster=3)
     assert resolution.fates_M.tolist() == [Fate.KEEP] + [Fate.NEAR] * 3 + [Fate.KEEP] * 6
     assert resolution.capped == 6
     assert set(resolution.roots_M.tolist()) == {0}
 
 
-def test_a_document_that_resembles_only_a_dropped_copy_stays_and_was_not_capped() -> None:
+def test_a_document_similar_only_to_a_dropped_copy_is_kept_and_does_not_count_as_capped() -> None:
     resolution = decide({(2, 1)}, {(1, 0)})
     assert resolution.fates_M.tolist() == [Fate.KEEP, Fate.EXACT, Fate.KEEP]
     assert resolution.capped == 0
 
 
-def test_copies_of_a_dropped_document_name_the_one_that_stays() -> None:
+def test_copies_of_a_dropped_document_name_the_kept_document() -> None:
     resolution = decide({(1, 0)}, {(2, 1), (3, 1)})
     assert resolution.fates_M.tolist() == [Fate.KEEP, Fate.NEAR, Fate.EXACT, Fate.EXACT]
     assert resolution.leaders_M.tolist() == [0, 0, 0, 0]
 
 
-def test_nothing_is_decided_where_no_document_is_similar() -> None:
+def test_nothing_is_decided_if_no_document_is_similar() -> None:
     assert len(decide(set()).ids_M) == 0
 
 

@@ -1,4 +1,4 @@
-"""The fingerprint tells settings apart by what the files that they name mean, and not by where those lie."""
+"""The fingerprint depends on the content of the files that settings name, not on their paths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def fingerprint(**settings: Any) -> str:
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Path:
-    """A folder with the files of a tokenizer; nobody opens them here."""
+    """Write the files of a tokenizer into a folder. They are not opened here."""
     folder = tmp_path / "tok"
     folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "README.md"):
@@ -39,7 +39,7 @@ def test_every_file_that_a_supplied_tokenizer_is_read_from_counts(tokenizer: Pat
         assert before != changed
 
 
-def test_what_a_tokenizer_is_not_read_from_and_where_it_lies_do_not_count(tokenizer: Path, tmp_path: Path) -> None:
+def test_other_files_and_the_place_of_a_tokenizer_do_not_count(tokenizer: Path, tmp_path: Path) -> None:
     before = fingerprint(tokenizer={"path": tokenizer / "tokenizer.json"})
     (tokenizer / "README.md").write_text("changed")
     moved = tokenizer.rename(tmp_path / "moved")
@@ -78,7 +78,7 @@ def test_the_names_in_a_folder_of_examples_count_even_strange_ones(tmp_path: Pat
     assert fingerprint(quality={"good": (folder,), "bad": (folder,)}) != before
 
 
-def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.path"):
         settings_of(PrepareConfig(sources=("builtin",), tokenizer={"path": tmp_path / "none.json"}))
 

@@ -1,4 +1,4 @@
-"""Publishing takes the place of what a preparation has put there, and of nothing else."""
+"""Publishing replaces files that a preparation wrote, and no others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def manifest_of(shards: dict[str, bytes], files: dict[str, bytes]) -> Manifest:
 
 
 def give(directory: Path, data: bytes = b"rows", *, tokens: bool = True) -> Manifest:
-    """Publishes two shards and some files that hold `data`."""
+    """Publish two shards and some files that contain `data`."""
     shards = {"train/a-00000.arrow": data, "val/a-00000.arrow": data}
     files = {"tokenizer/bytes.json": b"{}", "report.json": b"{}"} | ({"tokens/000000.arrow": data} if tokens else {})
     manifest, _ = manifest_of(shards, files).sealed()
@@ -66,7 +66,7 @@ def content_of(directory: Path) -> dict[str, bytes]:
         *("manifest.json", "published.json", "train", "report.html/inside.txt"),
     ],
 )
-def test_a_strangers_file_in_the_way_is_refused_before_anything_is_done(tmp_path: Path, name: str) -> None:
+def test_a_foreign_file_that_would_be_replaced_is_refused_before_anything_is_done(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text('{"title": "mine"}')
     before = content_of(tmp_path)
@@ -75,7 +75,7 @@ def test_a_strangers_file_in_the_way_is_refused_before_anything_is_done(tmp_path
     assert content_of(tmp_path) == before
 
 
-def test_what_is_not_in_the_way_stays(tmp_path: Path) -> None:
+def test_other_foreign_files_are_kept(tmp_path: Path) -> None:
     for name in ("notes.txt", "texts/a.txt", ".notes.5.tmp", ".work/mine.txt", ".work/mine/.a.5.tmp"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("mine")
@@ -87,7 +87,7 @@ def test_what_is_not_in_the_way_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", ["", "manifest.json", "published.json", "report.html", "tokens/000000.arrow"])
-def test_what_a_preparation_has_put_there_is_replaced(tmp_path: Path, lost: str) -> None:
+def test_files_of_an_earlier_preparation_are_replaced(tmp_path: Path, lost: str) -> None:
     give(tmp_path)
     if lost:
         (tmp_path / lost).unlink()
@@ -109,7 +109,7 @@ def test_data_of_an_older_format_and_a_damaged_manifest_can_be_replaced(tmp_path
     assert give(tmp_path, b"other") == read_manifest(tmp_path)
 
 
-def test_a_strangers_file_among_published_ones_is_refused(tmp_path: Path) -> None:
+def test_a_foreign_file_among_published_ones_is_refused(tmp_path: Path) -> None:
     give(tmp_path)
     (tmp_path / "train" / "mine.txt").write_text("mine")
     before = content_of(tmp_path)
@@ -118,7 +118,7 @@ def test_a_strangers_file_among_published_ones_is_refused(tmp_path: Path) -> Non
     assert content_of(tmp_path) == before
 
 
-def test_a_strangers_file_that_came_during_the_work_is_refused_before_anything_is_moved(tmp_path: Path) -> None:
+def test_a_foreign_file_that_appears_during_the_work_is_refused_before_anything_is_moved(tmp_path: Path) -> None:
     before = give(tmp_path)
     with exclusive(tmp_path):
         (tmp_path / "val" / "mine.txt").write_text("mine")
@@ -129,14 +129,14 @@ def test_a_strangers_file_that_came_during_the_work_is_refused_before_anything_i
 
 
 @pytest.mark.parametrize("num_renames", range(16))
-def test_killed_while_it_publishes_the_next_preparation_knows_what_is_its_own(
+def test_a_preparation_killed_while_it_publishes_is_completed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_renames: int
 ) -> None:
     give(tmp_path)
     rename, done = Path.rename, []
 
     def killed(path: Path, target: Path) -> Path:
-        if path.name.endswith(".tmp"):  # of a file that is written, and no part of the swap
+        if path.name.endswith(".tmp"):  # a temporary file, not a move of the swap
             return rename(path, target)
         if len(done) == num_renames:
             raise KeyboardInterrupt
@@ -163,7 +163,7 @@ def test_published_data_is_found_without_reading_it(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("name", ["train/a-00000.arrow", "tokens/000000.arrow", "tokenizer/bytes.json"])
 @pytest.mark.parametrize("data", [b"", b"r0ws"], ids=["emptied", "changed"])
-def test_a_damaged_file_is_seen_whatever_its_size_and_time(tmp_path: Path, name: str, data: bytes) -> None:
+def test_a_damaged_file_is_found_even_with_its_old_size_and_mtime(tmp_path: Path, name: str, data: bytes) -> None:
     manifest = give(tmp_path)
     before = (tmp_path / name).stat()
     (tmp_path / name).write_bytes(data)
@@ -171,7 +171,7 @@ def test_a_damaged_file_is_seen_whatever_its_size_and_time(tmp_path: Path, name:
     assert found(tmp_path, manifest) is None
 
 
-def test_a_copy_is_read_once_and_then_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_is_digested_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = give(tmp_path / "first")
     shutil.copytree(tmp_path / "first", tmp_path / "copy", copy_function=shutil.copyfile)
     assert found(tmp_path / "copy", manifest) == manifest
@@ -181,7 +181,7 @@ def test_a_copy_is_read_once_and_then_known(tmp_path: Path, monkeypatch: pytest.
 
 
 def damage_unseen(directory: Path, name: str) -> None:
-    """Changes a byte as a failing device does: no size and no time tells."""
+    """Change bytes as a failing device does: size and times stay the same."""
     (directory / name).write_bytes(b"r0ws")
     note = json.loads((directory / "published.json").read_bytes())
     status = (directory / name).stat()
@@ -189,7 +189,7 @@ def damage_unseen(directory: Path, name: str) -> None:
     (directory / "published.json").write_text(json.dumps(note))
 
 
-def test_damage_that_no_time_tells_is_seen_once_verify_has_found_it(tmp_path: Path) -> None:
+def test_damage_that_changes_no_time_is_known_after_verify_has_found_it(tmp_path: Path) -> None:
     manifest = give(tmp_path)
     damage_unseen(tmp_path, "tokens/000000.arrow")
     assert found(tmp_path, manifest) == manifest
@@ -198,7 +198,7 @@ def test_damage_that_no_time_tells_is_seen_once_verify_has_found_it(tmp_path: Pa
     assert found(tmp_path, manifest) is None
 
 
-def test_damage_that_no_time_tells_is_seen_once_a_reader_has_found_it(tmp_path: Path) -> None:
+def test_damage_that_changes_no_time_is_known_after_a_reader_has_found_it(tmp_path: Path) -> None:
     manifest = give(tmp_path)
     damage_unseen(tmp_path, "train/a-00000.arrow")
     with pytest.raises(PreparedDataError, match="run `prepare` again"):

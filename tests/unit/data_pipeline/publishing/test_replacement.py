@@ -1,4 +1,4 @@
-"""Finished data is replaced by other data only if that was asked for."""
+"""Finished data is replaced by other data only on request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check(directory: Path, *, replace: bool = False, fingerprint: str = "sha256:
     check_may_replace(directory, fingerprint, settings, [FILE], replace=replace)
 
 
-def test_other_data_is_replaced_only_if_that_was_asked_for(tmp_path: Path) -> None:
+def test_other_data_is_replaced_only_on_request(tmp_path: Path) -> None:
     write_prepared(tmp_path)
     with pytest.raises(ConfigError) as refused:
         check(tmp_path, row_length=8)
@@ -37,7 +37,7 @@ def test_the_same_data_may_be_prepared_again(tmp_path: Path) -> None:
     check(tmp_path, fingerprint="")
 
 
-def test_data_in_use_is_not_replaced_even_if_that_was_asked_for(tmp_path: Path) -> None:
+def test_data_in_use_is_not_replaced_even_on_request(tmp_path: Path) -> None:
     write_prepared(tmp_path)
     with reading(tmp_path, "run a"):
         for fingerprint in ("", "sha256:1"):
@@ -45,7 +45,7 @@ def test_data_in_use_is_not_replaced_even_if_that_was_asked_for(tmp_path: Path) 
                 check(tmp_path, replace=True, fingerprint=fingerprint)
 
 
-def test_data_of_another_version_is_finished_data_and_a_damaged_manifest_is_not(tmp_path: Path) -> None:
+def test_data_of_another_version_counts_as_finished_and_data_with_a_damaged_manifest_does_not(tmp_path: Path) -> None:
     write_prepared(tmp_path)
     manifest = json.loads((tmp_path / MANIFEST).read_bytes())
     (tmp_path / MANIFEST).write_text(json.dumps(manifest | {"format": "packed-rows/1"}))
@@ -58,7 +58,7 @@ def test_data_of_another_version_is_finished_data_and_a_damaged_manifest_is_not(
     check(tmp_path)
 
 
-def test_the_differences_are_few_words_however_many_there_are() -> None:
+def test_the_list_of_differences_is_short_for_any_number_of_them() -> None:
     settings = {f"setting_{number}": {"value": number} for number in range(9)}
     files = [FILE | {"path": f"{number}.txt"} for number in range(9)]
     told = "; ".join(list_differences({}, settings, files, [files[0] | {"bytes": 2}, FILE]))

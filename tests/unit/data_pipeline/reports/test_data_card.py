@@ -26,7 +26,7 @@ def section(card: str, title: str) -> str:
 
 
 def rebuilt(card: str, folder: Path) -> PrepareConfig:
-    """The settings that the card's recipe and command give."""
+    """Return the settings from the card's recipe and command."""
     recipe, command = re.findall(r"```(?:toml|sh)\n(.*?)\n```", card, re.DOTALL)
     (folder / "recipe.toml").write_text(recipe)
     words = shlex.split(command)
@@ -36,13 +36,13 @@ def rebuilt(card: str, folder: Path) -> PrepareConfig:
 
 
 def card_of(read: tuple[str, ...], /, **settings: Any) -> tuple[PrepareConfig, str]:
-    """Settings, and the card of data prepared with them, in which these sources yielded text."""
+    """Return settings, and the card of data prepared with them in which these sources have documents."""
     config = PrepareConfig(**settings)
     sealed, _ = replace(MANIFEST, config=config.portable, sources=read, totals={}).sealed()
     return config, render_card(sealed)
 
 
-def test_the_card_says_what_the_data_is_and_leaves_what_it_cannot_know_to_the_user() -> None:
+def test_the_card_describes_the_data_and_leaves_open_questions_to_the_user() -> None:
     card = render_card(MANIFEST)
     assert re.findall("^## (.*)", card, re.MULTILINE) == [
         "Summary", "Licence and use", "Sources", "How it was prepared", "What was removed", "Splits", "Tokenizer", "Lengths",
@@ -55,13 +55,13 @@ def test_the_card_says_what_the_data_is_and_leaves_what_it_cannot_know_to_the_us
     assert "| deduplicate | near-duplicate | 2,873 | 22.4 % |" in section(card, "What was removed")
     assert "Copies of validation documents in training: 0 exact, 0 near." in section(card, "Splits")
     assert "| de | 3,100 | 2,700,000 | 3.33 |" in section(card, "Tokenizer")
-    assert "Every text that was tried comes back exactly." in section(card, "Tokenizer")
-    assert "Documents that cleaning changed, those that were rejected later among them:" in section(card, "What was removed")
-    assert "Rows of 1,024 tokens, as set, hold" in section(card, "Lengths")
-    assert "Documents of web were lost to duplicates" in section(card, "Known limits")
+    assert "All tried texts decode to the original." in section(card, "Tokenizer")
+    assert "Documents that cleaning changed, including those that were rejected later:" in section(card, "What was removed")
+    assert "Rows of 1,024 tokens (as set) hold" in section(card, "Lengths")
+    assert "Source web lost a larger share of its documents to duplicates" in section(card, "Known limits")
 
 
-def test_the_steps_tell_what_the_settings_did() -> None:
+def test_the_steps_describe_the_settings() -> None:
     config = PrepareConfig(
         sources=("a",),
         source={"books": {"paths": ["b"], "clean": {"min_chars": 200}}},
@@ -71,10 +71,10 @@ def test_the_steps_tell_what_the_settings_did() -> None:
     )
     steps = section(render_card(replace(MANIFEST, config=config.portable)), "How it was prepared")
     assert "documents of 20 to 9,000 characters kept" in steps
-    assert "Languages: identified, of all but code, and all kept." in steps
+    assert "Languages: identified for prose and web text, all kept." in steps
     assert "perplexity under a model trained on books (min perplexity 12.5, max perplexity 1000)" in steps
     assert "fill-in-the-middle of code (50.0 %)" in steps
-    assert r"Sources with settings of their own: books (clean.min_chars 200)." in steps
+    assert r"Sources with their own settings: books (clean.min_chars 200)." in steps
     assert [line.split(".")[0] for line in steps.splitlines()] == [str(number) for number in range(1, len(steps.splitlines()) + 1)]
 
 
@@ -93,7 +93,7 @@ def test_the_command_and_the_recipe_give_the_settings_back(tmp_path: Path) -> No
     assert loaded.sources == ("PATH/web",)
 
 
-def test_what_a_source_sets_to_nothing_is_in_the_recipe(tmp_path: Path) -> None:
+def test_an_empty_setting_of_a_source_is_in_the_recipe(tmp_path: Path) -> None:
     config, card = card_of(
         ("code",),
         source={
@@ -119,13 +119,13 @@ def test_the_sources_of_the_recipe_keep_their_order(tmp_path: Path) -> None:
     assert list(rebuilt(card, tmp_path).source) == ["web", "books", "code", "unread"]
 
 
-def test_names_that_are_no_bare_words_are_read_back(tmp_path: Path) -> None:
+def test_names_that_need_quotes_in_toml_are_read_back(tmp_path: Path) -> None:
     weights = {"en, de": 1.0, "😀": 2.0, "a.b": 3.0, "": 4.0}
     config, card = card_of(("a",), sources=("a",), balance={"by": "language", "weights": weights})
     assert rebuilt(card, tmp_path).balance == config.balance
 
 
-def test_no_threshold_of_a_preset_that_is_off_is_told() -> None:
+def test_thresholds_of_a_preset_that_is_off_are_left_out() -> None:
     _, card = card_of(("a",), sources=("a",))
     assert "Heuristics" not in section(card, "How it was prepared")
     _, card = card_of(("a",), sources=("a",), heuristics={"presets": ["c4", "gopher-repetition"]})
@@ -137,7 +137,7 @@ def test_no_threshold_of_a_preset_that_is_off_is_told() -> None:
     assert "stop words" not in line
 
 
-def test_every_threshold_is_told_with_one_preset() -> None:
+def test_every_threshold_is_listed_with_exactly_one_preset() -> None:
     told = []
     for preset in get_args(Preset):
         _, card = card_of(("a",), sources=("a",), heuristics={"presets": [preset]})
@@ -146,11 +146,11 @@ def test_every_threshold_is_told_with_one_preset() -> None:
     assert sorted(told) == sorted(HeuristicSettings.model_fields.keys() - {"presets"})
 
 
-def test_languages_count_as_identified_also_where_all_are_kept() -> None:
+def test_languages_count_as_identified_also_if_all_are_kept() -> None:
     _, card = card_of(("a",), sources=("a",))
     assert "not identified" not in card
     _, card = card_of(("a",), sources=("a",), language={"identify": False})
-    assert "Languages: none was identified, all were kept." in section(card, "How it was prepared")
+    assert "Languages: not identified, all kept." in section(card, "How it was prepared")
     assert "Languages were not identified." in section(card, "Known limits")
 
 
@@ -161,8 +161,8 @@ def test_an_input_in_a_store_shows_the_checksum_of_the_store() -> None:
 
 def test_a_digest_in_the_place_of_a_file_is_explained() -> None:
     config = MANIFEST.config | {"dedup": MANIFEST.config["dedup"] | {"benchmarks": ["sha256:00"]}}
-    assert "each digest stands for the path of a file" in render_card(replace(MANIFEST, config=config))
-    assert "each digest stands" not in render_card(MANIFEST)
+    assert "each digest by the path of a file" in render_card(replace(MANIFEST, config=config))
+    assert "each digest by" not in render_card(MANIFEST)
 
 
 def test_hostile_names_stay_text_and_stay_in_their_cells() -> None:
@@ -186,14 +186,14 @@ def test_hostile_names_stay_text_and_stay_in_their_cells() -> None:
 
 
 def markup(card: str) -> list[str]:
-    """The kinds of all parts of a card in their order, as a renderer with tables and links has them; no words."""
+    """Return the types of all tokens of a card in order, without text, from a parser with tables and links."""
     renderer = MarkdownIt("commonmark").enable(["table", "strikethrough"])
     tokens = [one for block in renderer.parse(card) for one in (block, *(block.children or ()))]
     return [f"{token.type} {token.tag} {token.attrs}" for token in tokens if token.type not in ("text", "text_special")]
 
 
 def named(name: str) -> str:
-    """A card in which this name is in every place that a file or a stranger can give a name to."""
+    """Return a card with this name in every place that a file or foreign data can name."""
     report = {
         **REPORT,
         "sources": {name: REPORT["sources"]["web"] | {"kind": name}},
@@ -266,7 +266,7 @@ def test_a_report_with_parts_missing_has_a_card_without_them(seed: int) -> None:
     assert "None" not in card
 
 
-def test_leaks_and_what_was_not_done_are_limits() -> None:
+def test_leaks_and_skipped_steps_are_limits() -> None:
     config = MANIFEST.config | {"dedup": {"exact": True, "near": False}, "language": {"identify": False}}
     limits = section(render_card(replace(MANIFEST, totals={**REPORT, "leaks": {"near": 1}}, config=config)), "Known limits")
     assert "validation loss is too low" in limits

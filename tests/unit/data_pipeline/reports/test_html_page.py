@@ -24,13 +24,14 @@ def test_the_page_shows_every_part_of_the_report() -> None:
         "Every document is accounted for: 12,809 read = 2,000 kept + 10,809 rejected.",
         "near-duplicate",
         "fill-in-the-middle",
-        "Rows of 1,024 tokens, as set, hold",
+        "Rows of 1,024 tokens (as set) hold",
         "0.9 (set)",
-        "web lost more of its documents to duplicates than the alarm allows",
+        "web lost a larger share of its documents to duplicates than dedup.alarm_fraction",
         "max 1,000",
-        "every text that was tried comes back exactly",
+        "all tried texts decode to the original",
         "best-fit (set)",
-        "42 s in all",
+        "42 s in total",
+        "code: document 4294967303",
         "tokenizer.vocab_size",
     ):
         assert words in page.text, words
@@ -97,14 +98,14 @@ def test_counts_that_do_not_add_up_are_an_alarm() -> None:
     assert "accounted for" not in page
 
 
-def test_a_leak_is_an_alarm_and_none_is_said_to_be_none() -> None:
+def test_a_leak_is_an_alarm_and_the_page_says_if_there_is_none() -> None:
     assert "none also in training" in render(REPORT)
     leaking = render({**REPORT, "leaks": {"exact": 0, "near": 2}})
     assert "none also in training" not in leaking
-    assert "its loss will look too good" in leaking
+    assert "so the validation loss is too low" in leaking
 
 
-def test_what_is_set_is_marked_in_the_tables() -> None:
+def test_the_settings_in_use_are_marked_in_the_tables() -> None:
     page = render(REPORT)
     marked = re.findall(r'<tr class="marked">(.*?)</tr>', page)
     assert [re.sub("<.*?>", " ", row).split()[0] for row in marked] == ["1,024", "best-fit"]
@@ -127,7 +128,7 @@ def test_a_long_list_of_sources_is_cut_and_says_so() -> None:
     assert "source-99" not in page
 
 
-def test_a_bar_stays_within_its_cell_whatever_the_shares() -> None:
+def test_a_bar_stays_within_its_cell_for_any_share() -> None:
     report = {**REPORT, "duplicates": {"lost_share_by_source": {"a": -1.0, "b": 0.5, "c": 7.0}}}
     bars = re.findall(r'<rect width="([\d.]+)" height="1" class="lost">', render({**report, "stages": None, "rejected": None}))
     assert bars == ["0.70", "50.00", "100.00"]

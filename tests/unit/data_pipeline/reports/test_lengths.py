@@ -84,19 +84,19 @@ def test_candidates_are_the_set_length_and_powers_of_two_up_to_the_first_that_ho
 def test_the_advice_says_what_the_set_length_does_and_which_is_enough() -> None:
     lengths = [100] * 90 + [300] * 9 + [5000]
     assert truncation_advice(compare_row_lengths(counted(lengths), 128), 128) == (
-        "Rows of 128 tokens, as set, hold 90.0 % of the documents whole; truncating the others would keep 61.6 % of all tokens, "
-        "while packing cuts them and keeps all. 512 would hold 99.0 % and keep 73.1 % if truncated. With one document to a row, "
-        "16.6 % of the rows would be padding."
+        "Rows of 128 tokens (as set) hold 90.0 % of the documents uncut. Truncation of the others would keep 61.6 % of all tokens. "
+        "Packing cuts them and keeps all tokens. Rows of 512 would hold 99.0 % uncut and keep 73.1 % of all tokens if truncated. "
+        "With one document per row, 16.6 % of all positions would be padding."
     )
     assert truncation_advice(compare_row_lengths(counted(lengths), 8192), 8192) == (
-        "Rows of 8,192 tokens, as set, hold all of the documents whole. 512 would hold 99.0 % already. "
-        "With one document to a row, 98.0 % of the rows would be padding."
+        "Rows of 8,192 tokens (as set) hold all of the documents uncut. Rows of 512 would already hold 99.0 % uncut. "
+        "With one document per row, 98.0 % of all positions would be padding."
     )
-    assert truncation_advice(compare_row_lengths(counted([100]), 128), 128).startswith("Rows of 128 tokens, as set, hold all")
+    assert truncation_advice(compare_row_lengths(counted([100]), 128), 128).startswith("Rows of 128 tokens (as set) hold all")
     assert truncation_advice([], 128) == "", "a report without the table has no advice"
 
 
-def test_nothing_has_no_lengths() -> None:
+def test_an_empty_corpus_has_no_lengths() -> None:
     assert describe_lengths({}) == {
         "documents": 0, "total": 0, "mean": 0.0, "p50": 0, "p90": 0, "p95": 0, "p99": 0, "max": 0, "histogram": []
     }  # fmt: skip

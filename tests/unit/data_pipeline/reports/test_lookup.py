@@ -65,7 +65,7 @@ def test_numbers_show_the_digits_that_matter(value: float, words: str) -> None:
 
 
 @given(st.text(st.characters(exclude_categories=())))
-def test_nothing_that_is_shown_is_unseen_or_steers_the_terminal(text: str) -> None:
+def test_shown_text_has_no_invisible_or_control_characters(text: str) -> None:
     shown = visible(text)
     assert all(unicodedata.category(character)[0] != "C" for character in shown if character not in "\n\t")
     assert shown.encode().decode() == shown
@@ -80,13 +80,13 @@ def test_unseen_characters_are_named_and_others_stay() -> None:
     ("counts", "words"),
     [
         ({}, ""),
-        ({"round_trip_failures": 0, "unknown": 0}, "every text that was tried comes back exactly"),
-        ({"round_trip_failures": 2, "unknown": 5}, "2 of the texts that were tried do not come back exactly"),
+        ({"round_trip_failures": 0, "unknown": 0}, "all tried texts decode to the original"),
+        ({"round_trip_failures": 2, "unknown": 5}, "2 of the tried texts do not decode to the original"),
         (
             {"round_trip_failures": 0, "unknown": 24},
-            "every text that was tried comes back exactly, but 24 tokens are unknown, whose texts do not",
+            "all tried texts decode to the original, but 24 tokens are unknown and their text is lost",
         ),
     ],
 )
-def test_texts_are_said_to_come_back_only_where_no_token_is_unknown(counts: dict[str, int], words: str) -> None:
+def test_the_round_trip_is_called_exact_only_if_no_token_is_unknown(counts: dict[str, int], words: str) -> None:
     assert round_trip(counts) == words

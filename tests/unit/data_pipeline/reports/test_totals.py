@@ -9,17 +9,14 @@ from data_pipeline.quality.perplexity import SCORE_STEPS
 from data_pipeline.reports.totals import Results, make_report
 from data_pipeline.sources.inputs import InputFile, Part, Partition
 from data_pipeline.sources.storage import Location
+from data_pipeline.stages.pack import PackResult
+from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.rejects import collect_rejects
-from data_pipeline.stages.results import (
-    ClassifierResult,
-    Cuts,
-    PackResult,
-    ReadResult,
-    SelectResult,
-    SplitResult,
-    TokenizeResult,
-    TrainedTokenizer,
-)
+from data_pipeline.stages.select import Cuts, SelectResult
+from data_pipeline.stages.split import SplitResult
+from data_pipeline.stages.tokenize import TokenizeResult
+from data_pipeline.stages.train_quality import ClassifierResult
+from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 
 CONFIG = PrepareConfig(sources=("a", "b"), row_length=10)
 SHARD = {"rows": 5, "tokens": 48, "targets": 44, "bytes": 1, "sha256": "", "name": ""}
@@ -39,7 +36,7 @@ def fates(kept: int, near: int) -> dict[str, int]:
 
 
 def results() -> Results:
-    """Two partitions: of 12 documents 3 are rejected when read, 1 is a duplicate, 1 too perplexing and 1 over its share."""
+    """Return two partitions: of 12 documents, read rejects 3, 1 is a duplicate, 1 has a high perplexity, 1 is over its share."""
     of_a = ReadResult(
         "a", 500, 10, 7, 350, {"not-json": 2, "too-short": 1}, {"unicode": 3}, {"en": {"95": 4, "60": 3}}, [sample("not-json", 3)]
     )
@@ -127,7 +124,7 @@ def test_rows_are_added_up_by_split_and_by_way_of_packing() -> None:
     assert report["packing_methods"]["greedy"] == {"rows": 6, "fill_rate": 0.9, "cut_documents": 3, "cut_rate": 0.375}
 
 
-def test_scores_are_shown_as_what_they_stand_for() -> None:
+def test_scores_are_shown_as_perplexities() -> None:
     report = make_report(results(), CONFIG)
     assert report["perplexity"]["by_source"]["a"] == {"p5": 32.0, "p50": 32.0, "p95": 32.0}
     assert report["perplexity"]["histogram"] == [[32.0, 38.05, 6]]

@@ -19,20 +19,20 @@ def inputs_of(folder: Path, *names: str) -> tuple[InputFile, ...]:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quality": {"trusted": "boks"}}, r"quality\.trusted = boks is no source; there are books, web"),
+        ({"quality": {"trusted": "boks"}}, r"quality\.trusted = boks is not a source; the sources are books, web"),
         (
             {"balance": {"by": "source", "weights": {"web": 2, "boks": 3}}},
-            r"weights\.boks is no source; there are books, web",
+            r"weights\.boks is not a source; the sources are books, web",
         ),
     ],
 )
-def test_a_setting_that_names_no_source_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+def test_a_setting_that_names_an_unknown_source_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     inputs = inputs_of(tmp_path, "books", "web")
     with pytest.raises(ConfigError, match=message):
         check_trusted(inputs, PrepareConfig(sources=("books", "web"), **settings))
 
 
-def test_weights_may_name_sources_found_and_sources_set_and_languages_that_nobody_has_counted(tmp_path: Path) -> None:
+def test_weights_may_name_sources_without_files_and_languages_that_do_not_occur(tmp_path: Path) -> None:
     inputs = inputs_of(tmp_path, "books")
     named = {"empty": {"paths": ["nowhere"]}}
     for balance in ({"by": "source", "weights": {"books": 2, "empty": 1}}, {"by": "language", "weights": {"la": 2}}):

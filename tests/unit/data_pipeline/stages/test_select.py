@@ -10,7 +10,7 @@ weights = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 100))
 
 
 @given(groups, weights, st.floats(1, 10))
-def test_shares_come_out_as_weights_and_nothing_is_repeated_more_often_than_allowed(
+def test_shares_are_in_proportion_to_weights_and_no_group_exceeds_max_repeats(
     tokens: dict[str, int], weight: dict[str, float], max_repeats: float
 ) -> None:
     repeats = repeats_of_groups(tokens, weight, max_repeats)
@@ -20,7 +20,7 @@ def test_shares_come_out_as_weights_and_nothing_is_repeated_more_often_than_allo
     for group, count in taken.items():
         assert count / total == pytest.approx(weight.get(group, 1.0) / total_weight)
     if repeats:
-        assert max(repeats.values()) == pytest.approx(max_repeats)  # as much is taken as the weights allow
+        assert max(repeats.values()) == pytest.approx(max_repeats)  # as many tokens are used as the weights allow
 
 
 def test_a_group_of_weight_0_is_left_out_and_others_are_not() -> None:
@@ -28,13 +28,13 @@ def test_a_group_of_weight_0_is_left_out_and_others_are_not() -> None:
 
 
 @given(st.floats(0, 5), st.integers(0, 2**63 - 1))
-def test_documents_are_taken_as_often_as_asked_on_average(repeats: float, seed: int) -> None:
+def test_the_mean_number_of_copies_is_the_requested_one(repeats: float, seed: int) -> None:
     copies = copies_of_documents(np.arange(4000, dtype=np.uint64), repeats, seed)
     assert abs(copies.mean() - repeats) < 0.05
     assert set(copies.tolist()) <= {int(repeats), int(repeats) + 1}
 
 
-def test_a_document_is_taken_by_its_id_alone() -> None:
+def test_the_number_of_copies_depends_only_on_the_id() -> None:
     ids = np.arange(1000, dtype=np.uint64)
     whole = copies_of_documents(ids, 0.5, 7)
     assert copies_of_documents(ids[300:400], 0.5, 7).tolist() == whole[300:400].tolist()
