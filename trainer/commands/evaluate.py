@@ -16,7 +16,7 @@ from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.commands.saved_model import load_model
-from trainer.data.adjustments import Changes
+from trainer.data.adjustments import Adjustments
 from trainer.distributed.group import joined_group
 from trainer.evaluation.evaluate import evaluate
 from trainer.evaluation.table import describe_evaluation
@@ -115,7 +115,7 @@ def _quarantined(run: Path, manifest: Manifest, step: int) -> frozenset[str]:
     record = read_record(run)
     if manifest.root_digest != record["data"]["root_digest"]:
         return frozenset()
-    return Changes.from_json(record.get("changes", ())).quarantined(step)
+    return Adjustments.from_json(record.get("changes", ())).quarantined(step)
 
 
 def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, num_rows: int, context: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from common.errors import ConfigError, ProjectError
-from trainer.data.adjustments import Change, Changes, smaller_micro
+from trainer.data.adjustments import Adjustment, Adjustments, smaller_micro
 from trainer.data.bad_shards import decide
 from trainer.health.alerts import Alert, Rule
 from trainer.machine.memory import release_memory
@@ -18,7 +18,7 @@ from trainer.parallel.accumulation import Accumulation
 from trainer.parallel.wrapping import MicroTooLarge, wrap_for_training
 from trainer.run.context import RunContext
 from trainer.run.ledger import Ledger
-from trainer.run.record import leave_note, note_change
+from trainer.run.record import leave_note, note_adjustment
 
 __all__ = ["Adjuster", "smaller_batches", "wrapped"]
 
@@ -28,25 +28,25 @@ class Adjuster:
     """Makes an adjustment durable, and announces it."""
 
     context: RunContext
-    adjustments: Changes
+    adjustments: Adjustments
     """All that were made so far, by this start of the run and by earlier ones."""
     monitor: Monitor
     ledger: Ledger | None
     """On rank 0."""
 
-    def make(self, adjustment: Change) -> None:
+    def make(self, adjustment: Adjustment) -> None:
         """Adds an adjustment, and notes it where the next start of the run finds it."""
         self.adjustments = self.adjustments.plus(adjustment)
-        self.context.group.on_main(lambda: note_change(self.context.config.run, adjustment))
+        self.context.group.on_main(lambda: note_adjustment(self.context.config.run, adjustment))
 
-    def announce(self, adjustment: Change, step: int, *, after: int) -> None:
+    def announce(self, adjustment: Adjustment, step: int, *, after: int) -> None:
         """Shows an adjustment to the user at the step for which it was made; in the ledger it follows the step `after`."""
         rule: Rule = "quarantine" if adjustment.kind == "quarantine" else "out_of_memory"
         self.monitor.alert(Alert(rule, step, "critical", adjustment.describe(), "log"))
         if self.ledger is not None:
             self.ledger.event(adjustment.kind, step=after, **adjustment.facts())
 
-    def quarantine(self, found: Mapping[str, tuple[int, int]], faults: Mapping[str, ProjectError], step: int) -> Change:
+    def quarantine(self, found: Mapping[str, tuple[int, int]], faults: Mapping[str, ProjectError], step: int) -> Adjustment:
         """The adjustment that leaves shards out that cannot be read.
 
         Args:
@@ -61,7 +61,7 @@ class Adjuster:
         known = self.adjustments.quarantined(step)
         return decide(found, faults, context.config.bad_data, context.manifest, context.group, step=step, known=known)
 
-    def smaller_micro_batches(self, step: int) -> Change:
+    def smaller_micro_batches(self, step: int) -> Adjustment:
         """The adjustment after a lack of memory in a step. Raises ConfigError if there is none; see `smaller_batches`."""
         return smaller_batches(self.context, self.adjustments, step)
 
@@ -81,7 +81,9 @@ class Adjuster:
         leave_note(self.context.config.run, self.smaller_micro_batches(step), self.context.group.rank)
 
 
-def wrapped(loss: LossModule, context: RunContext, adjustments: Changes, step: int) -> tuple[nn.Module, Accumulation, Changes]:
+def wrapped(
+    loss: LossModule, context: RunContext, adjustments: Adjustments, step: int
+) -> tuple[nn.Module, Accumulation, Adjustments]:
     """`wrap_for_training` for the micro-batches of a step, or for smaller ones if these do not fit; and all adjustments then.
 
     Raises:
@@ -98,7 +100,7 @@ def wrapped(loss: LossModule, context: RunContext, adjustments: Changes, step: i
         release_memory()
 
 
-def smaller_batches(context: RunContext, adjustments: Changes, step: int) -> Change:
+def smaller_batches(context: RunContext, adjustments: Adjustments, step: int) -> Adjustment:
     """The adjustment after a lack of memory in a step: smaller micro-batches, and more of them, which give the same gradient.
 
     Raises:
@@ -114,4 +116,4 @@ def smaller_batches(context: RunContext, adjustments: Changes, step: int) -> Cha
     smaller = smaller_micro(now)
     if smaller is None:
         raise ConfigError(f"step {step}: out of memory with a single row in a micro-batch; use {remedies}, or shorter rows")
-    return Change(step, f"{now} rows ran out of memory", micro=smaller)
+    return Adjustment(step, f"{now} rows ran out of memory", micro=smaller)

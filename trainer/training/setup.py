@@ -23,7 +23,7 @@ from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, check_space, required_bytes, steps_to_keep
 from trainer.config import CheckpointConfig, TrainConfig
-from trainer.data.adjustments import Changes
+from trainer.data.adjustments import Adjustments
 from trainer.data.mixture import build_order
 from trainer.distributed.group import Group, joined_group
 from trainer.distributed.replica_check import ReplicaCheck
@@ -67,7 +67,7 @@ from trainer.run.record import (
     identity_of,
     read_record,
     read_record_if_any,
-    recorded_changes,
+    recorded_adjustments,
     recorded_micro,
 )
 from trainer.run.record import open_record as write_record
@@ -107,7 +107,7 @@ class Checked:
     """The start before, on rank 0; None if there is none."""
     newest: int | None
     """Step of the checkpoint to go on from."""
-    adjustments: Changes
+    adjustments: Adjustments
     """Those of earlier starts."""
     memory: PeakMeter
 
@@ -119,7 +119,7 @@ class Restored:
     trainable: Trainable
     state: RunState | None
     """None if the run begins."""
-    adjustments: Changes
+    adjustments: Adjustments
     """Those of earlier starts, and those that it took to make the model fit into memory."""
     heartbeat: Heartbeat
 
@@ -187,7 +187,7 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
         clear_heartbeats(config.run)
         if record is not None and newest is not None:
             before.append(Before(record, newest))
-        return newest, recorded_changes(config.run, record, identity, config.resume.allow_changes).to_json()
+        return newest, recorded_adjustments(config.run, record, identity, config.resume.allow_changes).to_json()
 
     newest, recorded = group.on_main(prepare_run)
     return Checked(
@@ -199,12 +199,12 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
         checkpoints=checkpoints,
         before=before[0] if before else None,
         newest=newest,
-        adjustments=Changes.from_json(recorded),
+        adjustments=Adjustments.from_json(recorded),
         memory=memory,
     )
 
 
-def build(checked: Checked) -> tuple[Trainable, Changes]:
+def build(checked: Checked) -> tuple[Trainable, Adjustments]:
     """The model with fresh weights on its device, wrapped for training, and the adjustments with those that it took to fit."""
     context, extension = checked.context, checked.extension
     config, group = context.config, context.group
@@ -230,7 +230,7 @@ def build(checked: Checked) -> tuple[Trainable, Changes]:
     return trainable, adjustments
 
 
-def restore(checked: Checked, built: tuple[Trainable, Changes], heartbeat: Heartbeat) -> Restored:
+def restore(checked: Checked, built: tuple[Trainable, Adjustments], heartbeat: Heartbeat) -> Restored:
     """Puts the tensors of the newest checkpoint back, if there is one."""
     trainable, adjustments = built
     state = None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer
 from trainer.checkpoint import Checkpoint
-from trainer.data.adjustments import Changes
+from trainer.data.adjustments import Adjustments
 from trainer.data.batch import GlobalBatch
 from trainer.data.loader import prefetched_batches
 from trainer.data.order import RowOrder
@@ -40,7 +40,7 @@ class RunData:
     order: RowOrder
     tokenizer: Tokenizer
 
-    def batches(self, progress: Progress, adjustments: Changes) -> AbstractContextManager[Iterator[GlobalBatch]]:
+    def batches(self, progress: Progress, adjustments: Adjustments) -> AbstractContextManager[Iterator[GlobalBatch]]:
         """The global batches that come next."""
         config = self.context.config
         return prefetched_batches(
@@ -54,7 +54,7 @@ class RunData:
             with_bounds=self.context.backend == "varlen",
             left_out=progress.left_out,
             first_step=progress.step + 1,
-            changes=adjustments,
+            adjustments=adjustments,
             shard_of=self.train_rows.shard_of,
         )
 

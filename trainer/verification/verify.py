@@ -20,7 +20,7 @@ from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import check_digests, read_manifest
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
-from trainer.data.adjustments import Changes
+from trainer.data.adjustments import Adjustments
 from trainer.distributed.group import joined_group
 from trainer.extensions.trust import EXTENSION, recorded_source
 from trainer.machine.determinism import configure_determinism, device_name, flags, threads_per_rank
@@ -112,7 +112,7 @@ def check_integrity(run: Path, data: Path | None = None) -> Outcome:
     store = CheckpointStore(run / "checkpoints")
     for step in store.steps():
         store.verify(step)
-    lost = {shard for change in Changes.from_json(record.get("changes", ())).made for shard in change.shards}
+    lost = {shard for one in Adjustments.from_json(record.get("changes", ())).made for shard in one.shards}
     directory = data_folder(run, data)
     with reading(directory, f"verify of run {run.absolute().name}"):
         num_files = _check_data(directory, record["data"]["root_digest"], lost)
