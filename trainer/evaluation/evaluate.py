@@ -16,13 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from data_pipeline.dataset.shards import Rows
-from trainer.config import TrainConfig
-from trainer.data.batch import micro_batch, share_of_rank
-from trainer.distributed.group import Group
+from trainer.data.batch import MicroBatch, micro_batch, share_of_rank
 from trainer.evaluation.results import Evaluation
-from trainer.evaluation.tally import _UNDIVIDED, Grouping, Tally, _Waiting
-from trainer.model.attention import Backend
+from trainer.evaluation.tally import UNDIVIDED, Grouping, Tally
 from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
+from trainer.run.context import RunContext
 
 __all__ = ["EvaluationStopped", "evaluate"]
 
@@ -33,17 +31,17 @@ class EvaluationStopped(Exception):  # noqa: N818 - a request, no error
 
 _PASSES_BETWEEN_VOTES = 8
 """A vote waits for what the device has to do."""
+_Waiting = deque[tuple[Callable[[], NDArray[np.float32]], MicroBatch, NDArray[np.int64]]]
+"""Batches with the numbers of their rows' sources, and a function that waits for the losses."""
 
 
 @torch.no_grad()
 def evaluate(
     loss: LossModule,
-    backend: Backend,
+    context: RunContext,
     rows: Rows,
-    config: TrainConfig,
-    group: Group,
     after_batch: Callable[[], None] = lambda: None,
-    grouping: Grouping = _UNDIVIDED,
+    grouping: Grouping = UNDIVIDED,
     stop: Callable[[], bool] | None = None,
 ) -> Evaluation:
     """The mean loss over the validation rows, weighted by targets, and over the groups that are asked for.
@@ -55,6 +53,7 @@ def evaluate(
     Raises:
         EvaluationStopped: on every rank, where `stop` was true on one; the ranks ask each other every few passes, and at the end.
     """
+    config, group, backend = context.config, context.group, context.backend
     num_rows = min(len(rows), config.eval.max_rows or len(rows))
     chosen = np.arange(num_rows) * len(rows) // num_rows  # spread evenly: neighbours come from the same documents
     size = config.eval.micro or config.batch.micro_rows
@@ -70,7 +69,7 @@ def evaluate(
             if place < len(own):
                 here = chosen[own[place] * size : (own[place] + 1) * size]
                 batch = micro_batch(rows.read(here), with_bounds=backend == "varlen")
-                sources_B = np.zeros(len(here), np.int64) if grouping is _UNDIVIDED else rows.source_ids(here)
+                sources_B = np.zeros(len(here), np.int64) if grouping is UNDIVIDED else rows.source_ids(here)
                 losses_BL = forward_pass(loss, batch, config, group.device, backend, by_row=True)
                 waiting.append((_on_its_way(losses_BL), batch, sources_B))
                 if len(waiting) > 1:

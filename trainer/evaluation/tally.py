@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +16,7 @@ from trainer.data.batch import IGNORE, MicroBatch
 from trainer.evaluation.exact_sum import NUM_PARTS, add_exactly, rounded_sum
 from trainer.evaluation.results import Evaluation, Score
 
-__all__ = ["Grouping", "Tally", "length_ranges"]
+__all__ = ["UNDIVIDED", "Grouping", "Tally", "length_ranges"]
 
 _TARGETS, _BYTES = NUM_PARTS, NUM_PARTS + 1
 """Columns of a tally behind those of the sum."""
@@ -41,9 +40,8 @@ class Grouping:
         return Grouping(kinds, count_text_bytes(tokenizer), tokenizer.bos_id)
 
 
-_UNDIVIDED = Grouping()
-_Waiting = deque[tuple[Callable[[], NDArray[np.float32]], MicroBatch, NDArray[np.int64]]]
-"""Batches with the numbers of their rows' sources, and a function that waits for the losses."""
+UNDIVIDED = Grouping()
+"""No groups: the total alone."""
 
 
 class Tally:
@@ -90,7 +88,7 @@ class Tally:
     def evaluation(self, num_rows: int) -> Evaluation:
         """The means. Groups without a target are left out."""
         total = _score(self.by_source.sum(axis=0))
-        if self._grouping is _UNDIVIDED:
+        if self._grouping is UNDIVIDED:
             return Evaluation(total.loss, num_rows, total.num_targets)
         kind_of_source = np.array(list(self._grouping.kinds.values()))
         kinds = list(dict.fromkeys(kind_of_source.tolist()))

@@ -107,10 +107,8 @@ class Evaluator:
         try:
             return evaluate(
                 self.trainable.loss,
-                context.backend,
+                context,
                 self.data.val_rows.without(blank, note),
-                context.config,
-                context.group,
                 self.beat,
                 self.grouping,
                 lambda: self.reporter.stop_requested,
