@@ -8,11 +8,10 @@ from pathlib import Path
 from common.html.chart import measured
 from common.html.line_chart import draw
 from common.html.page import or_unknown, template_environment
-from common.text import duration, size
+from common.text import count, duration, rate, share, size
 from trainer.report.differences import worded
 from trainer.report.recorded_run import number, part
 from trainer.report.results import STATUS
-from trainer.report.wording import count, rate, share
 
 __all__ = ["TEMPLATES"]
 

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from common.html.chart import Chart, measured
 from common.html.curves import average_window
 from common.html.page import UNKNOWN
-from common.text import duration
+from common.text import count, duration, rate, share
 from trainer.model.loss import perplexity
 from trainer.report.charts import GROUPS, average_loss, hardware_charts, hardware_curves
 from trainer.report.recorded_run import Event, RecordedRun, groups_of, number, part, tables
-from trainer.report.wording import count, rate, share
 
 __all__ = [
     "STATUS",
