@@ -61,10 +61,6 @@ class Adjuster:
         known = self.adjustments.quarantined(step)
         return decide(found, faults, context.config.bad_data, context.manifest, context.group, step=step, known=known)
 
-    def smaller_micro_batches(self, step: int) -> Adjustment:
-        """The adjustment after a lack of memory in a step. Raises ConfigError if there is none; see `smaller_batches`."""
-        return smaller_batches(self.context, self.adjustments, step)
-
     def wrapped(self, loss: LossModule, step: int) -> tuple[nn.Module, Accumulation]:
         """`wrapped` for a step of a run that is under way; the adjustments that it takes are made."""
         module, accumulation, adjustments = wrapped(loss, self.context, self.adjustments, step)
@@ -78,7 +74,8 @@ class Adjuster:
         Raises:
             ConfigError: there are none.
         """
-        leave_note(self.context.config.run, self.smaller_micro_batches(step), self.context.group.rank)
+        adjustment = smaller_batches(self.context, self.adjustments, step)
+        leave_note(self.context.config.run, adjustment, self.context.group.rank)
 
 
 def wrapped(

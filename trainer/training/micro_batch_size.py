@@ -19,7 +19,9 @@ from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
 from trainer.model.memory_estimate import MemoryEstimate, estimate
 from trainer.run.context import RunContext
 
-__all__ = ["choose_micro", "micro_candidates", "probe", "with_micro"]
+__all__ = ["choose_micro", "expected_memory", "micro_candidates", "probe", "with_micro"]
+
+_log = logging.getLogger(__name__)
 
 _UNEVEN = 1.125
 """How much more than an even share the busiest rank may have for the sake of a larger micro-batch."""
@@ -110,7 +112,10 @@ def _fits(run: Callable[[int], None], micro: int) -> bool:
     return True
 
 
-_log = logging.getLogger(__name__)
+def expected_memory(context: RunContext, micro: int) -> MemoryEstimate:
+    """What one rank needs with micro-batches of `micro` rows."""
+    config, manifest, group = context.config, context.manifest, context.group
+    return estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, micro, context.backend, group.device.type)
 
 
 def with_micro(context: RunContext, extension: Extension, recorded: int | None) -> RunContext:
@@ -125,22 +130,18 @@ def with_micro(context: RunContext, extension: Extension, recorded: int | None) 
     Raises:
         ConfigError: no size fits.
     """
-    config, manifest, group, backend = context.config, context.manifest, context.group, context.backend
+    config, group = context.config, context.group
     if config.batch.micro != "auto":
         return context
     if recorded is not None:
         return _with(context, recorded)
-    estimated = partial(
-        estimate, config, manifest.vocab_size, manifest.row_length, group.world_size, backend=backend, device_type=group.device.type
-    )
+    estimated = partial(expected_memory, context)
     free = group.smallest(available_bytes(group.device, group.local_world_size))
-    micro = choose_micro(config, lambda rows: estimated(micro=rows), free, manifest.row_length, group.world_size)
+    micro = choose_micro(config, estimated, free, context.manifest.row_length, group.world_size)
     if config.parallel == "ddp":  # a pass of FSDP is an exchange, in which one rank without memory would leave the others waiting
         candidates = [rows for rows in micro_candidates(config.batch.global_rows, group.world_size) if rows <= micro]
-        tried = _Trial(context, extension)
-        micro = group.smallest(probe(tried, candidates))
-        del tried
-    _log.info("batch.micro = auto: %d rows; %s", micro, estimated(micro=micro).describe())
+        micro = group.smallest(probe(_Trial(context, extension), candidates))
+    _log.info("batch.micro = auto: %d rows; %s", micro, estimated(micro).describe())
     return _with(context, micro)
 
 
@@ -148,13 +149,13 @@ class _Trial:
     """Passes of a model that is thrown away, with as much memory taken beside it as the optimizer will need."""
 
     def __init__(self, context: RunContext, extension: Extension) -> None:
-        config, manifest, group, backend = context.config, context.manifest, context.group, context.backend
-        model = seeded_model(extension, config.model, manifest.vocab_size, config.seed).to(group.device)
+        config, device = context.config, context.group.device
+        model = seeded_model(extension, config.model, context.manifest.vocab_size, config.seed).to(device)
         self._loss = LossModule(model, config.loss, extension.own_loss)
         self._context = context
-        needs = estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, 1, backend, group.device.type)
+        needs = expected_memory(context, 1)
         taken = needs.gradients + needs.optimizer + needs.average + needs.tree
-        self._taken = torch.empty(taken, dtype=torch.uint8, device=group.device)
+        self._taken = torch.empty(taken, dtype=torch.uint8, device=device)
 
     def __call__(self, rows: int) -> None:
         """One forward and backward pass over `rows` rows of padding."""

@@ -14,7 +14,7 @@ from trainer.machine.memory import release_memory
 from trainer.parallel.accumulation import PlainAccumulation
 from trainer.run.progress import Progress
 from trainer.run.state import load_whole
-from trainer.training.adjuster import Adjuster
+from trainer.training.adjuster import Adjuster, smaller_batches
 from trainer.training.reporter import GoBack, RepeatStep, Reporter, RollBack
 from trainer.training.saver import Saver
 from trainer.training.step_report import StepResult
@@ -63,7 +63,7 @@ class Recovery:
             found = shared_faults(faults, self.trainable.context.manifest, group)
             adjuster.make(adjuster.quarantine(found, faults, result.step))
         if result.memory_votes:
-            adjuster.make(adjuster.smaller_micro_batches(result.step))
+            adjuster.make(smaller_batches(adjuster.context, adjuster.adjustments, result.step))
             self._wrap_again(result.step)
         if group.is_main:
             reasons = "; ".join(adjustment.reason for adjustment in adjuster.adjustments.beginning_at(result.step))

@@ -46,7 +46,7 @@ from trainer.model.decoder import Decoder
 from trainer.model.float8 import convert_to_float8
 from trainer.model.flops import flops_per_token
 from trainer.model.forward import LossModule
-from trainer.model.memory_estimate import MemoryEstimate, estimate
+from trainer.model.memory_estimate import estimate
 from trainer.model.parameters import parameters_by_name
 from trainer.optim.optimizers import build_optimizers, check_optimizer
 from trainer.optim.weight_average import WeightAverage
@@ -76,7 +76,7 @@ from trainer.run.state import RunState, load_whole
 from trainer.training.adjuster import Adjuster, wrapped
 from trainer.training.ending import Ending, opened_ending
 from trainer.training.evaluator import Evaluator
-from trainer.training.micro_batch_size import with_micro
+from trainer.training.micro_batch_size import expected_memory, with_micro
 from trainer.training.recovery import Recovery
 from trainer.training.reporter import Reporter
 from trainer.training.saver import Saver
@@ -147,7 +147,8 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
         stop = stack.enter_context(stop_request())
         group = stack.enter_context(joined_group(config.device, config.watchdog.slow_s))
         _log_to_stderr(logging.INFO if group.is_main else logging.WARNING, secrets_of(config.log.mlflow_uri or ""))
-        _note_extension(extension, group, trusted=trust_extension)
+        if trust_extension and extension.digest is not None and group.is_main:
+            note_trained_with(extension.digest)
         checked = check(stack, config, group, extension)
         heartbeat = stack.enter_context(_watched(checked.context))  # from here on a rank that makes no progress is noticed
         restored = restore(checked, build(checked), heartbeat)
@@ -183,7 +184,8 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     def prepare_run() -> tuple[int | None, list[dict[str, Any]]]:
         stack.enter_context(locked_run(config.run))
         newest, record = _checked_run(config, checkpoints, identity)
-        check_space(config.run / "checkpoints", required_bytes(_tensor_bytes(config, manifest.vocab_size)))
+        whole = estimate(config, manifest.vocab_size, config.model.context, 1, 1)  # a model of one's own may differ
+        check_space(config.run / "checkpoints", required_bytes([whole.weights, whole.optimizer, whole.average]))
         clear_heartbeats(config.run)
         if record is not None and newest is not None:
             before.append(Before(record, newest))
@@ -274,7 +276,7 @@ def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: St
         saver=saver,
         evaluator=Evaluator(checked.data, trainable, reporter, adjuster, saver, grouping, heartbeat.beat),
         recovery=Recovery(trainable, saver, reporter, adjuster, replica_check, heartbeat),
-        expected_memory=_expected_memory(context, adjuster.adjustments.batch(config.batch, step + 1).micro_rows),
+        expected_memory=expected_memory(context, adjuster.adjustments.batch(config.batch, step + 1).micro_rows),
         memory=checked.memory,
     )
 
@@ -348,11 +350,6 @@ def _checked_run(
     return newest, record
 
 
-def _expected_memory(context: RunContext, micro: int) -> MemoryEstimate:
-    config, manifest, group = context.config, context.manifest, context.group
-    return estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, micro, context.backend, group.device.type)
-
-
 @contextmanager
 def _opened_ledger(checked: Checked, state: RunState | None) -> Iterator[Ledger | None]:
     """The ledger up to what the checkpoint knows of it, on rank 0; an error there is raised on every rank."""
@@ -386,11 +383,6 @@ def _opened_monitor(checked: Checked, state: RunState | None, ending: Ending) ->
         except BaseException as error:
             ending.tell(error, monitor)
             raise
-
-
-def _note_extension(extension: Extension, group: Group, *, trusted: bool) -> None:
-    if extension.digest is not None and group.is_main and trusted:
-        note_trained_with(extension.digest)
 
 
 @contextmanager
@@ -437,12 +429,6 @@ def _check_fit(config: TrainConfig, manifest: Manifest, train_rows: int, val_row
             f"{config.batch.micro_batches} micro-batches, too few for {group.world_size} ranks; use "
             f"batch.micro = {max(1, config.batch.global_rows // group.world_size)} or less, or more rows"
         )
-
-
-def _tensor_bytes(config: TrainConfig, vocab_size: int) -> list[int]:
-    """Of the weights, the optimizer's state and the average in a checkpoint; a model of one's own may differ."""
-    whole = estimate(config, vocab_size, config.model.context, 1, 1)
-    return [whole.weights, whole.optimizer, whole.average]
 
 
 def _watched(context: RunContext) -> AbstractContextManager[Heartbeat]:

@@ -25,13 +25,9 @@ _STOP, _SECONDS, _NORM, _SAVE_FAILED, _ACKNOWLEDGED, _MEMORY, _DATA = range(_NUM
 
 
 class _NoObserver:
-    """Looks at nothing."""
+    def before_update(self, step: int) -> None: ...
 
-    def before_update(self, step: int) -> None:
-        """Does nothing."""
-
-    def after_update(self, step: int) -> None:
-        """Does nothing."""
+    def after_update(self, step: int) -> None: ...
 
 
 @dataclass(frozen=True)
