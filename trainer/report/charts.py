@@ -12,12 +12,12 @@ from trainer.report.recorded_run import Event, RecordedRun, groups_of, number, p
 
 __all__ = [
     "GROUPS",
-    "average_loss",
     "group_charts",
     "hardware_charts",
     "hardware_curves",
     "layer_charts",
     "main_charts",
+    "smoothed",
     "speed_charts",
 ]
 
@@ -42,7 +42,7 @@ _MAX_GPUS = 8
 
 def main_charts(run: RecordedRun) -> list[Chart]:
     """Loss, perplexity, learning rate and gradient norm."""
-    loss, average = run.curve("loss"), average_loss(run)
+    loss, average = run.curve("loss"), smoothed(run, "loss")
     window = average_window(len(loss))
     validation, perplexity = run.curve_of("eval", "val_loss"), run.curve_of("eval", "perplexity")
     smooth = f"training, mean of {window} steps" if window > 1 else "training"
@@ -85,10 +85,10 @@ def speed_charts(run: RecordedRun) -> list[Chart]:
     return charts
 
 
-def average_loss(run: RecordedRun) -> Curve:
-    """The moving average of the training loss."""
-    loss = run.curve("loss")
-    return moving_average(loss, average_window(len(loss)))
+def smoothed(run: RecordedRun, name: str) -> Curve:
+    """The moving average of a number of the training steps."""
+    curve = run.curve(name)
+    return moving_average(curve, average_window(len(curve)))
 
 
 def group_charts(run: RecordedRun) -> list[Chart]:

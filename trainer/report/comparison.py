@@ -9,9 +9,9 @@ from typing import Any
 
 from common.errors import ConfigError
 from common.html.chart import WIDE, Chart, Line
-from common.html.curves import Curve, average_window, median, moving_average
+from common.html.curves import Curve, median
 from common.html.page import UNKNOWN, render_page
-from trainer.report.charts import average_loss
+from trainer.report.charts import smoothed
 from trainer.report.differences import PLACES, differing, flat
 from trainer.report.page import TEMPLATES
 from trainer.report.recorded_run import RecordedRun, number, part
@@ -48,7 +48,7 @@ class _Compared:
 
     @property
     def training_loss(self) -> float | None:
-        return average_loss(self.run).last
+        return smoothed(self.run, "loss").last
 
     @property
     def mfu(self) -> float | None:
@@ -114,16 +114,12 @@ def _comparable(by_data: Mapping[str, Sequence[str]]) -> str:
 
 
 def _curves(named: Mapping[str, RecordedRun]) -> list[Chart]:
-    def smooth(run: RecordedRun, name: str) -> Curve:
-        curve = run.curve(name)
-        return moving_average(curve, average_window(len(curve)))
-
     def validation(run: RecordedRun) -> Curve:
         return run.curve_of("eval", "val_loss")
 
     return [
         Chart("Validation loss", "nats per token", _lines(named, validation, points=True), log_from=WIDE),
-        Chart("Training loss, moving average", "nats per token", _lines(named, average_loss), log_from=WIDE),
+        Chart("Training loss, moving average", "nats per token", _lines(named, lambda run: smoothed(run, "loss")), log_from=WIDE),
         Chart(
             "Validation loss by tokens",
             "nats per token",
@@ -136,12 +132,12 @@ def _curves(named: Mapping[str, RecordedRun]) -> list[Chart]:
         ),
         Chart("Learning rate", "rate", _lines(named, lambda run: run.curve("lr")), from_zero=True),
         Chart(
-            "Gradient norm, moving average", "before clipping", _lines(named, lambda run: smooth(run, "grad_norm")), log_from=WIDE
+            "Gradient norm, moving average", "before clipping", _lines(named, lambda run: smoothed(run, "grad_norm")), log_from=WIDE
         ),
         Chart(
             "Throughput, moving average",
             "tokens per second",
-            _lines(named, lambda run: smooth(run, "tokens_per_s")),
+            _lines(named, lambda run: smoothed(run, "tokens_per_s")),
             from_zero=True,
         ),
     ]

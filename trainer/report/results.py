@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from common.html.chart import Chart, measured
 from common.html.curves import average_window
-from common.html.page import UNKNOWN
+from common.html.page import UNKNOWN, or_unknown
 from common.text import count, duration, rate, share
 from trainer.model.loss import perplexity
-from trainer.report.charts import GROUPS, average_loss, hardware_charts, hardware_curves
+from trainer.report.charts import GROUPS, hardware_charts, hardware_curves, smoothed
 from trainer.report.recorded_run import Event, RecordedRun, groups_of, number, part, tables
 
 __all__ = [
@@ -46,6 +46,8 @@ _MAX_EVALUATIONS = 40
 _MAX_SAMPLES = 8
 _MAX_SCORES = 12
 _MAX_SHOWN_CHARS = 4000
+_decimal = or_unknown(measured)
+_short = or_unknown(lambda value: rate(value) if value >= 1e6 else count(value))
 
 
 def introduction(run: RecordedRun) -> str:
@@ -73,7 +75,7 @@ def _ending(run: RecordedRun) -> str:
 def headline(run: RecordedRun) -> list[tuple[str, str, str]]:
     """The numbers that are looked at first: a name, the value, and a remark."""
     best, mfu = run.best, run.curve("mfu").finite
-    tokens, average = run.curve("tokens").last, average_loss(run).last
+    tokens, average = run.curve("tokens").last, smoothed(run, "loss").last
     window = average_window(len(run.curve("loss")))
     last = run.curve("loss").last
     steps = number(part(run.config, "limits").get("steps"))
@@ -89,7 +91,7 @@ def headline(run: RecordedRun) -> list[tuple[str, str, str]]:
         ("training time", duration(run.seconds) if tokens else UNKNOWN, "without evaluations and saves"),
         (
             "tokens a second",
-            rate(run.tokens_per_s) if run.tokens_per_s is not None else UNKNOWN,
+            or_unknown(rate)(run.tokens_per_s),
             f"median; MFU {share(float(np.median(mfu)))}" if len(mfu) else "median; MFU not known",
         ),
         ("alerts", count(len(run.of("alert"))), "below, each with its step" if run.of("alert") else "nothing was found"),
@@ -260,11 +262,3 @@ def _spread(values: Sequence[T], most: int, wanted: T | None = None) -> list[T]:
         return list(values)
     places = np.linspace(0, len(values) - 1, most).round().astype(int).tolist()
     return [value for place, value in enumerate(values) if place in places or value is wanted]
-
-
-def _decimal(value: float | None) -> str:
-    return UNKNOWN if value is None else measured(value)
-
-
-def _short(value: float | None) -> str:
-    return UNKNOWN if value is None else rate(value) if value >= 1e6 else count(value)

@@ -31,7 +31,7 @@ from trainer.run.directory import data_folder
 from trainer.run.ledger import LEDGER, LedgerHead, read_ledger
 from trainer.run.record import read_record
 from trainer.run.state import RunState
-from trainer.verification.auditor import Auditor, AuditReport, _Targets
+from trainer.verification.auditor import Auditor, AuditReport, Targets
 
 __all__ = ["audit_run", "opened_data", "order_builder"]
 
@@ -52,8 +52,8 @@ def audit_run(run: Path, data: Path | None = None) -> AuditReport:
         checkpoints = _saved(run)
         ends = {saved.head.lines: saved for saved in checkpoints}
         build = order_builder(run, directory, manifest, rows)
-        targets = _Targets(rows)
-        auditor = Auditor(run / LEDGER, build, targets.count, len(rows), targets.quarantine, targets.num_hidden)
+        targets = Targets(rows)
+        auditor = Auditor(run / LEDGER, build, targets, len(rows))
         drawn = np.zeros(len(manifest.sources), np.int64)
         padding = dict.fromkeys(manifest.sources, 0)
         source_of = {shard.path: shard.source for shard in manifest.shards}

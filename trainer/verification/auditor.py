@@ -16,7 +16,7 @@ from trainer.data.mixture import MixedOrder
 from trainer.data.order import RowOrder, UniformOrder
 from trainer.run.ledger import LedgerEvent, LedgerStep, digest_of_rows
 
-__all__ = ["MAX_COUNTED_ROWS", "MAX_LEFT_OUT", "AuditReport", "Auditor", "Skipped", "difference"]
+__all__ = ["MAX_COUNTED_ROWS", "MAX_LEFT_OUT", "AuditReport", "Auditor", "Skipped", "Targets", "difference"]
 
 MAX_COUNTED_ROWS = 1 << 26
 """Rows that are counted one by one, which takes 4 bytes each; beyond that the comparison with the order has to do."""
@@ -115,27 +115,21 @@ class Auditor:
     Args:
         path: the ledger's, for messages.
         build: the order that an `order` event describes; raises where that cannot be.
-        num_targets: of these rows together.
+        targets: counts the targets of rows.
         num_rows: all rows that there are.
-        quarantine: told of the shards whose rows are padding from there on.
-        num_hidden: targets that rows may have besides, because nobody can read them any more.
     """
 
     def __init__(
         self,
         path: Path,
         build: Callable[[Mapping[str, Any]], RowOrder],
-        num_targets: Callable[[NDArray[np.int64]], int],
+        targets: Targets,
         num_rows: int,
-        quarantine: Callable[[Iterable[str]], None] = lambda _: None,
-        num_hidden: Callable[[NDArray[np.int64]], int] = lambda _: 0,
     ) -> None:
-        self._quarantine = quarantine
-        self._num_hidden = num_hidden
         self.report = AuditReport(counted=num_rows <= MAX_COUNTED_ROWS)
         self._path = path
         self._build = build
-        self._num_targets = num_targets
+        self._targets = targets
         self._num_rows = num_rows
         self._order: RowOrder | None = None
         self._passes_N = np.empty(0, np.int32)
@@ -176,8 +170,8 @@ class Auditor:
             raise self._wrong(entry, f"position {entry.start} is in epoch {entry.start // self._num_rows}, not in {entry.epoch}")
         if digest := difference(entry, rows):
             raise self._wrong(entry, f"the rows of step {step} have the digest {entry.digest}, those of the order {digest}")
-        found = self._num_targets(rows)
-        if not found <= entry.targets <= found + self._num_hidden(rows):
+        found = self._targets.count(rows)
+        if not found <= entry.targets <= found + self._targets.num_hidden(rows):
             raise self._wrong(entry, f"step {step} is said to have {entry.targets} targets, but its rows have {found}")
         report.steps, report.targets = step, report.targets + entry.targets
         if not entry.applied:
@@ -210,7 +204,7 @@ class Auditor:
             self.report.events.append(facts)
         if entry.kind == "quarantine":
             self.report.quarantined += entry.facts["shards"]
-            self._quarantine(entry.facts["shards"])
+            self._targets.quarantine(entry.facts["shards"])
 
     def _rows(self, entry: LedgerStep | LedgerEvent, start: int, count: int) -> NDArray[np.int64]:
         """The rows at the next positions, after a look that none of them comes too early."""
@@ -262,7 +256,7 @@ def _repeated(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     return values[counts > 1]
 
 
-class _Targets:
+class Targets:
     """Counts targets as the run did, with its quarantine, and as far as the shards of that quarantine can still be read."""
 
     def __init__(self, rows: Rows) -> None:

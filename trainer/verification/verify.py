@@ -38,7 +38,6 @@ from trainer.verification.replay import Train, replay_run
 
 __all__ = ["check_integrity", "compare_environment", "verify_run"]
 
-_ROOT = Path(__file__).resolve().parents[2]
 _IN_IDENTITY = ("device", "torch", "attention", "flags.")
 """What a resume would refuse; not the number of threads, of which a replay takes the recorded one."""
 _NAMED_FILES = 20
