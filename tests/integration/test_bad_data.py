@@ -149,7 +149,7 @@ def test_a_shard_in_quarantine_is_padding_and_all_else_stays_as_it_was(
     assert order_of(run) == order_of(whole)
     assert losses(run)[: step - 1] == losses(whole)[: step - 1]
     assert losses(run)[step:] != losses(whole)[step:]
-    assert f"step {step} is made again: rank 0 could not read it" in caplog.text
+    assert f"step {step} is repeated: rank 0 could not read it" in caplog.text
     assert [event["step"] for event in metrics(run, "alert") if LOST in event["message"]] == [step]
     report = audit_run(run)
     assert report.quarantined == [LOST]

@@ -1,4 +1,4 @@
-"""Opens a training run: checks it, builds its parts, restores them, and closes them in the end."""
+"""Opens a training run: checks it, builds its parts, restores them, and closes them at the end."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checked:
-    """A run whose settings fit the data, the machine and what an earlier start of it has left; nothing is changed yet."""
+    """A run whose settings fit the data, the machine and the files of an earlier start. These files are not changed yet."""
 
     context: RunContext
     extension: Extension
@@ -104,41 +104,41 @@ class Checked:
     identity: Mapping[str, Any]
     checkpoints: CheckpointStore
     before: Before | None
-    """The start before, on rank 0; None if there is none."""
+    """The previous start of the run, None if there is none. None on all ranks except rank 0."""
     newest: int | None
-    """Step of the checkpoint to go on from."""
+    """Step of the newest checkpoint, None if there is none."""
     adjustments: Adjustments
-    """Those of earlier starts."""
+    """Adjustments of earlier starts."""
     memory: PeakMeter
 
 
 @dataclass(frozen=True)
 class Restored:
-    """The model with its optimizers, as a checkpoint left them, or fresh."""
+    """The model with its optimizers, from a checkpoint or new."""
 
     trainable: Trainable
     state: RunState | None
-    """None if the run begins."""
+    """The state of the checkpoint, None for a new run."""
     adjustments: Adjustments
-    """Those of earlier starts, and those that it took to make the model fit into memory."""
+    """Adjustments of earlier starts, and those that were needed to fit the model into memory."""
     heartbeat: Heartbeat
 
     @property
     def progress(self) -> Progress:
-        """The counters to go on from."""
+        """The counters from which training continues."""
         return Progress() if self.state is None else self.state.progress
 
 
 @contextmanager
 def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator[TrainingRun]:
-    """Checks the settings against data and machine, builds all parts, and restores the newest checkpoint if there is one.
+    """Check the settings against data and machine, build all parts, and restore the newest checkpoint if there is one.
 
-    With `trust_extension` the digest of the user's own file is noted: see `trainer.extensions.trust`.
+    With `trust_extension` the digest of the extension is stored: see `trainer.extensions.trust`.
 
     Raises:
-        ConfigError: the settings do not fit the data, the machine or the run that is there.
+        ConfigError: the settings do not fit the data, the machine or the existing run.
         PreparedDataError: the data is damaged or missing.
-        CheckpointError: checkpoints are there, and none is intact.
+        CheckpointError: the run has checkpoints, but none is intact.
     """
     configure_determinism(config)
     _allow_open_shards()
@@ -150,9 +150,9 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
         if trust_extension and extension.digest is not None and group.is_main:
             note_trained_with(extension.digest)
         checked = check(stack, config, group, extension)
-        heartbeat = stack.enter_context(_watched(checked.context))  # from here on a rank that makes no progress is noticed
+        heartbeat = stack.enter_context(_watched(checked.context))  # from here on the watchdog detects a rank without progress
         restored = restore(checked, build(checked), heartbeat)
-        # Not before: settings that do not fit the checkpoint leave the run as it was.
+        # Not earlier, because settings that do not fit the checkpoint must leave the files of the run unchanged.
         run = open_record(stack, checked, restored, stop)
         del restored
         with run.clock.paused():
@@ -161,7 +161,7 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
 
 
 def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension) -> Checked:
-    """Compares the settings with the data, the machine and the run that is there. Raises as `opened_run` does."""
+    """Compare the settings with the data, the machine and the existing run. Raises the errors of `opened_run`."""
     stack.enter_context(_held_data(config, group))
     manifest = read_manifest(config.data)
     train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
@@ -184,7 +184,7 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     def prepare_run() -> tuple[int | None, list[dict[str, Any]]]:
         stack.enter_context(locked_run(config.run))
         newest, record = _checked_run(config, checkpoints, identity)
-        whole = estimate(config, manifest.vocab_size, config.model.context, 1, 1)  # a model of one's own may differ
+        whole = estimate(config, manifest.vocab_size, config.model.context, 1, 1)  # a model of an extension may differ
         check_space(config.run / "checkpoints", required_bytes([whole.weights, whole.optimizer, whole.average]))
         clear_heartbeats(config.run)
         if record is not None and newest is not None:
@@ -207,14 +207,14 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
 
 
 def build(checked: Checked) -> tuple[Trainable, Adjustments]:
-    """The model with fresh weights on its device, wrapped for training, and the adjustments with those that it took to fit."""
+    """Return the model with new weights, wrapped for training, and the adjustments, with those that were needed to fit it."""
     context, extension = checked.context, checked.extension
     config, group = context.config, context.group
     if extension.build_model is None:
         check_model_size(config.model, context.manifest.vocab_size)
     model = seeded_model(extension, config.model, context.manifest.vocab_size, config.seed)
     if config.parallel == "ddp" or group.world_size == 1:
-        model.to(group.device)  # else each part goes there when it is cut
+        model.to(group.device)  # FSDP moves each part when it cuts the weights
     if config.precision == "float8":
         convert_to_float8(model, group.device)
     loss = LossModule(model, config.loss, extension.own_loss)
@@ -233,7 +233,7 @@ def build(checked: Checked) -> tuple[Trainable, Adjustments]:
 
 
 def restore(checked: Checked, built: tuple[Trainable, Adjustments], heartbeat: Heartbeat) -> Restored:
-    """Puts the tensors of the newest checkpoint back, if there is one."""
+    """Restore the tensors of the newest checkpoint, if there is one."""
     trainable, adjustments = built
     state = None
     if checked.newest is not None:
@@ -243,19 +243,19 @@ def restore(checked: Checked, built: tuple[Trainable, Adjustments], heartbeat: H
 
 
 def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: StopRequest) -> TrainingRun:
-    """Writes the record of a run that begins or goes on, and opens everything that is written to while it lasts."""
+    """Write the record of a new or resumed run, and open everything that the training writes to."""
     context, trainable, heartbeat = checked.context, restored.trainable, restored.heartbeat
     config, group, step = context.config, context.group, restored.progress.step
     source, before = checked.extension.source, checked.before
     group.on_main(lambda: write_record(context, checked.identity, source, restored.adjustments, before))
     if group.is_main and config.log.report:
-        stack.callback(report_at_end, config.run)  # once all else is closed, however the run ends
+        stack.callback(report_at_end, config.run)  # after everything else is closed, for any end of the run
     ending = stack.enter_context(opened_ending(config, group, step))
     writer = AsyncSaver(partial(_write, checked.checkpoints, config.checkpoint))
-    stack.callback(_let_finish, writer, heartbeat)  # before the record names the checkpoints, and the run's lock goes
+    stack.callback(_let_finish, writer, heartbeat)  # before the record names the checkpoints, and before the run's lock is released
     ledger = stack.enter_context(_opened_ledger(checked, restored.state))
     monitor = stack.enter_context(_opened_monitor(checked, restored.state, ending))
-    stack.callback(heartbeat.at, "save")  # first of all, as closing the sinks and writing the report may take long
+    stack.callback(heartbeat.at, "save")  # runs first, because closing the sinks and writing the report may take long
     compared_steps = 0 if config.parallel == "fsdp" else config.watchdog.replicas_steps
     replica_check = ReplicaCheck(parameters_by_name(trainable.model), group, compared_steps, step)
     grouping = Grouping.of(context.manifest, checked.data.tokenizer)
@@ -306,7 +306,7 @@ def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: 
 
 
 def introduce(run: TrainingRun, *, continued: bool) -> None:
-    """Logs what is trained on what, and hands the graph of a new model to the sinks."""
+    """Log the size of model, data and group, and give the graph of a new model to the sinks."""
     context, monitor = run.data.context, run.reporter.monitor
     config, device = context.config, context.group.device
     _log.info("%s", _describe(run, continued=continued))
@@ -314,7 +314,7 @@ def introduce(run: TrainingRun, *, continued: bool) -> None:
     if run.reporter.peak is None and device.type == "cuda":
         gpu = torch.cuda.get_device_name(device)
         _log.info("%s", unknown_mfu(gpu, rate_kind(config.precision, tf32=config.tf32)))
-    if not continued and context.group.is_main and run.extension.build_model is None:  # the user's own may need values
+    if not continued and context.group.is_main and run.extension.build_model is None:  # a user's model may need real values
         monitor.model(model_graph(partial(Decoder, config.model, context.manifest.vocab_size), context.manifest.row_length))
 
 
@@ -331,7 +331,7 @@ def _describe(run: TrainingRun, *, continued: bool) -> str:
 
 
 def _first_look(run: Path) -> int | None:
-    """The micro-batch of an earlier start. Nothing in the run's folder is read before its places are checked."""
+    """Return the micro-batch of an earlier start. The check comes first: until then no file of the run may be read."""
     check_places(run)
     return recorded_micro(run, read_record_if_any(run))
 
@@ -339,7 +339,7 @@ def _first_look(run: Path) -> int | None:
 def _checked_run(
     config: TrainConfig, checkpoints: CheckpointStore, identity: Mapping[str, Any]
 ) -> tuple[int | None, dict[str, Any] | None]:
-    """The step to go on from, if there is a run and it is this one; and its record."""
+    """Return the step of the newest checkpoint and the record, None for those that do not exist. Check that it is the same run."""
     newest = checkpoints.newest_verified()
     if newest is None:
         record = read_record_if_any(config.run)
@@ -352,7 +352,7 @@ def _checked_run(
 
 @contextmanager
 def _opened_ledger(checked: Checked, state: RunState | None) -> Iterator[Ledger | None]:
-    """The ledger up to what the checkpoint knows of it, on rank 0; an error there is raised on every rank."""
+    """Open the ledger on rank 0, cut to the lines that the checkpoint knows. An error there is raised on every rank."""
     config, data = checked.context.config, checked.data
     with ExitStack() as stack:
 
@@ -374,7 +374,7 @@ def _opened_ledger(checked: Checked, state: RunState | None) -> Iterator[Ledger 
 
 @contextmanager
 def _opened_monitor(checked: Checked, state: RunState | None, ending: Ending) -> Iterator[Monitor]:
-    """The monitor, which is told of an error that ends the run before it closes."""
+    """Open the monitor. Before it closes, it receives the error that ends the run."""
     known = None if state is None else state.known
     config, group = checked.context.config, checked.context.group
     with opened_monitor(config, group, last_step=checked.limits.last_step, known=known) as monitor:
@@ -387,7 +387,7 @@ def _opened_monitor(checked: Checked, state: RunState | None, ending: Ending) ->
 
 @contextmanager
 def _held_data(config: TrainConfig, group: Group) -> Iterator[None]:
-    """Keeps the data from being replaced. Whatever cannot be written meanwhile is a file of the run."""
+    """Hold the lock that keeps `prepare` from replacing the data. Write errors in this context name the run's directory."""
     with naming(config.run), reading(config.data, f"run {config.run.absolute().name}" if group.is_main else None):
         yield
 
@@ -400,7 +400,7 @@ def _log_to_stderr(level: int, secrets: Iterable[str]) -> None:
 
 def _tokenizer(data: Path, manifest: Manifest) -> Tokenizer:
     tokenizer = load_tokenizer(data / "tokenizer")
-    if tokenizer.vocab_size != manifest.vocab_size:  # a larger id would lead outside the embedding
+    if tokenizer.vocab_size != manifest.vocab_size:  # a larger id would be outside the embedding
         raise PreparedDataError(
             f"{data / 'tokenizer'}: it has {tokenizer.vocab_size} ids, but the manifest says {manifest.vocab_size}; "
             "run `prepare` again"
@@ -409,7 +409,7 @@ def _tokenizer(data: Path, manifest: Manifest) -> Tokenizer:
 
 
 def _allow_open_shards() -> None:
-    """Raises the number of files that may be open as far as the system lets it: an open shard takes two."""
+    """Raise the limit on open files to the maximum of the system. An open shard takes two."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -446,17 +446,17 @@ def _watched(context: RunContext) -> AbstractContextManager[Heartbeat]:
 
 
 def _processes_here(group: Group) -> list[ProcessId]:
-    """The processes of the ranks on this node, in their order; all ranks tell each other theirs."""
+    """Return the processes of the ranks on this node, in the order of the ranks. All ranks must call this."""
     own = ProcessId.own()
-    told = torch.tensor([own.pid, own.started], dtype=torch.int64, device=group.device)
+    known = torch.tensor([own.pid, own.started], dtype=torch.int64, device=group.device)
     if group.world_size > 1:
-        told = group.gather(told, told.new_empty(2 * group.world_size))
+        known = group.gather(known, known.new_empty(2 * group.world_size))
     first = group.rank - group.local_rank
-    return [ProcessId(*pair) for pair in told.view(-1, 2)[first : first + group.local_world_size].tolist()]
+    return [ProcessId(*pair) for pair in known.view(-1, 2)[first : first + group.local_world_size].tolist()]
 
 
 def _write(checkpoints: CheckpointStore, settings: CheckpointConfig, checkpoint: Checkpoint) -> None:
-    """Saves, and deletes what need not be kept; in the background."""
+    """Write a checkpoint, and delete those that `checkpoint` does not keep. Runs in the background."""
     with naming(checkpoints.directory):
         checkpoints.save(checkpoint)
     best = checkpoint.state["progress"]["best_step"]
@@ -464,7 +464,7 @@ def _write(checkpoints: CheckpointStore, settings: CheckpointConfig, checkpoint:
 
 
 def _let_finish(saver: AsyncSaver, heartbeat: Heartbeat) -> None:
-    """Waits for a save that is still running when the run ends, for whatever reason it does."""
+    """Wait for a save that still runs at the end of the run. Log its failure."""
     heartbeat.at("save")
     try:
         saver.wait()
