@@ -160,7 +160,7 @@ def test_a_shard_in_quarantine_is_padding_and_all_else_stays_as_it_was(
     assert after == drawn["b"] - before > 0
     assert f"b {before} of 31 ({before / 31:.2f} passes, and {after} as padding)" in report.describe()
     assert f"quarantine   {LOST}; the targets of {report.uncounted} of their rows" in report.describe()
-    assert "not looked at" in check_integrity(run).text
+    assert "not checked, because the run left them out" in check_integrity(run).text
     assert result.endswith("steps 12")
     flip(data / LOST)
     assert audit_run(run).uncounted == 0

@@ -1,6 +1,7 @@
-"""Validation loss over the whole validation set, the same number for any number of ranks; also by source, kind and length.
+"""Validation loss over the whole validation set and by source, kind and length, with the same bits for any number of ranks.
 
-A piece is what packing left of a document in one row. Losses are added without rounding, so the sums of the groups make the total.
+A piece is the part of a document that packing placed in one row. Losses are added without rounding, so the sums of the groups are
+exactly the total.
 
     B rows of a batch   L tokens of a row   N targets of a batch   G groups   K integers of a group
 """
@@ -26,13 +27,13 @@ __all__ = ["EvaluationStopped", "evaluate"]
 
 
 class EvaluationStopped(Exception):  # noqa: N818 - a request, no error
-    """A rank was asked to stop before an evaluation was done."""
+    """A rank was asked to stop before the evaluation was complete."""
 
 
 _PASSES_BETWEEN_VOTES = 8
-"""A vote waits for what the device has to do."""
+"""A vote waits until the device has finished its work, so not every pass has one."""
 _Waiting = deque[tuple[Callable[[], NDArray[np.float32]], MicroBatch, NDArray[np.int64]]]
-"""Batches with the numbers of their rows' sources, and a function that waits for the losses."""
+"""Functions that wait for the losses of a batch, each with the batch and the source numbers of its rows."""
 
 
 @torch.no_grad()
@@ -44,14 +45,14 @@ def evaluate(
     grouping: Grouping = UNDIVIDED,
     stop: Callable[[], bool] | None = None,
 ) -> Evaluation:
-    """The mean loss over the validation rows, weighted by targets, and over the groups that are asked for.
+    """Return the mean loss over the targets of the validation rows, in total and for each group of `grouping`.
 
-    Each rank computes a run of the batches. Sums are integers, so neither their order nor the number of ranks changes a bit. The
-    losses of one batch at a time are on the host, while the device computes the next. Where ranks share the weights, all make the
-    same number of passes, some over an empty batch.
+    Each rank computes consecutive batches. Sums are integers, so neither their order nor the number of ranks changes a bit. The
+    host adds up the losses of one batch while the device computes the next. Under FSDP all ranks make the same number of passes,
+    some of them over an empty batch.
 
     Raises:
-        EvaluationStopped: on every rank, where `stop` was true on one; the ranks ask each other every few passes, and at the end.
+        EvaluationStopped: `stop` returned true on a rank; raised on every rank. The ranks vote every few passes and at the end.
     """
     config, group, backend = context.config, context.group, context.backend
     num_rows = min(len(rows), config.eval.max_rows or len(rows))
@@ -94,7 +95,7 @@ def _take(waiting: _Waiting, tally: Tally) -> None:
 
 
 def _on_its_way(losses_BL: Tensor) -> Callable[[], NDArray[np.float32]]:
-    """Starts the copy to the host; what is returned waits for it."""
+    """Start the copy to the host. The returned function waits for it."""
     if not losses_BL.is_cuda:
         return losses_BL.numpy
     on_host = torch.empty_like(losses_BL, device="cpu", pin_memory=True)

@@ -15,54 +15,54 @@ __all__ = ["Evaluation", "Score"]
 
 @dataclass(frozen=True)
 class Score:
-    """How well a model predicts some of the text that it was not trained on."""
+    """The validation loss of a group of targets."""
 
     loss: float
     """Mean over the targets, in nats."""
     num_targets: int
     num_bytes: int = 0
-    """UTF-8 bytes of the targets' text; 0 where they were not counted."""
+    """UTF-8 bytes of the targets' text, 0 if they were not counted."""
 
     @property
     def perplexity(self) -> float:
-        """`exp(loss)`, infinite where that overflows."""
+        """`exp(loss)`, infinite if that overflows."""
         return perplexity(self.loss)
 
     @property
     def bits_per_byte(self) -> float | None:
-        """`nats / ln 2 / bytes`, which models with different tokenizers can be compared by; none where bytes were not counted."""
+        """`nats / ln 2 / bytes`, comparable between tokenizers. None if bytes were not counted."""
         return self.loss * self.num_targets / math.log(2) / self.num_bytes if self.num_bytes else None
 
     def to_json(self) -> dict[str, Any]:
-        """The numbers by name; one that is not finite is text, because JSON has no word for it."""
+        """Return the numbers by name. A number that is not finite becomes text, because JSON cannot express it."""
         numbers = {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
         return {**plain(numbers), "targets": self.num_targets, "bytes": self.num_bytes}
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well a model predicts text that it was not trained on."""
+    """The validation loss, in total and by group."""
 
     loss: float
     """Mean over all targets, in nats."""
     num_rows: int
     num_targets: int
     num_bytes: int = 0
-    """UTF-8 bytes of the targets' text; 0 where they were not counted."""
+    """UTF-8 bytes of the targets' text, 0 if they were not counted."""
     by_source: Mapping[str, Score] = field(default_factory=dict)
     by_kind: Mapping[str, Score] = field(default_factory=dict)
-    """By what the report of the preparation says of a source, such as `prose`, `web`, `code`, or `prose, code`."""
+    """By the kind of the source in the report of the preparation, such as `prose`, `web`, `code`, or `prose, code`."""
     by_length: Mapping[str, Score] = field(default_factory=dict)
-    """By the length in tokens of the piece that a target belongs to, shortest first; see `length_ranges`."""
+    """By the length in tokens of the target's piece, shortest first: see `length_ranges`."""
 
     @property
     def total(self) -> Score:
-        """All of the text."""
+        """The score of all targets."""
         return Score(self.loss, self.num_targets, self.num_bytes)
 
     @property
     def perplexity(self) -> float:
-        """`exp(loss)`, infinite where that overflows."""
+        """`exp(loss)`, infinite if that overflows."""
         return self.total.perplexity
 
     @property
@@ -72,5 +72,5 @@ class Evaluation:
 
     @property
     def groups(self) -> dict[str, Mapping[str, Score]]:
-        """All groups, by what they are of."""
+        """All groups, by the property that divides them: source, kind, length."""
         return {"source": self.by_source, "kind": self.by_kind, "length": self.by_length}
