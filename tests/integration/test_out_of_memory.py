@@ -250,7 +250,7 @@ def test_an_evaluation_that_runs_out_of_memory_has_the_same_result(
     with caplog.at_level(logging.WARNING):
         train(of_micro(data, tmp_path / "small", 4, 5))
     assert calls.count(4) == 1
-    assert caplog.text.count("the evaluation ran out of memory with 4 rows") == 1
+    assert caplog.text.count("an evaluation ran out of memory with 4 rows") == 1
     hexes = [[event["val_loss_hex"] for event in metrics(tmp_path / run, "eval")] for run in ("plain", "small")]
     assert hexes[0] == hexes[1]
 

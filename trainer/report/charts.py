@@ -1,4 +1,4 @@
-"""The charts of one run, as values: the page and the picture draw the same ones."""
+"""The charts of one run as values. The page and the picture draw the same charts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 GROUPS = {"by_source": "source", "by_kind": "kind of text", "by_length": "length of the document"}
-"""How an evaluation is broken down, in words."""
+"""The groups of an evaluation: the key of the event, and the words for people."""
 _MAX_GROUPS = 7
 
 _UNITS = {
@@ -35,13 +35,13 @@ _UNITS = {
     "_mhz": "MHz",
     "": "share, or count",
 }
-"""By the ending of the name."""
+"""Units by the suffix of the metric's name."""
 _MAX_GPUS = 8
-"""A machine of the usual size; beyond that the lines of a chart are too many to tell apart."""
+"""GPUs in a chart, at most. More lines cannot be distinguished."""
 
 
 def main_charts(run: RecordedRun) -> list[Chart]:
-    """Loss, perplexity, learning rate and gradient norm."""
+    """Return the charts of loss, perplexity, learning rate and gradient norm."""
     loss, average = run.curve("loss"), smoothed(run, "loss")
     window = average_window(len(loss))
     validation, perplexity = run.curve_of("eval", "val_loss"), run.curve_of("eval", "perplexity")
@@ -68,7 +68,7 @@ def main_charts(run: RecordedRun) -> list[Chart]:
 
 
 def speed_charts(run: RecordedRun) -> list[Chart]:
-    """Throughput, and the part of each step that was spent waiting for data."""
+    """Return the charts of throughput, loader wait and, if it is known, model FLOPs utilisation."""
     wait, seconds = run.curve("loader_wait_s"), run.step_seconds
     waited = Curve.of(())
     if len(wait) == len(seconds):
@@ -86,13 +86,13 @@ def speed_charts(run: RecordedRun) -> list[Chart]:
 
 
 def smoothed(run: RecordedRun, name: str) -> Curve:
-    """The moving average of a number of the training steps."""
+    """Return the moving average of a metric of the training steps."""
     curve = run.curve(name)
     return moving_average(curve, average_window(len(curve)))
 
 
 def group_charts(run: RecordedRun) -> list[Chart]:
-    """The validation loss by source, kind and length, and bits per byte, over the steps, where that was measured."""
+    """Return the charts of bits per byte and of the validation loss by source, kind and length, if they were measured."""
     charts = []
     bits = run.curve_of("eval", "bits_per_byte")
     if len(bits):
@@ -106,7 +106,7 @@ def group_charts(run: RecordedRun) -> list[Chart]:
 
 
 def layer_charts(run: RecordedRun) -> list[Chart]:
-    """Lowest, middle and highest layer of each measure that was taken layer by layer."""
+    """Return a chart for each metric of the layers, with the lowest, the median and the highest layer."""
     titles = {
         "gradient_norm": ("Gradient norm of the layers", "before clipping"),
         "update_ratio": ("Update-to-weight ratio of the layers", "norm of update / norm of weight"),
@@ -131,7 +131,7 @@ def layer_charts(run: RecordedRun) -> list[Chart]:
 
 
 def hardware_curves(run: RecordedRun) -> dict[str, dict[str, Curve]]:
-    """Every number that was sampled, by its name and by what it was sampled of: the host, or one of its GPUs."""
+    """Return the curve of every sampled number, by its name and its place: the host or a GPU."""
     points: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for event in run.of("hardware"):
         places: list[tuple[str, Event]] = [(f"GPU {gpu.get('index', 0)}", gpu) for gpu in tables(event, "gpus")]
@@ -143,7 +143,7 @@ def hardware_curves(run: RecordedRun) -> dict[str, dict[str, Curve]]:
 
 
 def hardware_charts(curves: Mapping[str, Mapping[str, Curve]]) -> list[Chart]:
-    """One chart for each number that changed, with a line for each GPU."""
+    """Return a chart for each number that changed, with a line for each GPU."""
     charts = []
     for name, each in curves.items():
         if any(len(np.unique(curve.y_N)) > 1 for curve in each.values()):
@@ -157,7 +157,7 @@ def hardware_charts(curves: Mapping[str, Mapping[str, Curve]]) -> list[Chart]:
 
 
 def _with_average(name: str, curve: Curve) -> tuple[Line, ...]:
-    """The curve, and its moving average before it."""
+    """Return the lines of a curve and its moving average, or of the curve alone if it is too short for an average."""
     window = average_window(len(curve))
     if window == 1:
         return (Line(name, curve),)

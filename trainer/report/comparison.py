@@ -1,4 +1,4 @@
-"""Several runs on one page: their curves over each other, what they ended with, and in what they differ."""
+"""The page that compares runs: their results, their curves in common charts, and their differences."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _ENVIRONMENT = ("code", "image", "python", "torch", "cuda", "processor", "gpus",
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
-    """A name for each run: its folder's, with as many of the folders above it as tell it from the others.
+    """Return a name for each run: the last parts of its path, as many as distinguish it from the other runs.
 
     Raises:
-        ConfigError: one run is named twice.
+        ConfigError: a run is named twice.
     """
     parts = [path.resolve().parts for path in paths]
     for place, one in enumerate(parts):
@@ -41,7 +41,7 @@ def names_of(paths: Sequence[Path]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Compared:
-    """A run under its name, and what the page says about it."""
+    """A run with its name, and the values of its row in the tables."""
 
     name: str
     run: RecordedRun
@@ -64,12 +64,12 @@ class _Compared:
 
     @property
     def val_targets(self) -> float | None:
-        """How many tokens the newest evaluation predicted."""
+        """Number of targets of the newest evaluation."""
         return number(self.run.of("eval")[-1].get("targets")) if self.run.of("eval") else None
 
 
 def render_comparison(runs: Sequence[RecordedRun]) -> str:
-    """The page; the runs keep their order, and with it their colours.
+    """Return the page. The order of the runs decides about their colours.
 
     Raises:
         ConfigError: a run is named twice.
@@ -100,14 +100,14 @@ def render_comparison(runs: Sequence[RecordedRun]) -> str:
 
 
 def _lowest(compared: Sequence[_Compared]) -> list[str]:
-    """The names of the runs with the lowest validation loss."""
+    """Return the names of the runs with the lowest validation loss."""
     losses = {one.name: number(one.run.best["val_loss"]) for one in compared if one.run.best}
     lowest = min((loss for loss in losses.values() if loss is not None), default=None)
     return [name for name, loss in losses.items() if loss is not None and loss == lowest]
 
 
 def _comparable(by_data: Mapping[str, Sequence[str]]) -> str:
-    """A sentence with the groups of runs on the same data; empty if all data differ."""
+    """Return a sentence with the groups of runs on the same data, an empty string if all data differ."""
     groups = [names for names in by_data.values() if len(names) > 1]
     same = "; ".join(" and ".join((", ".join(names[:-1]), names[-1])) for names in groups)
     return f" Losses can be compared within: {same}." if groups else ""
@@ -148,7 +148,7 @@ def _lines(named: Mapping[str, RecordedRun], curve: Callable[[RecordedRun], Curv
 
 
 def _over_tokens(run: RecordedRun, curve: Curve) -> Curve:
-    """The same values over the tokens that had been trained on."""
+    """Replace the steps of a curve by the number of tokens that the run was trained on."""
     tokens = run.curve("tokens")
     reached = dict(zip(tokens.x_N.tolist(), tokens.y_N.tolist(), strict=True)) | {0.0: 0.0}
     return Curve.of((reached[x], y) for x, y in zip(curve.x_N.tolist(), curve.y_N.tolist(), strict=True) if x in reached)

@@ -1,4 +1,4 @@
-"""The templates of the pages about runs, and the forms in which they write numbers."""
+"""The templates of the pages about runs, and their filters for numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["TEMPLATES"]
 
 
 def _written(form: Callable[[float], str]) -> Callable[[object], str]:
-    """A filter for numbers out of JSON, which writes a dash for what is no number or does not exist."""
+    """Return a filter for values from JSON. It writes a dash for a value that is missing or not a number."""
     return lambda value: or_unknown(form)(number(value))
 
 

@@ -1,4 +1,4 @@
-"""The results of a run as values for its page: headline, alerts, evaluation, samples, speed, hardware."""
+"""The results of a run as values for its page: headline, alerts, evaluations, samples, speed, hardware."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = [
 T = TypeVar("T")
 
 STATUS = {"finished": "finished", "stopped": "stopped", "failed": "failed", "training": "no end recorded"}
-"""The words for the status of a run."""
+"""Words for the status of a run."""
 
 _MAX_EVALUATIONS = 40
 _MAX_SAMPLES = 8
@@ -51,7 +51,7 @@ _short = or_unknown(lambda value: rate(value) if value >= 1e6 else count(value))
 
 
 def introduction(run: RecordedRun) -> str:
-    """A sentence that names the model, the optimizer and the machine."""
+    """Return a sentence about the model, the optimizer and the machine."""
     model, optimizer = part(run.config, "model"), part(run.config, "optim")
     identity, environment = part(run.record, "identity"), part(run.record, "environment")
     weights = f"{run.num_weights / 1e6:,.2f}M weights" if run.num_weights else "no checkpoint yet"
@@ -59,7 +59,7 @@ def introduction(run: RecordedRun) -> str:
     gpus = ", ".join(dict.fromkeys(map(str, environment.get("gpus") or ())))
     device = str(identity.get("device", "cpu"))
     device = (environment.get("processor") or device) if device.startswith("cpu") else gpus or device
-    own_code = ", with code of its own (extension.py)" if identity.get("extension") else ""
+    own_code = ", with an extension (extension.py)" if identity.get("extension") else ""
     return (
         f"A decoder of {model.get('layers')} layers, width {model.get('width')} ({weights}), trained with {optimizer.get('kind')} "
         f"in {run.config.get('precision')} by {ranks} rank{'s' * (ranks != 1)} on {device}{own_code}.{_ending(run)}"
@@ -67,13 +67,13 @@ def introduction(run: RecordedRun) -> str:
 
 
 def _ending(run: RecordedRun) -> str:
-    """How and why the run ended, where the record says so."""
+    """Return how and why the run ended, an empty string if the record does not say so."""
     reason = run.record.get("ended_by")
     return f" It {STATUS.get(run.status, run.status)} at step {run.record.get('step')}: {reason}" if reason else ""
 
 
 def headline(run: RecordedRun) -> list[tuple[str, str, str]]:
-    """The numbers that are looked at first: a name, the value, and a remark."""
+    """Return the most important numbers: name, value and remark."""
     best, mfu = run.best, run.curve("mfu").finite
     tokens, average = run.curve("tokens").last, smoothed(run, "loss").last
     window = average_window(len(run.curve("loss")))
@@ -92,20 +92,20 @@ def headline(run: RecordedRun) -> list[tuple[str, str, str]]:
         (
             "tokens a second",
             or_unknown(rate)(run.tokens_per_s),
-            f"median; MFU {share(float(np.median(mfu)))}" if len(mfu) else "median; MFU not known",
+            f"median; MFU {share(float(np.median(mfu)))}" if len(mfu) else "median; MFU unknown",
         ),
-        ("alerts", count(len(run.of("alert"))), "below, each with its step" if run.of("alert") else "nothing was found"),
+        ("alerts", count(len(run.of("alert"))), "listed below" if run.of("alert") else "no rule was broken"),
     ]
 
 
 def alert_kinds(run: RecordedRun) -> str:
-    """How often each rule found something."""
+    """Return the number of alerts of each rule."""
     kinds = Counter(str(event["rule"]) for event in run.of("alert") if event.get("rule"))
     return "; ".join(f"{rule}: {times:,}" for rule, times in kinds.most_common())
 
 
 def evaluations(run: RecordedRun) -> list[Event]:
-    """The evaluations that a table lists: all, or some of them with the first, the last and the best."""
+    """Return the evaluations for the table: all, or a selection with the first, the last and the best."""
     return _spread(run.of("eval"), _MAX_EVALUATIONS, run.best)
 
 
@@ -118,16 +118,16 @@ class Group:
     targets: float | None
     bits_per_byte: float | None
     share: float
-    """Of the targets of all groups."""
+    """Share of the targets of all groups, from 0 to 1."""
 
     @property
     def perplexity(self) -> float | None:
-        """Of this group alone."""
+        """Perplexity of this group, None without a loss."""
         return None if self.loss is None else perplexity(self.loss)
 
 
 def groups_by(run: RecordedRun) -> list[tuple[str, list[Group]]]:
-    """The groups of the newest evaluation, for each way in which it was broken down."""
+    """Return the groups of the newest evaluation, for each key of `GROUPS`."""
     newest = run.of("eval")[-1] if run.of("eval") else {}
     found = []
     for key, words in GROUPS.items():
@@ -152,19 +152,19 @@ class Sample:
     ending: str
     prompt: str
     text: str
-    """What follows the prompt."""
+    """The text after the prompt."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Those of the newest step, and some of earlier ones."""
+    """The samples of the newest step, and a selection of earlier ones."""
 
     newest: Sequence[Sample]
     older: Sequence[Sample]
 
 
 def samples(run: RecordedRun) -> Samples:
-    """What the model wrote, without the end of very long texts."""
+    """Return the samples. Very long texts are cut."""
     found = list(reversed(run.of("sample")))
     newest = [event for event in found if event["step"] == found[0]["step"]][:_MAX_SAMPLES]
     earlier = [event for event in found if event["step"] != found[0]["step"]]
@@ -180,14 +180,14 @@ def _sample(event: Event) -> Sample:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of values under the names of columns, each row with a name."""
+    """A table with names of columns and of rows."""
 
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[float | None]]]
 
 
 def scores(run: RecordedRun) -> Table:
-    """The scores of the samples by step, from events of their own or from the samples' own events."""
+    """Return the scores of the samples by step, from the events `scores`, or from the events of the samples."""
     found = [(event, _numbers(event)) for event in run.of("scores")]
     found += [(event, _numbers(event["scores"])) for event in run.of("sample") if isinstance(event.get("scores"), Mapping)]
     chosen = _spread([(event, values) for event, values in found if values], _MAX_SCORES)
@@ -202,7 +202,7 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast the steps were, and what they waited for."""
+    """The speed of the steps, and their waits."""
 
     words: str
     rows: Sequence[tuple[str, Sequence[str]]]
@@ -210,7 +210,7 @@ class Speed:
 
 
 def speed(run: RecordedRun) -> Speed:
-    """The speed of the steps; without rows if it was not measured."""
+    """Return the speed of the steps, without rows if it was not measured."""
     tokens_per_s, wait = run.curve("tokens_per_s").finite, run.curve("loader_wait_s").finite
     stalls = [stall for event in run.of("save") if (stall := number(event.get("stall_s"))) is not None]
     measures: list[tuple[str, NDArray[np.float64], Callable[[float], str]]] = [
@@ -223,7 +223,7 @@ def speed(run: RecordedRun) -> Speed:
     if len(wait) and run.seconds:
         words.append(f"{share(float(wait.sum()) / run.seconds)} of it waiting for data")
     if stalls:
-        words.append(f"{len(stalls):,} saves held it up for {duration(sum(stalls))} in all, {duration(max(stalls))} at most")
+        words.append(f"{len(stalls):,} saves delayed it by {duration(sum(stalls))} in total, {duration(max(stalls))} at most")
     rows = [
         (name, [form(float(np.percentile(values, percent))) for percent in (5, 50, 95)])
         for name, values, form in measures
@@ -234,17 +234,17 @@ def speed(run: RecordedRun) -> Speed:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What was sampled of GPUs and host."""
+    """The sampled metrics of GPUs and host."""
 
     names: Sequence[str]
-    """Of the GPUs."""
+    """Names of the GPUs."""
     charts: Sequence[Chart]
     constant: Sequence[tuple[str, float]]
-    """The values that did not change."""
+    """The metrics that did not change."""
 
 
 def hardware(run: RecordedRun) -> Hardware:
-    """What was sampled of GPUs and host."""
+    """Return the sampled metrics of GPUs and host."""
     found = hardware_curves(run)
     same = [
         (f"{place}: {name.replace('_', ' ')}", float(curve.y_N[-1]))
@@ -257,7 +257,7 @@ def hardware(run: RecordedRun) -> Hardware:
 
 
 def _spread(values: Sequence[T], most: int, wanted: T | None = None) -> list[T]:
-    """At most so many of them, evenly spread, with the first, the last and the one that is wanted."""
+    """Return at most `most` values, evenly spread, and `wanted`. The first and the last are among them."""
     if len(values) <= most:
         return list(values)
     places = np.linspace(0, len(values) - 1, most).round().astype(int).tolist()
