@@ -69,7 +69,7 @@ def main_charts(run: RecordedRun) -> list[Chart]:
 
 def speed_charts(run: RecordedRun) -> list[Chart]:
     """Return the charts of throughput, loader wait and, if it is known, model FLOPs utilisation."""
-    wait, seconds = run.curve("loader_wait_s"), run.step_seconds
+    wait, seconds = run.curve("loader_wait_s"), run.curve("seconds")
     waited = Curve.of(())
     if len(wait) == len(seconds):
         parts_N = np.divide(wait.y_N, seconds.y_N, out=np.full(len(wait), np.nan), where=seconds.y_N > 0)

@@ -76,14 +76,9 @@ class RecordedRun:
         return next((saved.num_weights for saved in reversed(self.checkpoints) if saved.num_weights is not None), None)
 
     @property
-    def step_seconds(self) -> Curve:
-        """Duration of each step in seconds, without evaluations and saves."""
-        return self.curve("seconds")
-
-    @property
     def seconds(self) -> float:
         """Duration of all steps in seconds, without evaluations and saves."""
-        return float(self.step_seconds.finite.sum())
+        return float(self.curve("seconds").finite.sum())
 
     @property
     def tokens_per_s(self) -> float | None:

@@ -216,7 +216,7 @@ def speed(run: RecordedRun) -> Speed:
     measures: list[tuple[str, NDArray[np.float64], Callable[[float], str]]] = [
         ("tokens a second", tokens_per_s, rate),
         ("model FLOPs utilisation", run.curve("mfu").finite, share),
-        ("seconds a step", run.step_seconds.finite, measured),
+        ("seconds a step", run.curve("seconds").finite, measured),
         ("seconds a step waited for data", wait, measured),
     ]
     words = [f"{duration(run.seconds)} of training in {count(len(tokens_per_s))} steps"]

@@ -52,12 +52,7 @@ class Ending:
             CheckpointError: the record is damaged.
         """
         complete_record(
-            self.config.run,
-            status=status,
-            ended_by=ended_by,
-            step=self.step,
-            weights_digest=weights_digest,
-            alerts=self.alerts,
+            self.config.run, status=status, ended_by=ended_by, step=self.step, weights_digest=weights_digest, alerts=self.alerts
         )
         self.ended = True
 

@@ -40,7 +40,6 @@ class Evaluator:
     adjuster: Adjuster
     saver: Saver
     grouping: Grouping
-    """The groups of the validation text."""
     beat: Callable[[], None]
     """Reports to the watchdog that this rank makes progress."""
 

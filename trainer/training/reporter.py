@@ -68,7 +68,6 @@ class Reporter:
     observer: LayerObserver
     adjuster: Adjuster
     ending: Ending
-    """The facts about the end of the run."""
     flops_each: float
     """Floating-point operations per token."""
     peak: float | None

@@ -162,7 +162,8 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
 
 def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension) -> Checked:
     """Compare the settings with the data, the machine and the existing run. Raises the errors of `opened_run`."""
-    stack.enter_context(_held_data(config, group))
+    stack.enter_context(naming(config.run))  # a file that cannot be written from here on is a file of the run
+    stack.enter_context(reading(config.data, f"run {config.run.absolute().name}" if group.is_main else None))
     manifest = read_manifest(config.data)
     train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
     val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
@@ -253,7 +254,7 @@ def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: St
     ending = stack.enter_context(opened_ending(config, group, step))
     writer = AsyncSaver(partial(_write, checked.checkpoints, config.checkpoint))
     stack.callback(_let_finish, writer, heartbeat)  # before the record names the checkpoints, and before the run's lock is released
-    ledger = stack.enter_context(_opened_ledger(checked, restored.state))
+    ledger = _open_ledger(stack, checked, restored.state)
     monitor = stack.enter_context(_opened_monitor(checked, restored.state, ending))
     stack.callback(heartbeat.at, "save")  # runs first, because closing the sinks and writing the report may take long
     compared_steps = 0 if config.parallel == "fsdp" else config.watchdog.replicas_steps
@@ -350,26 +351,24 @@ def _checked_run(
     return newest, record
 
 
-@contextmanager
-def _opened_ledger(checked: Checked, state: RunState | None) -> Iterator[Ledger | None]:
+def _open_ledger(stack: ExitStack, checked: Checked, state: RunState | None) -> Ledger | None:
     """Open the ledger on rank 0, cut to the lines that the checkpoint knows. An error there is raised on every rank."""
-    config, data = checked.context.config, checked.data
-    with ExitStack() as stack:
+    config = checked.context.config
+    opened: list[Ledger] = []
 
-        def open_on_main() -> None:
-            ledger = stack.enter_context(closing(Ledger(config.run / LEDGER, None if state is None else state.ledger)))
-            ledger.order(
-                step=0 if state is None else state.progress.step,
-                seed=config.seed,
-                data=checked.context.manifest.root_digest,
-                rows=len(data.train_rows),
-                mixture=config.mixture.weights,
-            )
-            opened.append(ledger)
+    def open_on_main() -> None:
+        ledger = stack.enter_context(closing(Ledger(config.run / LEDGER, None if state is None else state.ledger)))
+        ledger.order(
+            step=0 if state is None else state.progress.step,
+            seed=config.seed,
+            data=checked.context.manifest.root_digest,
+            rows=len(checked.data.train_rows),
+            mixture=config.mixture.weights,
+        )
+        opened.append(ledger)
 
-        opened: list[Ledger] = []
-        checked.context.group.on_main(open_on_main)
-        yield opened[0] if opened else None
+    checked.context.group.on_main(open_on_main)
+    return opened[0] if opened else None
 
 
 @contextmanager
@@ -383,13 +382,6 @@ def _opened_monitor(checked: Checked, state: RunState | None, ending: Ending) ->
         except BaseException as error:
             ending.tell(error, monitor)
             raise
-
-
-@contextmanager
-def _held_data(config: TrainConfig, group: Group) -> Iterator[None]:
-    """Hold the lock that keeps `prepare` from replacing the data. Write errors in this context name the run's directory."""
-    with naming(config.run), reading(config.data, f"run {config.run.absolute().name}" if group.is_main else None):
-        yield
 
 
 def _log_to_stderr(level: int, secrets: Iterable[str]) -> None:

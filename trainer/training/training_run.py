@@ -46,10 +46,8 @@ class TrainingRun:
     """The counters from which this start of the run continues."""
     clock: Clock
     heartbeat: Heartbeat
-    """Reports the progress of this rank to the watchdog and to the health check of the container."""
     own_timer: OwnTimer
     replica_check: ReplicaCheck
-    """Compares the weights of the ranks."""
     adjuster: Adjuster
     reporter: Reporter
     saver: Saver

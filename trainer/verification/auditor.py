@@ -117,13 +117,7 @@ class Auditor:
         num_rows: number of training rows of the data.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        build: Callable[[Mapping[str, Any]], RowOrder],
-        targets: Targets,
-        num_rows: int,
-    ) -> None:
+    def __init__(self, path: Path, build: Callable[[Mapping[str, Any]], RowOrder], targets: Targets, num_rows: int) -> None:
         self.report = AuditReport(counted=num_rows <= MAX_COUNTED_ROWS)
         self._path = path
         self._build = build

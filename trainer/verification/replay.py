@@ -249,7 +249,6 @@ def _difference_in_events(recorded: _Events, again: _Events, before: int, stop: 
 
 
 def _events(run: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return the events of a run by kind and step, in the order of the file."""
     return {(event["event"], event["step"]): event for event in read_events(run / METRICS)}
 
 

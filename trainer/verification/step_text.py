@@ -27,13 +27,6 @@ _FILL_IN = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
 def show_step(run: Path, step: int, *, data: Path | None = None, full: bool = False, as_json: bool = False) -> str:
     """Return the text that a step was trained on, by row and document, as the model saw it.
 
-    Args:
-        run: the run's directory.
-        step: the step.
-        data: the new directory of the prepared data, if it was moved.
-        full: do not cut long documents.
-        as_json: return a JSON object instead of text.
-
     Raises:
         ConfigError: the ledger has no such step.
         PreparedDataError, CheckpointError: see `audit_run`.
