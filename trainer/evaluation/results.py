@@ -51,9 +51,9 @@ class Evaluation:
     """UTF-8 bytes of the targets' text, 0 if they were not counted."""
     by_source: Mapping[str, Score] = field(default_factory=dict)
     by_kind: Mapping[str, Score] = field(default_factory=dict)
-    """By the kind of the source in the report of the preparation, such as `prose`, `web`, `code`, or `prose, code`."""
+    """Scores by the kind of the source in the report of the preparation, such as `prose`, `web`, `code`, or `prose, code`."""
     by_length: Mapping[str, Score] = field(default_factory=dict)
-    """By the length in tokens of the target's piece, shortest first: see `length_ranges`."""
+    """Scores by the length in tokens of the target's piece, shortest first: see `length_ranges`."""
 
     @property
     def total(self) -> Score:

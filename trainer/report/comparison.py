@@ -69,7 +69,7 @@ class _Compared:
 
 
 def render_comparison(runs: Sequence[RecordedRun]) -> str:
-    """Return the page. The order of the runs decides about their colours.
+    """Return the page. The order of the runs decides their colours.
 
     Raises:
         ConfigError: a run is named twice.

@@ -149,10 +149,8 @@ class Auditor:
         if entry.start != expected:
             kind = "left out" if entry.start > expected else "used again"
             first, last = sorted((entry.start, expected))
-            raise self._wrong(
-                entry,
-                f"step {step} begins at position {entry.start}, but no event says that positions {first} to {last - 1} were {kind}",
-            )
+            unexpected = f"positions {first} to {last - 1} were {kind}, and no event says so"
+            raise self._wrong(entry, f"step {step} begins at position {entry.start}, so {unexpected}")
         while expected > report.positions:  # in parts, because a window can be large
             count = min(expected - report.positions, _ROWS_AT_A_TIME)
             report.left_out += count

@@ -53,7 +53,7 @@ def show_step(run: Path, step: int, *, data: Path | None = None, full: bool = Fa
                 shown = [_row(number, shown_rows, manifest, tokenizer, full=full) for number in numbers.tolist()]
                 summary = {"step": step, "start": entry.start, "epoch": entry.epoch, "targets": entry.targets, "rows": shown}
                 return json.dumps(summary, ensure_ascii=False) if as_json else _page(summary, directory)
-    raise ConfigError(f"--step {step}: the ledger of {run} has the steps 1 to {last}; name one of them")
+    raise ConfigError(f"--step {step}: the ledger of {run} has the steps 1 to {last}; choose one of these")
 
 
 def _row(number: int, rows: Rows, manifest: Manifest, tokenizer: Tokenizer, *, full: bool) -> dict[str, Any]:

@@ -236,4 +236,4 @@ def test_more_rows_than_can_be_counted_are_said_to_be(monkeypatch: pytest.Monkey
     monkeypatch.setattr("trainer.verification.auditor.MAX_COUNTED_ROWS", ROWS - 1)
     report = audited(history(3))
     assert not report.counted
-    assert "not counted" in report.describe()
+    assert "too many rows to count each of them" in report.describe()

@@ -38,7 +38,7 @@ def test_a_start_that_is_asked_for_is_taken_or_refused() -> None:
     assert choose_start([5, 10], 12, 2, 0) == 0
     with pytest.raises(ConfigError, match=r"--from 7: no checkpoint of this step; choose from 0 \(the seed\), 5, 10"):
         choose_start([5, 10], 12, 2, 7)
-    with pytest.raises(ConfigError, match=r"there are 0 \(the seed\)$"):
+    with pytest.raises(ConfigError, match=r"choose from 0 \(the seed\)$"):
         choose_start([], 12, 2, 7)
     with pytest.raises(ConfigError, match="the run has 2 steps after step 10"):
         choose_start([5, 10], 12, 3, 10)

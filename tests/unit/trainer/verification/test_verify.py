@@ -113,7 +113,7 @@ def test_the_first_thing_that_differs_between_manifests_is_named() -> None:
     assert "inputs that differs: a/two.txt is new" in difference_of_manifests(
         ours, replace(ours, inputs=(file, file | {"path": "two.txt"}))
     )
-    assert "inputs that differs: a/one.txt is gone" in difference_of_manifests(ours, replace(ours, inputs=()))
+    assert "inputs that differs: a/one.txt is missing" in difference_of_manifests(ours, replace(ours, inputs=()))
     changed = replace(shard, sha256="sha256:01")
     assert "shards that differs: train/a-00000.arrow" in difference_of_manifests(ours, replace(ours, shards=(changed,)))
     assert difference_of_manifests(ours, ours) == "settings, program or versions differ"
