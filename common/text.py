@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from common.terminal import printable
 
-__all__ = ["decimal", "duration", "format_bytes", "share", "size", "visible"]
+__all__ = ["count", "decimal", "duration", "format_bytes", "rate", "share", "size", "visible"]
 
 
 def size(num_bytes: float) -> str:
@@ -34,6 +36,19 @@ def decimal(value: float) -> str:
     if value == int(value) or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4g}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def count(value: float) -> str:
+    """Return a whole number with thousands separators: `1,234,567`; `nan` and `inf` as they are."""
+    return f"{value:,.0f}" if math.isfinite(value) else str(value)
+
+
+def rate(per_second: float) -> str:
+    """Return a number per second with three digits and a unit prefix: `812`, `24.1k`, `1.25M`."""
+    for unit, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(per_second) >= 0.9995 * unit:  # below this value, three digits of the smaller unit are at most 999
+            return f"{per_second / unit:.3g}{sign}"
+    return f"{per_second:.3g}"
 
 
 def duration(seconds: float) -> str:

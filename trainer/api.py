@@ -1,7 +1,7 @@
 """The names that extension files may import. Everything else in this package can change without notice.
 
-Arguments of hooks and what is in them: `RunView`, `TrainConfig`, `Progress`, `StepMetrics`, `Evaluation`, `checkpoint_files`.
-Models: `ModelConfig`, `Decoder`, `Layout`, `attend`. Losses: `IGNORE`, `cross_entropy_sum`. The end of a training: `GuardError`.
+Arguments of hooks and their fields: `RunView`, `TrainConfig`, `Progress`, `StepMetrics`, `Evaluation`, `checkpoint_files`.
+Models: `ModelConfig`, `Decoder`, `Layout`, `attend`. Losses: `IGNORE`, `cross_entropy_sum`. To stop the training: `GuardError`.
 """
 
 from __future__ import annotations

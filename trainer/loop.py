@@ -1,4 +1,4 @@
-"""Training, read from top to bottom."""
+"""The training loop, from top to bottom."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["train"]
 
 
 def train(config: TrainConfig, *, trust_extension: bool = True) -> str:
-    """Trains until the first limit, from the newest checkpoint if there is one. Returns `weights sha256:… steps N`.
+    """Train until the first limit, from the newest checkpoint if there is one. Return `weights sha256:… steps N`.
 
-    With `trust_extension` this user's consent to the extension is noted: see `trainer.extensions.trust`.
+    With `trust_extension` this user's consent to the extension is stored: see `trainer.extensions.trust`.
 
     Raises:
-        StoppedBySignal: SIGTERM or SIGINT came; the state is saved.
+        StoppedBySignal: the process received SIGTERM or SIGINT; the state is saved.
         GuardError: the guard or an alert stopped the training.
         ProjectError: see `opened_run` and `Recovery.go_back`.
     """
@@ -33,7 +33,7 @@ def train(config: TrainConfig, *, trust_extension: bool = True) -> str:
 
 
 def train_until_done(run: TrainingRun) -> tuple[Progress, bool]:
-    """Trains to the end; goes back where a step must be repeated or the guard asks for a rollback."""
+    """Train to the end. Go back if a step must be repeated or the guard asks for a rollback."""
     progress = run.resumed
     run.extension.train_start(run.view(progress))
     while True:
@@ -44,7 +44,7 @@ def train_until_done(run: TrainingRun) -> tuple[Progress, bool]:
         except GoBack as request:  # raised on every rank in the same step
             with run.clock.paused(), run.heartbeat.phase("loading"):
                 progress = run.recovery.go_back(request)
-        except CannotContinueError as error:  # out of memory on this rank alone; the launcher starts the group again
+        except CannotContinueError as error:  # out of memory on this rank alone; the launcher restarts the group
             run.adjuster.note_for_next_start(error.step)
             raise
     run.heartbeat.at("save")
@@ -54,7 +54,7 @@ def train_until_done(run: TrainingRun) -> tuple[Progress, bool]:
 
 
 def train_on(run: TrainingRun, batches: Iterator[GlobalBatch], progress: Progress) -> tuple[Progress, bool]:
-    """Trains on these batches until a limit or a stop request; the state is saved when this returns."""
+    """Train on these batches until a limit or a stop request. The state is saved when this function returns."""
     results: StepResults[StepFacts] = StepResults(lag=run.result_lag)
     stopped = False
     run.own_timer.begin()
@@ -76,12 +76,12 @@ def train_on(run: TrainingRun, batches: Iterator[GlobalBatch], progress: Progres
 
 
 def evaluate_and_save(run: TrainingRun, progress: Progress, *, stopped: bool) -> tuple[Progress, bool]:
-    """Evaluates and saves if due. All earlier steps have been judged by now, so no checkpoint holds an unjudged step."""
+    """Evaluate and save if due. The guard has judged all earlier steps by now, so no checkpoint holds an unjudged step."""
     with run.clock.paused(), run.own_timer.paused():
         if run.evaluator.due(progress) and not stopped:
             with run.heartbeat.phase("evaluate"):
                 progress = run.evaluator.evaluate(progress)
-            stopped = progress.evaluated_step != progress.step  # a stop request interrupted it
+            stopped = progress.evaluated_step != progress.step  # a stop request interrupted the evaluation
         if run.saver.due(progress) or (stopped and run.saver.saved_step != progress.step):
             with run.heartbeat.phase("save"):
                 progress = run.saver.save(progress)
@@ -91,10 +91,10 @@ def evaluate_and_save(run: TrainingRun, progress: Progress, *, stopped: bool) ->
 def read_results(
     run: TrainingRun, results: StepResults[StepFacts], progress: Progress, *, everything: bool
 ) -> tuple[Progress, bool]:
-    """Reads the results that have arrived, in order; reports and judges each. Also returns whether a rank asked to stop."""
+    """Read the results that have arrived, in order; report and judge each. Also return whether a rank was asked to stop."""
     stopped = False
     for result, facts in results.due(everything=everything):
-        if result.void:  # some rank had no memory or no data, so nothing of this step counts
+        if result.void:  # a rank had no memory or no data, so this step changed nothing
             raise RepeatStep(result, facts)
         progress = progress.at(result.seconds)
         metrics = run.reporter.report(result, facts)

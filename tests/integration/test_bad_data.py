@@ -149,7 +149,7 @@ def test_a_shard_in_quarantine_is_padding_and_all_else_stays_as_it_was(
     assert order_of(run) == order_of(whole)
     assert losses(run)[: step - 1] == losses(whole)[: step - 1]
     assert losses(run)[step:] != losses(whole)[step:]
-    assert f"step {step} is made again: rank 0 could not read it" in caplog.text
+    assert f"step {step} is repeated: rank 0 could not read it" in caplog.text
     assert [event["step"] for event in metrics(run, "alert") if LOST in event["message"]] == [step]
     report = audit_run(run)
     assert report.quarantined == [LOST]
@@ -160,7 +160,7 @@ def test_a_shard_in_quarantine_is_padding_and_all_else_stays_as_it_was(
     assert after == drawn["b"] - before > 0
     assert f"b {before} of 31 ({before / 31:.2f} passes, and {after} as padding)" in report.describe()
     assert f"quarantine   {LOST}; the targets of {report.uncounted} of their rows" in report.describe()
-    assert "not looked at" in check_integrity(run).text
+    assert "not checked, because the run left them out" in check_integrity(run).text
     assert result.endswith("steps 12")
     flip(data / LOST)
     assert audit_run(run).uncounted == 0

@@ -138,7 +138,7 @@ ENDS = {
     "too many rollbacks": End("failed", "guard.max_rollbacks = 1 are used up", poisoned(10.0, 12, 99), GuardError, "spike", SPIKE),
     "rollback without a checkpoint": End(
         "failed",
-        "step 12: loss .* no checkpoint from before this step",
+        "step 12: loss .* no checkpoint before this step",
         poisoned(10.0, 12, 99),
         GuardError,
         "spike",

@@ -144,7 +144,7 @@ def test_without_a_checkpoint_there_is_nothing_to_go_back_to(
     data: Path, tmp_path: Path, poisoned: Callable[[float, range], None]
 ) -> None:
     poisoned(10.0, range(15, 20))
-    with pytest.raises(GuardError, match="no checkpoint from before this step"):
+    with pytest.raises(GuardError, match="no checkpoint before this step"):
         train(
             configured(
                 data, tmp_path / "run", guard={"spike": "rollback"}, checkpoint={"every_steps": 1000}, eval={"every_steps": 1000}

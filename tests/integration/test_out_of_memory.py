@@ -132,7 +132,7 @@ def test_a_step_that_runs_out_of_memory_is_made_again_with_half_the_rows(
     assert losses(tmp_path / "failed") == losses(tmp_path / "parts")
     assert changes_of(tmp_path / "failed") == [(6, 2)]
     assert events_of(tmp_path / "failed") == [(0, "order"), (5, "micro")]
-    assert "step 6 is made again: 4 rows ran out of memory" in caplog.text
+    assert "step 6 is repeated: 4 rows ran out of memory" in caplog.text
     [alert] = [event for event in metrics(tmp_path / "failed", "alert") if "micro-batches" in event["message"]]
     assert alert["step"] == 6
     audit_run(tmp_path / "failed")
@@ -183,7 +183,8 @@ def test_no_room_for_the_partial_sums_of_elastic_says_what_would_help(
         return take(tree)
 
     monkeypatch.setattr(GradientTree, "_take", taking)
-    with pytest.raises(ConfigError, match=r"step 1: out of memory with batch\.micro = 2, which reproducibility = elastic fixes"):
+    message = r"step 1: out of memory with batch\.micro = 2, which cannot change under reproducibility = elastic"
+    with pytest.raises(ConfigError, match=message):
         train(of_micro(data, tmp_path / "run", 2, 9, reproducibility="elastic"))
 
 
@@ -212,7 +213,7 @@ def test_memory_that_runs_out_in_the_middle_of_an_update_leads_back_to_the_newes
 
     step_unless = steps.step_unless
     monkeypatch.setattr(steps, "step_unless", update)
-    with pytest.raises(steps.CannotContinueError, match=r"step 7, where a rank cannot go on .* from step 7 on"):
+    with pytest.raises(steps.CannotContinueError, match=r"step 7, and this rank cannot continue .* from step 7 on"):
         train(of_micro(data, tmp_path / "failed", 4, 9))
     assert train(of_micro(data, tmp_path / "failed", 4, 9)) == in_parts(data, tmp_path / "parts", {6: 4, 9: 2})
     assert changes_of(tmp_path / "failed") == [(7, 2)]
@@ -228,7 +229,8 @@ def test_memory_that_a_single_row_exceeds_is_an_error_with_its_remedies(data: Pa
 
 
 def test_the_order_of_the_tree_is_never_changed_silently(data: Path, tmp_path: Path) -> None:
-    with failing(Failure(2, 0, "forward")), pytest.raises(ConfigError, match=r"batch.micro = 4, which reproducibility = elastic"):
+    message = r"batch\.micro = 4, which cannot change under reproducibility = elastic"
+    with failing(Failure(2, 0, "forward")), pytest.raises(ConfigError, match=message):
         train(of_micro(data, tmp_path / "run", 4, 9, reproducibility="elastic"))
 
 

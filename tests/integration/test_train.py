@@ -344,9 +344,9 @@ def test_what_is_not_as_it_was_at_the_start_before_is_told_and_kept_in_the_recor
     assert earlier() == [{"until": 3, "was": {"code": "a"}}, {"until": 4, "was": {"code": "b"}}]
     monkeypatch.setenv("CODE_REVISION", "c")
     *_, environment = verify_run(run)
-    assert "as recorded\n  up to step 3 it was made with another code (" in environment.text
+    assert "as recorded\n  up to step 3 the run had another code (" in environment.text
     monkeypatch.setattr(replay, "first_difference", lambda *_: "some tensor differs")
-    with pytest.raises(CheckpointError, match=r"some tensor differs\n  up to step 4 it was made with another code ") as caught:
+    with pytest.raises(CheckpointError, match=r"some tensor differs\n  up to step 4 the run had another code ") as caught:
         list(verify_run(run, num_steps=2, start=3))
     assert "up to step 3" not in str(caught.value), "nothing of that was made again"
 

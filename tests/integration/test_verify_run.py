@@ -313,7 +313,7 @@ def test_the_ledger_of_another_run_and_other_counters_are_found(run: Path, data:
     right = (run / LEDGER).read_bytes()
     shutil.copyfile(tmp_path / "other" / LEDGER, run / LEDGER)
     reseal(run)
-    with pytest.raises(CheckpointError, match=r"the checkpoint of step 4 .* they are not of one run"):
+    with pytest.raises(CheckpointError, match=r"the checkpoint of step 4 .* they do not belong to the same run"):
         audit_run(run)
     (run / LEDGER).write_bytes(right)
     store = CheckpointStore(run / "checkpoints")
@@ -321,7 +321,7 @@ def test_the_ledger_of_another_run_and_other_counters_are_found(run: Path, data:
     progress = checkpoint.state["progress"] | {"rows": 72}
     store.save(replace(checkpoint, state={**checkpoint.state, "progress": progress}))
     with pytest.raises(
-        CheckpointError, match=r"the checkpoint of step 8 has the counters .*'positions': 72.* they are not of one run"
+        CheckpointError, match=r"the checkpoint of step 8 has the counters .*'positions': 72.* they do not belong to the same run"
     ):
         audit_run(run)
 
@@ -407,7 +407,7 @@ def test_data_is_prepared_again_and_a_changed_source_is_named(tmp_path: Path, mo
     assert outcome(str(text)).facts == {"prepared_again": True}
     assert "is not known; give --sources" in outcome().text
     (text / "two.txt").write_text((text / "two.txt").read_text().replace("number 7 ", "number 8 "))
-    with pytest.raises(PreparedDataError, match=r"the first of the inputs that differs: text/two\.txt has another content"):
+    with pytest.raises(PreparedDataError, match=r"the first of the inputs that differs: text/two\.txt has different content"):
         outcome(str(text))
     shutil.rmtree(text)
     with pytest.raises(PreparedDataError, match=r"its sources cannot be prepared again: error: .*no such file or folder"):

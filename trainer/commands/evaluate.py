@@ -16,7 +16,7 @@ from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.commands.saved_model import load_model
-from trainer.data.adjustments import Changes
+from trainer.data.adjustments import Adjustments
 from trainer.distributed.group import joined_group
 from trainer.evaluation.evaluate import evaluate
 from trainer.evaluation.table import describe_evaluation
@@ -27,6 +27,7 @@ from trainer.machine.determinism import configure_determinism
 from trainer.model.attention import choose_backend
 from trainer.model.forward import LossModule
 from trainer.run.bounds import most_rows
+from trainer.run.context import RunContext
 from trainer.run.directory import data_folder, load_config, settings_here
 from trainer.run.record import read_record
 
@@ -86,21 +87,10 @@ def evaluate_run(
             model, step = load_model(run, config, which, trust_code=trust_code)
             model.to(group.device)
             lost = _quarantined(run, manifest, step)
-            backend = choose_backend(
-                config.attention,
-                group.device,
-                config.precision,
-                config.model.head_size,
-                compiled=False,
-            )
-            result = evaluate(
-                LossModule(model, config.loss),
-                backend,
-                rows.without(lost),
-                config.model_copy(update={"eval": settings}),
-                group,
-                grouping=Grouping.of(manifest, tokenizer),
-            )
+            backend = choose_backend(config.attention, group.device, config.precision, config.model.head_size, compiled=False)
+            context = RunContext(config.model_copy(update={"eval": settings}), manifest, group, backend)
+            grouping = Grouping.of(manifest, tokenizer)
+            result = evaluate(LossModule(model, config.loss), context, rows.without(lost), grouping=grouping)
     left_out = rows.num_rows_in(lost, np.arange(len(rows)))
     if not as_json:
         note = f"\n\nleft out, as by the run: {left_out:,} of {len(rows):,} rows, of shards in quarantine" if left_out else ""
@@ -115,7 +105,7 @@ def _quarantined(run: Path, manifest: Manifest, step: int) -> frozenset[str]:
     record = read_record(run)
     if manifest.root_digest != record["data"]["root_digest"]:
         return frozenset()
-    return Changes.from_json(record.get("changes", ())).quarantined(step)
+    return Adjustments.from_json(record.get("changes", ())).quarantined(step)
 
 
 def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, num_rows: int, context: int) -> None:

@@ -1,7 +1,7 @@
-"""What a run had to change on its way: smaller micro-batches, because memory ran out, and shards that it can no longer read.
+"""Adjustments: smaller micro-batches after a lack of memory, and shards that the run leaves out because it cannot read them.
 
-Each change holds from one step on, and stands in `record.json`. A run that goes on from an earlier checkpoint, and a replay, make
-it before the same step, whether or not its cause comes again, and so have the same bits.
+Each adjustment holds from one step on, and `record.json` lists it under `changes`. A resume from an earlier checkpoint and a replay
+apply it at the same step, whether or not the fault occurs again. So they have the same bits.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from common.errors import CheckpointError
 from common.untrusted import Count, Form, check_form
 from trainer.config import BatchConfig
 
-__all__ = ["Change", "Changes", "smaller_micro"]
+__all__ = ["Adjustment", "Adjustments", "smaller_micro"]
 
 
 @dataclass(frozen=True)
-class Change:
-    """One change: either `micro` or `shards` is given."""
+class Adjustment:
+    """One adjustment. Either `micro` or `shards` is given."""
 
     step: int
-    """The first step that it holds for. An evaluation belongs to the step before it."""
+    """The first step that the adjustment holds for. An evaluation belongs to the step before it."""
     reason: str
-    """Without a path, a host or a user, as it goes into the record."""
+    """The cause, without paths, hosts and users, because the record stores it."""
     micro: int | None = None
-    """Rows of a micro-batch from then on, at most."""
+    """The largest number of rows in a micro-batch from `step` on."""
     shards: tuple[str, ...] = ()
-    """Paths, as in the manifest, of shards whose rows are padding from then on."""
+    """Paths, as in the manifest, of the shards whose rows are padding from `step` on."""
 
     @property
     def kind(self) -> Literal["micro", "quarantine"]:
-        """The name of the ledger's event; `micro` or `quarantine`."""
+        """The name of the ledger's event."""
         return "quarantine" if self.micro is None else "micro"
 
     def facts(self) -> dict[str, Any]:
-        """What the ledger says of it besides the step."""
+        """Return the fields of the ledger's event, without the step."""
         facts = {"shards": list(self.shards)} if self.micro is None else {"rows": self.micro}
         return {**facts, "reason": self.reason}
 
     def describe(self) -> str:
-        """The change in a sentence for people."""
+        """Return the adjustment as a sentence."""
         if self.micro is not None:
             return f"micro-batches of {self.micro} rows from step {self.step} on, the same global batches: {self.reason}"
         shards = ", ".join(self.shards)
@@ -51,27 +51,31 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Changes:
-    """All changes of a run, in the order in which they were made."""
+class Adjustments:
+    """All adjustments of a run, in the order in which they were made."""
 
-    made: tuple[Change, ...] = ()
+    made: tuple[Adjustment, ...] = ()
 
-    def plus(self, *more: Change) -> Changes:
-        """These and further ones."""
-        return Changes((*self.made, *more))
+    def plus(self, *more: Adjustment) -> Adjustments:
+        """Return these adjustments, followed by others."""
+        return Adjustments((*self.made, *more))
 
-    def of(self, kinds: Iterable[str]) -> Changes:
-        """Those of some kinds."""
+    def of(self, kinds: Iterable[str]) -> Adjustments:
+        """Return the adjustments of these kinds."""
         wanted = set(kinds)
-        return Changes(tuple(change for change in self.made if change.kind in wanted))
+        return Adjustments(tuple(adjustment for adjustment in self.made if adjustment.kind in wanted))
 
-    def beginning_at(self, step: int) -> tuple[Change, ...]:
-        """Those that hold from this step on and not before it."""
-        return tuple(change for change in self.made if change.step == step)
+    def beginning_at(self, step: int) -> tuple[Adjustment, ...]:
+        """Return the adjustments whose first step is `step`."""
+        return tuple(adjustment for adjustment in self.made if adjustment.step == step)
 
     def batch(self, begun: BatchConfig, step: int) -> BatchConfig:
-        """How a global batch is cut in a step of a run that was begun with `begun`."""
-        smallest = min((change.micro for change in self.made if change.micro is not None and change.step <= step), default=None)
+        """Return the sizes of global batch and micro-batch at a step of a run that began with `begun`.
+
+        Raises:
+            CheckpointError: the smaller micro-batch does not divide the global batch.
+        """
+        smallest = min((one.micro for one in self.made if one.micro is not None and one.step <= step), default=None)
         if smallest is None or smallest >= begun.micro_rows:
             return begun
         try:
@@ -83,40 +87,39 @@ class Changes:
             ) from None
 
     def quarantined(self, step: int) -> frozenset[str]:
-        """Paths of the shards whose rows are padding in a step."""
-        return frozenset(shard for change in self.made if change.step <= step for shard in change.shards)
+        """Return the paths of the shards whose rows are padding at a step."""
+        return frozenset(shard for adjustment in self.made if adjustment.step <= step for shard in adjustment.shards)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Plain values, for the record."""
-        return [asdict(change) for change in self.made]
+        """Return plain values for the record."""
+        return [asdict(adjustment) for adjustment in self.made]
 
     @staticmethod
-    def from_json(values: Iterable[Mapping[str, Any]]) -> Changes:
-        """What `to_json` gave.
+    def from_json(values: Iterable[Mapping[str, Any]]) -> Adjustments:
+        """Return the adjustments that `to_json` has written.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the values do not have the form that `to_json` writes.
         """
         values = list(values)
-        check_form(_ChangesForm, {"changes": values})
-        return Changes(tuple(Change(**{**value, "shards": tuple(value["shards"])}) for value in values))
+        check_form(_AdjustmentsForm, {"changes": values})
+        return Adjustments(tuple(Adjustment(**{**value, "shards": tuple(value["shards"])}) for value in values))
 
 
-class _ChangeForm(Form, extra="forbid"):
+class _AdjustmentForm(Form, extra="forbid"):
     step: Count
     reason: str
     micro: Annotated[int, Field(ge=1, le=65536)] | None = None
     shards: list[str] | tuple[str, ...]
 
 
-class _ChangesForm(Form):
-    changes: list[_ChangeForm]
+class _AdjustmentsForm(Form):
+    changes: list[_AdjustmentForm]
 
 
 def smaller_micro(micro: int) -> int | None:
-    """The largest divisor of a micro-batch's rows below it, a half where that is whole; None for a single row.
+    """Return the largest divisor of `micro` below it (half of it if it is even), or None for a single row.
 
-    As it divides what divided the global batch, the global batch is still a whole number of micro-batches, and each rank's share
-    of them still as even.
+    `micro` divides the global batch, so the result divides it too, and the ranks' shares stay as even as before.
     """
     return next((rows for rows in range(micro // 2, 0, -1) if micro % rows == 0), None)

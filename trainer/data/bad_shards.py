@@ -14,7 +14,7 @@ from common.storage_errors import explain_os_error
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import ShardError
 from trainer.config import BadDataConfig
-from trainer.data.adjustments import Change
+from trainer.data.adjustments import Adjustment
 from trainer.distributed.group import Group, RemoteError
 
 __all__ = ["as_project_error", "decide", "shared_faults"]
@@ -45,7 +45,7 @@ def decide(
     *,
     step: int,
     known: frozenset[str],
-) -> Change:
+) -> Adjustment:
     """The quarantine that follows from `shared_faults`.
 
     Args:
@@ -76,7 +76,7 @@ def decide(
                 f"{int(config.max_share * num_rows)}; restore them or run `prepare` again, or raise it"
             )
     ranks = ", ".join(str(rank) for rank in sorted({rank for rank, _ in found.values()}))
-    return Change(step, f"rank {ranks} could not read {'them' if len(found) > 1 else 'it'}", shards=tuple(found))
+    return Adjustment(step, f"rank {ranks} could not read {'them' if len(found) > 1 else 'it'}", shards=tuple(found))
 
 
 def as_project_error(error: ShardError | OSError) -> ProjectError:

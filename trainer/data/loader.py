@@ -19,7 +19,7 @@ from common.errors import ProjectError, StorageError
 from common.storage_errors import explain_os_error
 from data_pipeline.dataset.shards import Rows, ShardError
 from trainer.config import BatchConfig
-from trainer.data.adjustments import Changes
+from trainer.data.adjustments import Adjustments
 from trainer.data.batch import DataFault, GlobalBatch, MicroBatch, blank_micro_batch, micro_batch, share_of_rank
 from trainer.data.order import RowOrder
 from trainer.distributed.group import Group
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 _ValueT = TypeVar("_ValueT")
 RETRY_WAITS_S = (0.2, 1.0, 5.0)
 """Waits before the second, third and fourth attempt to read, in seconds."""
-_UNCHANGED = Changes()
+_UNADJUSTED = Adjustments()
 
 
 def global_batch(
@@ -84,7 +84,7 @@ def prefetched_batches(
     with_bounds: bool = False,
     left_out: Sequence[tuple[int, int]] = (),
     first_step: int = 1,
-    changes: Changes = _UNCHANGED,
+    adjustments: Adjustments = _UNADJUSTED,
     shard_of: Callable[[BaseException | None], str | None] = lambda _: None,
 ) -> Iterator[Iterator[GlobalBatch]]:
     """The global batches from position `start` on, without end, prepared by a thread that stays `depth` batches ahead.
@@ -94,7 +94,7 @@ def prefetched_batches(
 
     Args:
         rows: where the rows are read.
-        config: how many of them make a batch, and a micro-batch of a run that has changed nothing.
+        config: how many of them make a batch, and a micro-batch of a run without adjustments.
         group: whose part to read.
         order: which row comes when.
         start: position of the first row.
@@ -103,7 +103,7 @@ def prefetched_batches(
         with_bounds: see `MicroBatch.bounds`.
         left_out: positions to pass over, as first and end; a batch that would touch one begins at its end.
         first_step: number of the step that the first batch is for.
-        changes: of the micro-batches and the shards, by step.
+        adjustments: smaller micro-batches and shards in quarantine, by step.
         shard_of: which shard a reading error is about. Such an error is no longer raised: the batch comes as padding, with its
             `fault`.
 
@@ -117,7 +117,7 @@ def prefetched_batches(
     wanted = {"with_weights": with_weights, "with_bounds": with_bounds}
 
     def read(position: int, step: int) -> GlobalBatch:
-        cut, blank = changes.batch(config, step), changes.quarantined(step)
+        cut, blank = adjustments.batch(config, step), adjustments.quarantined(step)
         try:
             reading = partial(global_batch, rows.without(blank) if blank else rows, order, cut, group, position, **wanted)
             return _retried(reading, closed)

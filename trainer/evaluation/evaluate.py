@@ -1,6 +1,7 @@
-"""Validation loss over the whole validation set, the same number for any number of ranks; also by source, kind and length.
+"""Validation loss over the whole validation set and by source, kind and length, with the same bits for any number of ranks.
 
-A piece is what packing left of a document in one row. Losses are added without rounding, so the sums of the groups make the total.
+A piece is the part of a document that packing placed in one row. Losses are added without rounding, so the sums of the groups are
+exactly the total.
 
     B rows of a batch   L tokens of a row   N targets of a batch   G groups   K integers of a group
 """
@@ -16,45 +17,44 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from data_pipeline.dataset.shards import Rows
-from trainer.config import TrainConfig
-from trainer.data.batch import micro_batch, share_of_rank
-from trainer.distributed.group import Group
+from trainer.data.batch import MicroBatch, micro_batch, share_of_rank
 from trainer.evaluation.results import Evaluation
-from trainer.evaluation.tally import _UNDIVIDED, Grouping, Tally, _Waiting
-from trainer.model.attention import Backend
+from trainer.evaluation.tally import UNDIVIDED, Grouping, Tally
 from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
+from trainer.run.context import RunContext
 
 __all__ = ["EvaluationStopped", "evaluate"]
 
 
 class EvaluationStopped(Exception):  # noqa: N818 - a request, no error
-    """A rank was asked to stop before an evaluation was done."""
+    """A rank was asked to stop before the evaluation was complete."""
 
 
 _PASSES_BETWEEN_VOTES = 8
-"""A vote waits for what the device has to do."""
+"""A vote waits until the device has finished its work, so not every pass has one."""
+_Waiting = deque[tuple[Callable[[], NDArray[np.float32]], MicroBatch, NDArray[np.int64]]]
+"""Functions that wait for the losses of a batch, each with the batch and the source numbers of its rows."""
 
 
 @torch.no_grad()
 def evaluate(
     loss: LossModule,
-    backend: Backend,
+    context: RunContext,
     rows: Rows,
-    config: TrainConfig,
-    group: Group,
     after_batch: Callable[[], None] = lambda: None,
-    grouping: Grouping = _UNDIVIDED,
+    grouping: Grouping = UNDIVIDED,
     stop: Callable[[], bool] | None = None,
 ) -> Evaluation:
-    """The mean loss over the validation rows, weighted by targets, and over the groups that are asked for.
+    """Return the mean loss over the targets of the validation rows, in total and for each group of `grouping`.
 
-    Each rank computes a run of the batches. Sums are integers, so neither their order nor the number of ranks changes a bit. The
-    losses of one batch at a time are on the host, while the device computes the next. Where ranks share the weights, all make the
-    same number of passes, some over an empty batch.
+    Each rank computes consecutive batches. Sums are integers, so neither their order nor the number of ranks changes a bit. The
+    host adds up the losses of one batch while the device computes the next. Under FSDP all ranks make the same number of passes,
+    some of them over an empty batch.
 
     Raises:
-        EvaluationStopped: on every rank, where `stop` was true on one; the ranks ask each other every few passes, and at the end.
+        EvaluationStopped: `stop` returned true on a rank; raised on every rank. The ranks vote every few passes and at the end.
     """
+    config, group, backend = context.config, context.group, context.backend
     num_rows = min(len(rows), config.eval.max_rows or len(rows))
     chosen = np.arange(num_rows) * len(rows) // num_rows  # spread evenly: neighbours come from the same documents
     size = config.eval.micro or config.batch.micro_rows
@@ -70,7 +70,7 @@ def evaluate(
             if place < len(own):
                 here = chosen[own[place] * size : (own[place] + 1) * size]
                 batch = micro_batch(rows.read(here), with_bounds=backend == "varlen")
-                sources_B = np.zeros(len(here), np.int64) if grouping is _UNDIVIDED else rows.source_ids(here)
+                sources_B = np.zeros(len(here), np.int64) if grouping is UNDIVIDED else rows.source_ids(here)
                 losses_BL = forward_pass(loss, batch, config, group.device, backend, by_row=True)
                 waiting.append((_on_its_way(losses_BL), batch, sources_B))
                 if len(waiting) > 1:
@@ -95,7 +95,7 @@ def _take(waiting: _Waiting, tally: Tally) -> None:
 
 
 def _on_its_way(losses_BL: Tensor) -> Callable[[], NDArray[np.float32]]:
-    """Starts the copy to the host; what is returned waits for it."""
+    """Start the copy to the host. The returned function waits for it."""
     if not losses_BL.is_cuda:
         return losses_BL.numpy
     on_host = torch.empty_like(losses_BL, device="cpu", pin_memory=True)

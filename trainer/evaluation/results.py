@@ -12,28 +12,28 @@ __all__ = ["Evaluation", "Score"]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well a model predicts text that it was not trained on."""
+    """The validation loss, in total and by group."""
 
     loss: float
     """Mean over all targets, in nats."""
     num_rows: int
     num_targets: int
     num_bytes: int = 0
-    """UTF-8 bytes of the targets' text; 0 where they were not counted."""
+    """UTF-8 bytes of the targets' text, 0 if they were not counted."""
     by_source: Mapping[str, Score] = field(default_factory=dict)
     by_kind: Mapping[str, Score] = field(default_factory=dict)
-    """By what the report of the preparation says of a source, such as `prose`, `web`, `code`, or `prose, code`."""
+    """Scores by the kind of the source in the report of the preparation, such as `prose`, `web`, `code`, or `prose, code`."""
     by_length: Mapping[str, Score] = field(default_factory=dict)
-    """By the length in tokens of the piece that a target belongs to, shortest first; see `length_ranges`."""
+    """Scores by the length in tokens of the target's piece, shortest first: see `length_ranges`."""
 
     @property
     def total(self) -> Score:
-        """All of the text."""
+        """The score of all targets."""
         return Score(self.loss, self.num_targets, self.num_bytes)
 
     @property
     def perplexity(self) -> float:
-        """`exp(loss)`, infinite where that overflows."""
+        """`exp(loss)`, infinite if that overflows."""
         return self.total.perplexity
 
     @property
@@ -43,7 +43,7 @@ class Evaluation:
 
     @property
     def groups(self) -> dict[str, Mapping[str, Score]]:
-        """All groups, by what they are of."""
+        """All groups, by the property that divides them: source, kind, length."""
         return {"source": self.by_source, "kind": self.by_kind, "length": self.by_length}
 
     def event(self, step: int) -> EvalEvent:

@@ -1,4 +1,4 @@
-"""An evaluation as text: one line for all of it, and a table for each way to divide it."""
+"""An evaluation as text: one line with the total, and a table for each kind of groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HEAD = ("loss", "perplexity", "bits/byte", "targets", "share")
 
 
 def describe_evaluation(evaluation: Evaluation, step: int, by: Sequence[str]) -> str:
-    """What people read: the mean over everything, then a table for each of `by` (source, kind, length)."""
+    """Return the total as a line of text, and a table for each name in `by` (source, kind, length)."""
     total = evaluation.total
     per_byte = "" if total.bits_per_byte is None else f"  bits per byte {total.bits_per_byte:.4f}"
     first = (

@@ -1,10 +1,9 @@
-"""Sums of an evaluation, in parts."""
+"""The sums of an evaluation by source and by length."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,44 +16,44 @@ from trainer.data.batch import IGNORE, MicroBatch
 from trainer.evaluation.exact_sum import NUM_PARTS, add_exactly, rounded_sum
 from trainer.evaluation.results import Evaluation, Score
 
-__all__ = ["Grouping", "Tally", "length_ranges"]
+__all__ = ["UNDIVIDED", "Grouping", "Tally", "length_ranges"]
 
 _TARGETS, _BYTES = NUM_PARTS, NUM_PARTS + 1
-"""Columns of a tally behind those of the sum."""
+"""Columns of a tally behind the columns of the sum."""
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """What an evaluation tells apart, and how it counts bytes."""
+    """The groups of an evaluation, and how it counts bytes."""
 
     kinds: Mapping[str, str] = field(default_factory=lambda: {"": ""})
     """The kind of each source, in the order of the manifest's sources."""
     text_bytes: TextBytes | None = None
+    """Counts the bytes of targets, None if they are not counted."""
     bos_id: int | None = None
-    """The target behind it is the first of its text."""
+    """The token before the first target of a text, None if the tokenizer has no such token."""
 
     @staticmethod
     def of(manifest: Manifest, tokenizer: Tokenizer) -> Grouping:
-        """The groups of prepared data. Takes some seconds for a vocabulary of 100,000 pieces."""
+        """Return the groups of prepared data. Takes some seconds for a vocabulary of 100,000 pieces."""
         reported = manifest.totals.get("sources", {})
         kinds = {name: reported.get(name, {}).get("kind") or "unknown" for name in manifest.sources}
         return Grouping(kinds, count_text_bytes(tokenizer), tokenizer.bos_id)
 
 
-_UNDIVIDED = Grouping()
-_Waiting = deque[tuple[Callable[[], NDArray[np.float32]], MicroBatch, NDArray[np.int64]]]
-"""Batches with the numbers of their rows' sources, and a function that waits for the losses."""
+UNDIVIDED = Grouping()
+"""No groups: the total alone."""
 
 
 class Tally:
-    """What is added up over targets: exact losses, their number and their bytes, by source and by length."""
+    """Sums over targets by source and by length: exact losses, number of targets, bytes."""
 
     def __init__(self, grouping: Grouping, row_length: int) -> None:
         self._grouping = grouping
         self._ranges = length_ranges(row_length)
         self._range_of_length = np.array([max(0, (length - 1).bit_length() - 1) for length in range(row_length + 1)])
         self.table_GK = np.zeros((len(grouping.kinds) + len(self._ranges), NUM_PARTS + 2), np.int64)
-        """The sources, then the ranges of length: `NUM_PARTS` integers of the sum, targets, bytes."""
+        """A row for each source, then for each range of lengths: `NUM_PARTS` integers of the sum, targets, bytes."""
 
     @property
     def by_source(self) -> NDArray[np.int64]:
@@ -63,11 +62,11 @@ class Tally:
 
     @property
     def by_length(self) -> NDArray[np.int64]:
-        """The rows of the ranges of length."""
+        """The rows of the ranges of lengths."""
         return self.table_GK[len(self._grouping.kinds) :]
 
     def add(self, losses_BL: NDArray[np.float32], batch: MicroBatch, sources_B: NDArray[np.int64]) -> None:
-        """Adds the targets of a batch, each with its loss and the number of its row's source."""
+        """Add the targets of a batch, with their losses and the source numbers of the rows."""
         tokens_BL, targets_BL, positions_BL = (tensor.numpy() for tensor in (batch.tokens, batch.targets, batch.positions))
         is_target_BL = targets_BL != IGNORE
         targets_N, losses_N = targets_BL[is_target_BL], losses_BL[is_target_BL]
@@ -88,9 +87,9 @@ class Tally:
         return counts.count(targets_N, is_first_T=tokens_N == (-1 if bos_id is None else bos_id))
 
     def evaluation(self, num_rows: int) -> Evaluation:
-        """The means. Groups without a target are left out."""
+        """Return the means. Groups without a target are left out."""
         total = _score(self.by_source.sum(axis=0))
-        if self._grouping is _UNDIVIDED:
+        if self._grouping is UNDIVIDED:
             return Evaluation(total.loss, num_rows, total.num_targets)
         kind_of_source = np.array(list(self._grouping.kinds.values()))
         kinds = list(dict.fromkeys(kind_of_source.tolist()))
@@ -106,21 +105,20 @@ class Tally:
 
 
 def length_ranges(row_length: int) -> list[str]:
-    """The ranges of a piece's length, in tokens: `2`, `3-4`, `5-8`, … up to the length of a row."""
+    """Return the ranges of lengths of a piece, in tokens: `2`, `3-4`, `5-8`, … up to the length of a row."""
     highs = [min(2 << number, row_length) for number in range((row_length - 1).bit_length())]
     lows = [2, *(high + 1 for high in highs[:-1])]
     return [f"{low}-{high}" if low < high else str(high) for low, high in zip(lows, highs, strict=True)]
 
 
 def _piece_lengths(positions_BL: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The length of the piece that each position belongs to; padding is a piece too."""
+    """Return for each position the length of its piece. Padding is a piece too."""
     firsts = np.flatnonzero(positions_BL == 0)
     lengths = np.diff(firsts, append=positions_BL.size)
     return np.repeat(lengths, lengths).reshape(positions_BL.shape)
 
 
 def _scores(names: Iterable[str], sums: Iterable[NDArray[np.int64]]) -> dict[str, Score]:
-    """The score of each group that has a target."""
     scores = {name: _score(sums_K) for name, sums_K in zip(names, sums, strict=True)}
     return {name: score for name, score in scores.items() if score.num_targets}
 

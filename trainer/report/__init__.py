@@ -1,4 +1,4 @@
-"""Pages about finished runs: `report.html`, `training_metrics.png`, and a comparison of several runs."""
+"""Reports about runs: `report.html`, `training_metrics.png`, and a page that compares several runs."""
 
 from trainer.report.write import report_at_end, write_comparison, write_report
 

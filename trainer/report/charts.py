@@ -1,4 +1,4 @@
-"""The charts of one run, as values: the page and the picture draw the same ones."""
+"""The charts of one run as values. The page and the picture draw the same charts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from trainer.run.events import HardwareEvent, LayersEvent
 
 __all__ = [
     "GROUPS",
-    "average_loss",
     "group_charts",
     "hardware_charts",
     "hardware_curves",
     "layer_charts",
     "main_charts",
+    "smoothed",
     "speed_charts",
 ]
 
 GROUPS = {"source": "source", "kind": "kind of text", "length": "length of the document"}
-"""How an evaluation is broken down, in words."""
+"""The groups of an evaluation: the property that divides the text, and the words for people."""
 _MAX_GROUPS = 7
 
 _UNITS = {
@@ -37,14 +37,14 @@ _UNITS = {
     "_mhz": "MHz",
     "": "share, or count",
 }
-"""By the ending of the name."""
+"""Units by the suffix of the metric's name."""
 _MAX_GPUS = 8
-"""A machine of the usual size; beyond that the lines of a chart are too many to tell apart."""
+"""GPUs in a chart, at most. More lines cannot be distinguished."""
 
 
 def main_charts(run: RecordedRun) -> list[Chart]:
-    """Loss, perplexity, learning rate and gradient norm."""
-    loss, average = run.curve("loss"), average_loss(run)
+    """Return the charts of loss, perplexity, learning rate and gradient norm."""
+    loss, average = run.curve("loss"), smoothed(run, "loss")
     window = average_window(len(loss))
     validation, perplexity = run.validation("val_loss"), run.validation("perplexity")
     smooth = f"training, mean of {window} steps" if window > 1 else "training"
@@ -70,8 +70,8 @@ def main_charts(run: RecordedRun) -> list[Chart]:
 
 
 def speed_charts(run: RecordedRun) -> list[Chart]:
-    """Throughput, and the part of each step that was spent waiting for data."""
-    wait, seconds = run.curve("loader_wait_s"), run.step_seconds
+    """Return the charts of throughput, loader wait and, if it is known, model FLOPs utilisation."""
+    wait, seconds = run.curve("loader_wait_s"), run.curve("seconds")
     waited = Curve.of(())
     if len(wait) == len(seconds):
         parts_N = np.divide(wait.y_N, seconds.y_N, out=np.full(len(wait), np.nan), where=seconds.y_N > 0)
@@ -87,14 +87,14 @@ def speed_charts(run: RecordedRun) -> list[Chart]:
     return charts
 
 
-def average_loss(run: RecordedRun) -> Curve:
-    """The moving average of the training loss."""
-    loss = run.curve("loss")
-    return moving_average(loss, average_window(len(loss)))
+def smoothed(run: RecordedRun, name: str) -> Curve:
+    """Return the moving average of a metric of the training steps."""
+    curve = run.curve(name)
+    return moving_average(curve, average_window(len(curve)))
 
 
 def group_charts(run: RecordedRun) -> list[Chart]:
-    """The validation loss by source, kind and length, and bits per byte, over the steps, where that was measured."""
+    """Return the charts of bits per byte and of the validation loss by source, kind and length, if they were measured."""
     charts = []
     bits = run.validation("bits_per_byte")
     if len(bits):
@@ -108,7 +108,7 @@ def group_charts(run: RecordedRun) -> list[Chart]:
 
 
 def layer_charts(run: RecordedRun) -> list[Chart]:
-    """Lowest, middle and highest layer of each measure that was taken layer by layer."""
+    """Return a chart for each metric of the layers, with the lowest, the median and the highest layer."""
     titles = {
         "gradient_norm": ("Gradient norm of the layers", "before clipping"),
         "update_ratio": ("Update-to-weight ratio of the layers", "norm of update / norm of weight"),
@@ -130,7 +130,7 @@ def layer_charts(run: RecordedRun) -> list[Chart]:
 
 
 def hardware_curves(run: RecordedRun) -> dict[str, dict[str, Curve]]:
-    """Every number that was sampled, by its name and by what it was sampled of: the host, or one of its GPUs."""
+    """Return the curve of every sampled number, by its name and its place: the host or a GPU."""
     points: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for event in run.of(HardwareEvent):
         places = [(f"GPU {gpu.get('index', 0)}", gpu) for gpu in event.gpus]
@@ -143,7 +143,7 @@ def hardware_curves(run: RecordedRun) -> dict[str, dict[str, Curve]]:
 
 
 def hardware_charts(curves: Mapping[str, Mapping[str, Curve]]) -> list[Chart]:
-    """One chart for each number that changed, with a line for each GPU."""
+    """Return a chart for each number that changed, with a line for each GPU."""
     charts = []
     for name, each in curves.items():
         if any(len(np.unique(curve.y_N)) > 1 for curve in each.values()):
@@ -157,7 +157,7 @@ def hardware_charts(curves: Mapping[str, Mapping[str, Curve]]) -> list[Chart]:
 
 
 def _with_average(name: str, curve: Curve) -> tuple[Line, ...]:
-    """The curve, and its moving average before it."""
+    """Return the lines of a curve and its moving average, or of the curve alone if it is too short for an average."""
     window = average_window(len(curve))
     if window == 1:
         return (Line(name, curve),)

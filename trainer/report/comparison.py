@@ -1,4 +1,4 @@
-"""Several runs on one page: their curves over each other, what they ended with, and in what they differ."""
+"""The page that compares runs: their results, their curves in common charts, and their differences."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from common.errors import ConfigError
 from common.html.chart import WIDE, Chart, Line
-from common.html.curves import Curve, average_window, median, moving_average
+from common.html.curves import Curve, median
 from common.html.page import UNKNOWN, render_page
-from trainer.report.charts import average_loss
+from trainer.report.charts import smoothed
 from trainer.report.differences import PLACES, differing, flat
 from trainer.report.page import TEMPLATES
 from trainer.report.recorded_run import RecordedRun, part
@@ -22,10 +22,10 @@ _ENVIRONMENT = ("code", "image", "python", "torch", "cuda", "processor", "gpus",
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
-    """A name for each run: its folder's, with as many of the folders above it as tell it from the others.
+    """Return a name for each run: the last parts of its path, as many as distinguish it from the other runs.
 
     Raises:
-        ConfigError: one run is named twice.
+        ConfigError: a run is named twice.
     """
     parts = [path.resolve().parts for path in paths]
     for place, one in enumerate(parts):
@@ -41,14 +41,14 @@ def names_of(paths: Sequence[Path]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Compared:
-    """A run under its name, and what the page says about it."""
+    """A run with its name, and the values of its row in the tables."""
 
     name: str
     run: RecordedRun
 
     @property
     def training_loss(self) -> float | None:
-        return average_loss(self.run).last
+        return smoothed(self.run, "loss").last
 
     @property
     def mfu(self) -> float | None:
@@ -64,12 +64,12 @@ class _Compared:
 
     @property
     def val_targets(self) -> int | None:
-        """How many tokens the newest evaluation predicted."""
+        """Number of targets of the newest evaluation."""
         return self.run.evaluations[-1].targets if self.run.evaluations else None
 
 
 def render_comparison(runs: Sequence[RecordedRun]) -> str:
-    """The page; the runs keep their order, and with it their colours.
+    """Return the page. The order of the runs decides their colours.
 
     Raises:
         ConfigError: a run is named twice.
@@ -100,30 +100,26 @@ def render_comparison(runs: Sequence[RecordedRun]) -> str:
 
 
 def _lowest(compared: Sequence[_Compared]) -> list[str]:
-    """The names of the runs with the lowest validation loss."""
+    """Return the names of the runs with the lowest validation loss."""
     losses = {one.name: one.run.best.val_loss for one in compared if one.run.best}
     lowest = min(losses.values(), default=None)
     return [name for name, loss in losses.items() if loss == lowest]
 
 
 def _comparable(by_data: Mapping[str, Sequence[str]]) -> str:
-    """A sentence with the groups of runs on the same data; empty if all data differ."""
+    """Return a sentence with the groups of runs on the same data, an empty string if all data differ."""
     groups = [names for names in by_data.values() if len(names) > 1]
     same = "; ".join(" and ".join((", ".join(names[:-1]), names[-1])) for names in groups)
     return f" Losses can be compared within: {same}." if groups else ""
 
 
 def _curves(named: Mapping[str, RecordedRun]) -> list[Chart]:
-    def smooth(run: RecordedRun, name: str) -> Curve:
-        curve = run.curve(name)
-        return moving_average(curve, average_window(len(curve)))
-
     def validation(run: RecordedRun) -> Curve:
         return run.validation("val_loss")
 
     return [
         Chart("Validation loss", "nats per token", _lines(named, validation, points=True), log_from=WIDE),
-        Chart("Training loss, moving average", "nats per token", _lines(named, average_loss), log_from=WIDE),
+        Chart("Training loss, moving average", "nats per token", _lines(named, lambda run: smoothed(run, "loss")), log_from=WIDE),
         Chart(
             "Validation loss by tokens",
             "nats per token",
@@ -134,12 +130,12 @@ def _curves(named: Mapping[str, RecordedRun]) -> list[Chart]:
         Chart("Bits per byte", "bits", _lines(named, lambda run: run.validation("bits_per_byte"), points=True), log_from=WIDE),
         Chart("Learning rate", "rate", _lines(named, lambda run: run.curve("learning_rate")), from_zero=True),
         Chart(
-            "Gradient norm, moving average", "before clipping", _lines(named, lambda run: smooth(run, "grad_norm")), log_from=WIDE
+            "Gradient norm, moving average", "before clipping", _lines(named, lambda run: smoothed(run, "grad_norm")), log_from=WIDE
         ),
         Chart(
             "Throughput, moving average",
             "tokens per second",
-            _lines(named, lambda run: smooth(run, "tokens_per_s")),
+            _lines(named, lambda run: smoothed(run, "tokens_per_s")),
             from_zero=True,
         ),
     ]
@@ -150,7 +146,7 @@ def _lines(named: Mapping[str, RecordedRun], curve: Callable[[RecordedRun], Curv
 
 
 def _over_tokens(run: RecordedRun, curve: Curve) -> Curve:
-    """The same values over the tokens that had been trained on."""
+    """Replace the steps of a curve by the number of tokens that the run was trained on."""
     tokens = run.curve("targets")
     reached = dict(zip(tokens.x_N.tolist(), tokens.y_N.tolist(), strict=True)) | {0.0: 0.0}
     return Curve.of((reached[x], y) for x, y in zip(curve.x_N.tolist(), curve.y_N.tolist(), strict=True) if x in reached)

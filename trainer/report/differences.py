@@ -1,4 +1,4 @@
-"""How the settings of a run differ from its recipe, and those of several runs from each other."""
+"""Differences between the settings of a run and its recipe, and between the settings of several runs."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from trainer.config import TrainConfig
 __all__ = ["PLACES", "Difference", "Recipe", "differences", "differing", "flat", "recipe_of", "worded"]
 
 PLACES = ("run", "data", "recipe")
-"""Settings that say where something is, and not what is done."""
+"""Settings that are paths or names of files, and do not change the training."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a run was to start from: a recipe on top of the defaults, or the defaults alone."""
+    """The recipe of a run, or the defaults alone."""
 
     name: str | None
     values: Mapping[str, Any]
-    """What the recipe sets, by full name; the defaults are not in it."""
+    """Settings of the recipe by full name, without the defaults."""
     missing: str = ""
-    """Why it cannot be read any more, if that is so."""
+    """Why the recipe cannot be read any more, empty if it can."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting that is not as the recipe, or where that says nothing the default, has it."""
+    """A setting that differs from the recipe, or from the default if the recipe does not set it."""
 
     name: str
     before: str
@@ -43,7 +43,7 @@ class Difference:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their full names: `{"optim.lr": 0.001, …}`."""
+    """Return nested settings by their full names: `{"optim.lr": 0.001, …}`."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -54,7 +54,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def worded(value: Any) -> str:
-    """A setting as it would be written on the command line."""
+    """Return a value as a user writes it on the command line."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -65,30 +65,30 @@ def worded(value: Any) -> str:
 
 
 def recipe_of(config: Mapping[str, Any]) -> Recipe:
-    """The recipe that the settings name, as it is now, if it comes with the program or lies below the current folder.
+    """Return the recipe that the settings name, in its present form.
 
-    Whatever is wrong with it is said in `missing`.
+    It is read if it comes with the program or is below the current directory. `missing` has the reason if it cannot be read.
     """
     name = config.get("recipe")
     if name is None:
         return Recipe(None, {})
     name = str(name)
     is_path = name.endswith(".toml") or "/" in name
-    # The settings may be those of a stranger: a path in them leads to nothing beyond the folder that the user works in.
+    # The settings are untrusted, so a path in them may not lead out of the current directory.
     below = Path.cwd() if is_path else RECIPES
     path = below / (name if is_path else f"{name}.toml")
     try:
         values = parse_toml(read_input(path, MAX_SETTINGS_BYTES, below=below)).get("train", {})
         if not isinstance(values, Mapping):
-            raise ValueError("train is no table")
+            raise ValueError("train is not a table")
     except (OSError, ValueError) as error:
-        reason = "it is not there any more" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
+        reason = "the file does not exist any more" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
         return Recipe(name, {}, reason)
     return Recipe(name, flat(with_nones(TrainConfig, values)))
 
 
 def differences(config: Mapping[str, Any], recipe: Recipe) -> list[Difference]:
-    """The settings that a run was given otherwise than its recipe and the defaults have them, in the order of their definition."""
+    """Return the settings of a run that differ from its recipe or the defaults, in the order of their definition."""
     defaults, used = _defaults(), flat(config)
     names = dict.fromkeys((*defaults, *recipe.values, *used))
     return [
@@ -99,13 +99,13 @@ def differences(config: Mapping[str, Any], recipe: Recipe) -> list[Difference]:
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """The names whose values are not the same everywhere, with the value of each; `none` where one lacks it."""
+    """Return the settings whose values differ, with the value of each run, `none` for a run without this setting."""
     names = dict.fromkeys(name for one in settings for name in one)
     values = {name: [worded(one.get(name)) for one in settings] for name in names}
     return {name: each for name, each in values.items() if len(set(each)) > 1}
 
 
 def _defaults() -> dict[str, Any]:
-    """Of every setting, None for those that have none."""
+    """Return the default of every setting, None if it has no default."""
     found = {name: setting.get_default(call_default_factory=True) for name, setting in setting_names(TrainConfig).items()}
     return {name: None if value is PydanticUndefined else value for name, value in found.items()}

@@ -1,4 +1,4 @@
-"""The templates of the pages about runs, and the forms in which they write numbers."""
+"""The templates of the pages about runs, and their filters for numbers."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from pathlib import Path
 from common.html.chart import measured
 from common.html.line_chart import draw
 from common.html.page import or_unknown, template_environment
-from common.text import duration, size
+from common.text import count, duration, rate, share, size
 from common.untrusted import number
 from trainer.report.differences import worded
 from trainer.report.recorded_run import part
 from trainer.report.results import STATUS
-from trainer.report.wording import count, rate, share
 
 __all__ = ["TEMPLATES"]
 
 
 def _written(form: Callable[[float], str]) -> Callable[[object], str]:
-    """A filter for numbers out of JSON, which writes a dash for what is no number or does not exist."""
+    """Return a filter for values from JSON. It writes a dash for a value that is missing or not a number."""
     return lambda value: or_unknown(form)(number(value))
 
 

@@ -1,4 +1,4 @@
-"""`training_metrics.png`: the four main charts as one picture, drawn by matplotlib's objects, which share no state."""
+"""`training_metrics.png`: the four main charts in one picture. It uses no global state of matplotlib."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from common.text import visible
 
 __all__ = ["draw_png"]
 
-# Okabe and Ito, Color Universal Design, 2008. The paper is white and opaque, so that the picture can be read on any page.
+# Okabe and Ito, Color Universal Design, 2008. The background is white and opaque, so that the picture is legible on any page.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#1f2529")
 _DASHES = ("-", (0, (5, 2)), (0, (1, 1)))
 _MARKERS = ("o", "s", "^")
@@ -25,7 +25,7 @@ _MAX_MARKERS = 40
 
 
 def draw_png(charts: Sequence[Chart], title: str) -> bytes:
-    """The charts in two columns, as the bytes of a PNG of 1600 pixels' width."""
+    """Draw the charts in two columns. Return the bytes of a PNG of 1600 pixels' width."""
     rows = -(-len(charts) // 2)
     figure = Figure(figsize=(10, 3.2 * rows + 0.4), dpi=160, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
@@ -33,9 +33,7 @@ def draw_png(charts: Sequence[Chart], title: str) -> bytes:
     for place, chart in enumerate(charts):
         _draw(figure.add_subplot(rows, 2, place + 1), chart)
     file = BytesIO()
-    figure.savefig(
-        file, format="png", metadata={"Software": None}
-    )  # with its version the picture would differ from machine to machine
+    figure.savefig(file, format="png", metadata={"Software": None})  # without the version, the bytes are equal on all machines
     return file.getvalue()
 
 
@@ -88,7 +86,7 @@ def _line(axes: Axes, line: Line) -> None:
 
 
 def _bad_marks(axes: Axes, lines: Sequence[Line]) -> None:
-    """Crosses at the upper edge, where values were not finite."""
+    """Draw crosses at the upper edge for values that are not finite."""
     places = np.concatenate([line.thinned.x_C[line.thinned.bad_C > 0] for line in lines])
     if len(places):
         height = axes.get_xaxis_transform()
@@ -98,5 +96,5 @@ def _bad_marks(axes: Axes, lines: Sequence[Line]) -> None:
 
 
 def _plain(words: str) -> str:
-    """Text that matplotlib takes as it is: a dollar sign would begin a formula, and what the font lacks would be a warning."""
+    """Escape text for matplotlib: a dollar sign begins a formula, and a character that the font lacks raises a warning."""
     return visible(words).replace("$", r"\$").encode("ascii", "replace").decode()

@@ -1,4 +1,4 @@
-"""What a run's directory says of it, as far as it is there: a run that goes on, was stopped or was killed has less of it."""
+"""Reads the files of a run's directory. A run that still trains, or was stopped or killed, has less of them."""
 
 from __future__ import annotations
 
@@ -30,65 +30,60 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint that is there; its tensors are not read."""
+    """A checkpoint in the run's directory. Its tensors are not read."""
 
     step: int
     num_bytes: int | None = None
-    """Of the files with its tensors; a file that several checkpoints share counts for each. None where its manifest is damaged."""
+    """Bytes of its tensor files. A file that checkpoints share counts for each of them. None if the manifest is damaged."""
     num_weights: int | None = None
     digest: str | None = None
-    """Of its manifest, which holds those of all its tensors."""
+    """Digest of the manifest, which has the digests of all tensors."""
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run, read once."""
+    """The files of a run, read once."""
 
     path: Path
     record: Mapping[str, Any]
     config: Mapping[str, Any]
-    """The settings that it was last started with, by section."""
+    """The settings of the last start, by section."""
     curves: Mapping[str, Curve] = field(default_factory=dict)
-    """The numbers of the training steps, by the names of the fields of `TrainEvent`."""
+    """The metrics of the training steps, by the names of the fields of `TrainEvent`."""
     events: Mapping[type, Sequence[Event]] = field(default_factory=dict)
     """All other events, by class."""
     checkpoints: Sequence[SavedCheckpoint] = ()
 
     @property
     def name(self) -> str:
-        """The directory's own name."""
+        """The last part of the directory's path."""
         return self.path.resolve().name
 
     @property
     def status(self) -> str:
-        """`training`, `stopped`, `failed` or `finished`; a run that was killed is still said to be training."""
+        """`training`, `stopped`, `failed` or `finished`. A run that was killed stays `training`."""
         return str(self.record.get("status", "training"))
 
     @property
     def step(self) -> int:
-        """The last step that is known."""
+        """The last step in the metrics."""
         steps = [event.step for event in self.evaluations]
         loss = self.curve("loss")
         return max([*steps, int(loss.x_N[-1]) if len(loss) else 0])
 
     @property
     def num_weights(self) -> int | None:
-        """Of the model, where a checkpoint tells."""
+        """Number of the model's weights, None if no manifest of a checkpoint can be read."""
         return next((saved.num_weights for saved in reversed(self.checkpoints) if saved.num_weights is not None), None)
 
     @property
-    def step_seconds(self) -> Curve:
-        """How long each step took, without evaluations and saves."""
-        return self.curve("seconds")
-
-    @property
     def seconds(self) -> float:
-        """All of these together."""
-        return float(self.step_seconds.finite.sum())
+        """Duration of all steps in seconds, without evaluations and saves."""
+        return float(self.curve("seconds").finite.sum())
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Its median over the steps."""
+        """Median of the tokens per second over the steps, None if no step is recorded."""
         return median(self.curve("tokens_per_s").y_N)
 
     @property
@@ -103,35 +98,35 @@ class RecordedRun:
 
     @property
     def best(self) -> EvalEvent | None:
-        """The evaluation with the lowest loss, the first of those that are equal."""
+        """The evaluation with the lowest loss, the first one if several are equal."""
         finite = [event for event in self.evaluations if math.isfinite(event.val_loss)]
         return min(finite, key=lambda event: event.val_loss, default=None)
 
     def curve(self, name: str) -> Curve:
-        """Of this number of the training steps; empty where it was not recorded."""
+        """Return the curve of a metric of the training steps, empty if it was not recorded."""
         return self.curves.get(name) or Curve.of(())
 
     def of(self, kind: type[T]) -> Sequence[T]:
-        """The events of one class, in order."""
+        """Return the events of one class, in their order."""
         return cast(Sequence[T], self.events.get(kind, ()))
 
     def validation(self, name: Literal["val_loss", "perplexity", "bits_per_byte"]) -> Curve:
-        """The curve of this number of the evaluations; empty if it was not measured."""
+        """Return the curve of a number of the evaluations, empty if it was not measured."""
         points = ((event.step, getattr(event, name)) for event in self.evaluations)
         return Curve.of((step, value) for step, value in points if value is not None)
 
 
 def part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The table under a name; empty where there is none."""
+    """Return the table under a name, empty if there is none."""
     found = values.get(name)
     return found if isinstance(found, Mapping) else {}
 
 
 def read_run(path: Path) -> RecordedRun:
-    """Reads a run's record, settings, metrics and the manifests of its checkpoints.
+    """Read a run's record, settings, metrics and the manifests of its checkpoints.
 
     Raises:
-        CheckpointError: the directory holds no run, or a file of it was changed or is damaged; the message names it.
+        CheckpointError: the directory has no run, or a file of it was changed or is damaged.
     """
     record = read_record(path)
     metrics = path / METRICS
@@ -146,14 +141,14 @@ def _settings(path: Path) -> Mapping[str, Any]:
     except FileNotFoundError:
         raise CheckpointError(f"{file}: missing; restore it from a copy") from None
     except (ValueError, KeyError) as error:
-        raise CheckpointError(f"{file}: no settings of a run ({error}); restore it from a copy") from None
+        raise CheckpointError(f"{file}: not the settings of a run ({error}); restore it from a copy") from None
     if not isinstance(settings, Mapping):
-        raise CheckpointError(f"{file}: train is no table of settings; restore it from a copy")
+        raise CheckpointError(f"{file}: train is not a table of settings; restore it from a copy")
     return redacted_settings(settings)
 
 
 def _sorted(events: Iterable[Event]) -> tuple[dict[str, Curve], dict[type, list[Event]]]:
-    """The numbers of the training steps as curves, all other events by class."""
+    """Return the metrics of the training steps as curves, and all other events by class."""
     points: dict[str, tuple[list[float], list[float]]] = {one.name: ([], []) for one in fields(TrainEvent)}
     others: dict[type, list[Event]] = {}
     for event in events:
@@ -177,7 +172,7 @@ def _checkpoints(path: Path) -> list[SavedCheckpoint]:
             data = store.manifest_bytes(step)
             manifest = parse_manifest(data)
         except (ValueError, CheckpointError):
-            if store.path(step).exists():  # else it was deleted since, by the run that goes on
+            if store.path(step).exists():  # otherwise the run, which still trains, has deleted it since
                 found.append(SavedCheckpoint(step))
             continue
         weights = sum(math.prod(one.spec.shape) for name, one in manifest.tensors.items() if name.startswith("model/"))

@@ -1,4 +1,4 @@
-"""The results of a run as values for its page: headline, alerts, evaluation, samples, speed, hardware."""
+"""The results of a run as values for its page: headline, alerts, evaluations, samples, speed, hardware."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from common.html.chart import Chart, measured
 from common.html.curves import average_window
-from common.html.page import UNKNOWN
-from common.text import duration
+from common.html.page import UNKNOWN, or_unknown
+from common.text import count, duration, rate, share
 from common.untrusted import number
-from trainer.report.charts import GROUPS, average_loss, hardware_charts, hardware_curves
+from trainer.report.charts import GROUPS, hardware_charts, hardware_curves, smoothed
 from trainer.report.recorded_run import RecordedRun, part
-from trainer.report.wording import count, rate, share
 from trainer.run.events import EvalEvent, HardwareEvent, SampleEvent, SaveEvent, Score, ScoresEvent
 
 __all__ = [
@@ -40,16 +39,18 @@ __all__ = [
 T = TypeVar("T")
 
 STATUS = {"finished": "finished", "stopped": "stopped", "failed": "failed", "training": "no end recorded"}
-"""The words for the status of a run."""
+"""Words for the status of a run."""
 
 _MAX_EVALUATIONS = 40
 _MAX_SAMPLES = 8
 _MAX_SCORES = 12
 _MAX_SHOWN_CHARS = 4000
+_decimal = or_unknown(measured)
+_short = or_unknown(lambda value: rate(value) if value >= 1e6 else count(value))
 
 
 def introduction(run: RecordedRun) -> str:
-    """A sentence that names the model, the optimizer and the machine."""
+    """Return a sentence about the model, the optimizer and the machine."""
     model, optimizer = part(run.config, "model"), part(run.config, "optim")
     identity, environment = part(run.record, "identity"), part(run.record, "environment")
     weights = f"{run.num_weights / 1e6:,.2f}M weights" if run.num_weights else "no checkpoint yet"
@@ -57,7 +58,7 @@ def introduction(run: RecordedRun) -> str:
     gpus = ", ".join(dict.fromkeys(map(str, environment.get("gpus") or ())))
     device = str(identity.get("device", "cpu"))
     device = (environment.get("processor") or device) if device.startswith("cpu") else gpus or device
-    own_code = ", with code of its own (extension.py)" if identity.get("extension") else ""
+    own_code = ", with an extension (extension.py)" if identity.get("extension") else ""
     return (
         f"A decoder of {model.get('layers')} layers, width {model.get('width')} ({weights}), trained with {optimizer.get('kind')} "
         f"in {run.config.get('precision')} by {ranks} rank{'s' * (ranks != 1)} on {device}{own_code}.{_ending(run)}"
@@ -65,15 +66,15 @@ def introduction(run: RecordedRun) -> str:
 
 
 def _ending(run: RecordedRun) -> str:
-    """How and why the run ended, where the record says so."""
+    """Return how and why the run ended, an empty string if the record does not say so."""
     reason = run.record.get("ended_by")
     return f" It {STATUS.get(run.status, run.status)} at step {run.record.get('step')}: {reason}" if reason else ""
 
 
 def headline(run: RecordedRun) -> list[tuple[str, str, str]]:
-    """The numbers that are looked at first: a name, the value, and a remark."""
+    """Return the most important numbers: name, value and remark."""
     best, mfu = run.best, run.curve("mfu").finite
-    tokens, average = run.curve("targets").last, average_loss(run).last
+    tokens, average = run.curve("targets").last, smoothed(run, "loss").last
     window = average_window(len(run.curve("loss")))
     last = run.curve("loss").last
     steps = number(part(run.config, "limits").get("steps"))
@@ -89,26 +90,26 @@ def headline(run: RecordedRun) -> list[tuple[str, str, str]]:
         ("training time", duration(run.seconds) if tokens else UNKNOWN, "without evaluations and saves"),
         (
             "tokens a second",
-            rate(run.tokens_per_s) if run.tokens_per_s is not None else UNKNOWN,
-            f"median; MFU {share(float(np.median(mfu)))}" if len(mfu) else "median; MFU not known",
+            or_unknown(rate)(run.tokens_per_s),
+            f"median; MFU {share(float(np.median(mfu)))}" if len(mfu) else "median; MFU unknown",
         ),
-        ("alerts", count(len(run.alerts)), "below, each with its step" if run.alerts else "nothing was found"),
+        ("alerts", count(len(run.alerts)), "listed below" if run.alerts else "no rule was broken"),
     ]
 
 
 def alert_kinds(run: RecordedRun) -> str:
-    """How often each rule found something."""
+    """Return the number of alerts of each rule."""
     kinds = Counter(event.rule for event in run.alerts if event.rule)
     return "; ".join(f"{rule}: {times:,}" for rule, times in kinds.most_common())
 
 
 def evaluations(run: RecordedRun) -> list[EvalEvent]:
-    """The evaluations that a table lists: all, or some of them with the first, the last and the best."""
+    """Return the evaluations for the table: all, or a selection with the first, the last and the best."""
     return _spread(run.evaluations, _MAX_EVALUATIONS, run.best)
 
 
 def groups_by(run: RecordedRun) -> list[tuple[str, list[tuple[str, Score, float]]]]:
-    """The groups of the newest evaluation, for each way in which it was broken down: name, score, and share of all targets."""
+    """Return the groups of the newest evaluation, for each key of `GROUPS`: name, score, and share of the targets of all groups."""
     newest = run.evaluations[-1].groups if run.evaluations else {}
     found = []
     for by, words in GROUPS.items():
@@ -121,14 +122,14 @@ def groups_by(run: RecordedRun) -> list[tuple[str, list[tuple[str, Score, float]
 
 @dataclass(frozen=True)
 class Samples:
-    """Those of the newest step, and some of earlier ones."""
+    """The samples of the newest step, and a selection of earlier ones."""
 
     newest: Sequence[SampleEvent]
     older: Sequence[SampleEvent]
 
 
 def samples(run: RecordedRun) -> Samples:
-    """What the model wrote, without the end of very long texts."""
+    """Return the samples. Very long texts are cut."""
     found = [replace(event, text=_shortened(event.text)) for event in reversed(run.of(SampleEvent))]
     newest = [event for event in found if event.step == found[0].step][:_MAX_SAMPLES]
     earlier = [event for event in found if event.step != found[0].step]
@@ -141,14 +142,14 @@ def _shortened(text: str) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of values under the names of columns, each row with a name."""
+    """A table with names of columns and of rows."""
 
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[float | None]]]
 
 
 def scores(run: RecordedRun) -> Table:
-    """The scores of the samples by step."""
+    """Return the scores of the samples by step."""
     found = [(event.step, event.numbers) for event in run.of(ScoresEvent)]
     chosen = _spread([(step, values) for step, values in found if values], _MAX_SCORES)
     names = dict.fromkeys(name for _, values in found for name in values)
@@ -158,7 +159,7 @@ def scores(run: RecordedRun) -> Table:
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast the steps were, and what they waited for."""
+    """The speed of the steps, and their waits."""
 
     words: str
     rows: Sequence[tuple[str, Sequence[str]]]
@@ -166,20 +167,20 @@ class Speed:
 
 
 def speed(run: RecordedRun) -> Speed:
-    """The speed of the steps; without rows if it was not measured."""
+    """Return the speed of the steps, without rows if it was not measured."""
     tokens_per_s, wait = run.curve("tokens_per_s").finite, run.curve("loader_wait_s").finite
     stalls = [stall for event in run.of(SaveEvent) if (stall := event.stall_s) is not None]
     measures: list[tuple[str, NDArray[np.float64], Callable[[float], str]]] = [
         ("tokens a second", tokens_per_s, rate),
         ("model FLOPs utilisation", run.curve("mfu").finite, share),
-        ("seconds a step", run.step_seconds.finite, measured),
+        ("seconds a step", run.curve("seconds").finite, measured),
         ("seconds a step waited for data", wait, measured),
     ]
     words = [f"{duration(run.seconds)} of training in {count(len(tokens_per_s))} steps"]
     if len(wait) and run.seconds:
         words.append(f"{share(float(wait.sum()) / run.seconds)} of it waiting for data")
     if stalls:
-        words.append(f"{len(stalls):,} saves held it up for {duration(sum(stalls))} in all, {duration(max(stalls))} at most")
+        words.append(f"{len(stalls):,} saves delayed it by {duration(sum(stalls))} in total, {duration(max(stalls))} at most")
     rows = [
         (name, [form(float(np.percentile(values, percent))) for percent in (5, 50, 95)])
         for name, values, form in measures
@@ -190,17 +191,17 @@ def speed(run: RecordedRun) -> Speed:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What was sampled of GPUs and host."""
+    """The sampled metrics of GPUs and host."""
 
     names: Sequence[str]
-    """Of the GPUs."""
+    """Names of the GPUs."""
     charts: Sequence[Chart]
     constant: Sequence[tuple[str, float]]
-    """The values that did not change."""
+    """The metrics that did not change."""
 
 
 def hardware(run: RecordedRun) -> Hardware:
-    """What was sampled of GPUs and host."""
+    """Return the sampled metrics of GPUs and host."""
     found = hardware_curves(run)
     same = [
         (f"{place}: {name.replace('_', ' ')}", float(curve.y_N[-1]))
@@ -213,16 +214,8 @@ def hardware(run: RecordedRun) -> Hardware:
 
 
 def _spread(values: Sequence[T], most: int, wanted: T | None = None) -> list[T]:
-    """At most so many of them, evenly spread, with the first, the last and the one that is wanted."""
+    """Return at most `most` values, evenly spread, and `wanted`. The first and the last are among them."""
     if len(values) <= most:
         return list(values)
     places = np.linspace(0, len(values) - 1, most).round().astype(int).tolist()
     return [value for place, value in enumerate(values) if place in places or value is wanted]
-
-
-def _decimal(value: float | None) -> str:
-    return UNKNOWN if value is None else measured(value)
-
-
-def _short(value: float | None) -> str:
-    return UNKNOWN if value is None else rate(value) if value >= 1e6 else count(value)

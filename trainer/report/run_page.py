@@ -1,4 +1,4 @@
-"""The page about one run. `run_page.jinja` holds the words and the tables."""
+"""The page about one run. `run_page.jinja` has its text and tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_ALERTS = 200
 
 
 def render_report(run: RecordedRun) -> str:
-    """The page about one run."""
+    """Return the page about one run."""
     recipe = recipe_of(run.config)
     return render_page(
         TEMPLATES,
@@ -45,16 +45,14 @@ def render_report(run: RecordedRun) -> str:
 
 
 def _commands(run: RecordedRun) -> list[tuple[str, str]]:
-    """How to check the run, and how to make it again."""
+    """Return the commands that check the run or repeat it, each with its description."""
     path, data = shlex.quote(str(run.path)), shlex.quote(str(run.config.get("data", "DATA")))
     ranks = int(part(run.record, "environment").get("world_size", 1))
     launch = "python -m trainer train" if ranks == 1 else f"PET_NPROC_PER_NODE={ranks} entrypoints/train"
     lines = {
-        "every digest: record, checkpoints, metrics, ledger, data": f"python -m trainer verify {path} --level integrity",
+        "check all digests: record, checkpoints, metrics, ledger, data": f"python -m trainer verify {path} --level integrity",
         "train ten steps again and compare all bits": f"python -m trainer verify {path} --replay 10",
-        "what every step was trained on": f"python -m trainer audit {path}",
-        "the same run from its first step on, into a directory of its own": (
-            f"{launch} --recipe {path}/config.toml --data {data} --run {path}-again"
-        ),
+        "prove the rows of every step": f"python -m trainer audit {path}",
+        "repeat the whole run in a new directory": (f"{launch} --recipe {path}/config.toml --data {data} --run {path}-again"),
     }
     return list(lines.items())

@@ -1,4 +1,4 @@
-"""Writes the reports: reads the runs, puts the pages together, and replaces the files at once or not at all."""
+"""Writes the reports. Each file is replaced atomically."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ __all__ = ["PICTURE", "REPORT", "report_at_end", "write_comparison", "write_repo
 _log = logging.getLogger(__name__)
 
 REPORT, PICTURE = "report.html", "training_metrics.png"
-"""The files' names in a run's directory."""
+"""Names of the files in a run's directory."""
 
 
 def write_report(run: Path, output: Path | None = None) -> tuple[Path, Path]:
-    """Writes the page and the picture, by default into the run's directory.
+    """Write the page and the picture, by default into the run's directory.
 
     Args:
         run: the run's directory.
-        output: where the page goes; the picture goes beside it.
+        output: path of the page. The picture is written into the same directory.
 
     Returns:
-        Where they are.
+        The paths of page and picture.
 
     Raises:
-        CheckpointError: the directory holds no run, or a file of it is damaged.
-        OSError: a file could not be read or written.
+        CheckpointError: the directory has no run, or a file of it is damaged.
+        OSError: a file cannot be read or written.
     """
     page = output or run / REPORT
     picture = page.with_name(PICTURE)
@@ -45,20 +45,20 @@ def write_report(run: Path, output: Path | None = None) -> tuple[Path, Path]:
 
 
 def report_at_end(run: Path) -> None:
-    """The same for a training that ends; whatever goes wrong is a warning, for a report must not fail a run."""
+    """Write the report at the end of a training. An error is only logged, because a report must not fail a run."""
     try:
         write_report(run)
     except Exception as error:
-        _log.warning("no report of %s was written (%s: %s); python -m trainer report makes it", run, type(error).__name__, error)
+        _log.warning("cannot write the report of %s (%s: %s); python -m trainer report writes it", run, type(error).__name__, error)
 
 
 def write_comparison(runs: Sequence[Path], output: Path) -> Path:
-    """Writes the page that compares runs.
+    """Write the page that compares runs.
 
     Raises:
-        ConfigError: there are fewer than two, or one is named twice.
-        CheckpointError: a directory holds no run, or a file of it is damaged.
-        OSError: a file could not be read or written.
+        ConfigError: there are fewer than two runs, or a run is named twice.
+        CheckpointError: a directory has no run, or a file of it is damaged.
+        OSError: a file cannot be read or written.
     """
     if len(runs) < 2:
         raise ConfigError("compare: name at least two runs")

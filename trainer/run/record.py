@@ -50,7 +50,7 @@ from common.untrusted import (
     read_run_file,
 )
 from trainer.checkpoint import CheckpointStore
-from trainer.data.adjustments import Change, Changes
+from trainer.data.adjustments import Adjustment, Adjustments
 from trainer.machine.determinism import device_name, flags, threads_per_rank
 from trainer.machine.environment import Difference, environment_facts, find_differences, flattened
 from trainer.run.context import RunContext
@@ -65,11 +65,11 @@ __all__ = [
     "complete_record",
     "identity_of",
     "leave_note",
-    "note_change",
+    "note_adjustment",
     "open_record",
     "read_record",
     "read_record_if_any",
-    "recorded_changes",
+    "recorded_adjustments",
     "recorded_micro",
 ]
 
@@ -176,47 +176,47 @@ def _ranks(identity: Mapping[str, Any]) -> str:
     return f"{number} rank{'s' * (number != 1)}"
 
 
-def recorded_changes(
+def recorded_adjustments(
     run: Path, record: Mapping[str, Any] | None, identity: Mapping[str, Any], allow_changes: tuple[str, ...]
-) -> Changes:
+) -> Adjustments:
     """Return the adjustments of an earlier start of the run, and those that a rank noted just before it ended.
 
     If the identity differs otherwise than allowed, there are none. `batch.micro` among the allowed changes drops smaller
     micro-batches, and `quarantine` drops the list of shards that were left out.
     """
     if record is None or any(name not in allow_changes for name in _differing(record["identity"], identity)):
-        return Changes()
-    changes = Changes.from_json(record.get("changes", ())).plus(*_notes(run))
+        return Adjustments()
+    adjustments = Adjustments.from_json(record.get("changes", ())).plus(*_notes(run))
     names = {"micro": "batch.micro", "quarantine": "quarantine"}
-    return changes.of(kind for kind, name in names.items() if name not in allow_changes)
+    return adjustments.of(kind for kind, name in names.items() if name not in allow_changes)
 
 
-def note_change(run: Path, change: Change) -> None:
+def note_adjustment(run: Path, adjustment: Adjustment) -> None:
     """Add an adjustment to the record, durably."""
     record = read_record(run)
-    changes = Changes.from_json(record["changes"]).plus(change)
-    write_atomic(run / "record.json", sealed(record | {"changes": changes.to_json()}))
+    adjustments = Adjustments.from_json(record["changes"]).plus(adjustment)
+    write_atomic(run / "record.json", sealed(record | {"changes": adjustments.to_json()}))
 
 
-def leave_note(run: Path, change: Change, rank: int) -> None:
+def leave_note(run: Path, adjustment: Adjustment, rank: int) -> None:
     """Note an adjustment for the next start of the run, durably. Any rank can do so, without communication."""
-    write_atomic(run / f"change-{rank}.json", json.dumps(Changes((change,)).to_json()).encode())
+    write_atomic(run / f"change-{rank}.json", json.dumps(Adjustments((adjustment,)).to_json()).encode())
 
 
-def _notes(run: Path) -> list[Change]:
-    return [change for path in sorted(run.glob("change-*.json")) for change in _note(path)]
+def _notes(run: Path) -> list[Adjustment]:
+    return [adjustment for path in sorted(run.glob("change-*.json")) for adjustment in _note(path)]
 
 
-def _note(path: Path) -> tuple[Change, ...]:
+def _note(path: Path) -> tuple[Adjustment, ...]:
     data = read_run_file(path, MAX_NOTE_BYTES, path.parent)
     try:
-        return Changes.from_json(parse_json(data)).made
+        return Adjustments.from_json(parse_json(data)).made
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{path}: {error}; no rank wrote this file: restore it from a copy, or remove it") from None
 
 
 def open_record(
-    context: RunContext, identity: Mapping[str, Any], extension: bytes | None, changes: Changes, before: Before | None
+    context: RunContext, identity: Mapping[str, Any], extension: bytes | None, adjustments: Adjustments, before: Before | None
 ) -> None:
     """Write `config.toml`, the tokenizer, the extension's source and `record.json` of a run that starts or resumes.
 
@@ -245,7 +245,7 @@ def open_record(
         "format": 1,
         "status": "training",
         "identity": dict(identity),
-        "changes": changes.to_json(),
+        "changes": adjustments.to_json(),
         "data": {"root_digest": manifest.root_digest, "tokenizer_digest": manifest.tokenizer_digest},
         "environment": environment,
         "earlier": earlier,
@@ -391,8 +391,8 @@ class _RecordForm(Form):
 
     @field_validator("changes")
     @classmethod
-    def _check_changes(cls, changes: list[Any]) -> list[Any]:
-        Changes.from_json(changes)
+    def _check_adjustments(cls, changes: list[Any]) -> list[Any]:
+        Adjustments.from_json(changes)
         return changes
 
 

@@ -1,4 +1,4 @@
-"""Changes that a run makes to itself: smaller micro-batches after a lack of memory, shards left out that cannot be read."""
+"""Makes adjustments: smaller micro-batches after a lack of memory, and a quarantine of shards that cannot be read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from common.errors import ConfigError, ProjectError
-from trainer.data.adjustments import Change, Changes, smaller_micro
+from trainer.data.adjustments import Adjustment, Adjustments, smaller_micro
 from trainer.data.bad_shards import decide
 from trainer.health.alerts import Alert, Rule
 from trainer.machine.memory import release_memory
@@ -18,71 +18,73 @@ from trainer.parallel.accumulation import Accumulation
 from trainer.parallel.wrapping import MicroTooLarge, wrap_for_training
 from trainer.run.context import RunContext
 from trainer.run.ledger import Ledger
-from trainer.run.record import leave_note, note_change
+from trainer.run.record import leave_note, note_adjustment
 
 __all__ = ["Adjuster", "smaller_batches", "wrapped"]
 
 
 @dataclass
 class Adjuster:
-    """Makes an adjustment durable, and announces it."""
+    """Stores adjustments durably, and announces them."""
 
     context: RunContext
-    adjustments: Changes
-    """All that were made so far, by this start of the run and by earlier ones."""
+    adjustments: Adjustments
+    """All adjustments so far, of this start of the run and of earlier ones."""
     monitor: Monitor
     ledger: Ledger | None
-    """On rank 0."""
+    """None on all ranks except rank 0."""
 
-    def make(self, adjustment: Change) -> None:
-        """Adds an adjustment, and notes it where the next start of the run finds it."""
+    def make(self, adjustment: Adjustment) -> None:
+        """Add an adjustment, and write it into the record, where the next start of the run reads it."""
         self.adjustments = self.adjustments.plus(adjustment)
-        self.context.group.on_main(lambda: note_change(self.context.config.run, adjustment))
+        self.context.group.on_main(lambda: note_adjustment(self.context.config.run, adjustment))
 
-    def announce(self, adjustment: Change, step: int, *, after: int) -> None:
-        """Shows an adjustment to the user at the step for which it was made; in the ledger it follows the step `after`."""
+    def announce(self, adjustment: Adjustment, step: int, *, after: int) -> None:
+        """Raise the alert of an adjustment at `step`, and write it into the ledger behind the step `after`."""
         rule: Rule = "quarantine" if adjustment.kind == "quarantine" else "out_of_memory"
         self.monitor.alert(Alert(rule, step, "critical", adjustment.describe(), "log"))
         if self.ledger is not None:
             self.ledger.event(adjustment.kind, step=after, **adjustment.facts())
 
-    def quarantine(self, found: Mapping[str, tuple[int, int]], faults: Mapping[str, ProjectError], step: int) -> Change:
-        """The adjustment that leaves shards out that cannot be read.
+    def quarantine(self, found: Mapping[str, tuple[int, int]], faults: Mapping[str, ProjectError], step: int) -> Adjustment:
+        """Return the adjustment that leaves out shards that cannot be read.
 
         Args:
-            found: from `shared_faults`.
+            found: the result of `shared_faults`.
             faults: the errors of this rank, by shard.
             step: the first step without the shards.
 
         Raises:
-            ProjectError: the policy is to stop, or too much is lost.
+            ProjectError: `bad_data.policy` is `stop`, or the lost rows exceed `bad_data.max_share`.
         """
         context = self.context
         known = self.adjustments.quarantined(step)
         return decide(found, faults, context.config.bad_data, context.manifest, context.group, step=step, known=known)
 
-    def smaller_micro_batches(self, step: int) -> Change:
-        """The adjustment after a lack of memory in a step. Raises ConfigError if there is none; see `smaller_batches`."""
-        return smaller_batches(self.context, self.adjustments, step)
-
     def wrapped(self, loss: LossModule, step: int) -> tuple[nn.Module, Accumulation]:
-        """`wrapped` for a step of a run that is under way; the adjustments that it takes are made."""
+        """Wrap the model for a step of a running training, and make the adjustments that this needs."""
         module, accumulation, adjustments = wrapped(loss, self.context, self.adjustments, step)
         for adjustment in adjustments.made[len(self.adjustments.made) :]:
             self.make(adjustment)
         return module, accumulation
 
     def note_for_next_start(self, step: int) -> None:
-        """Notes, on this rank alone, that the next start of the run takes smaller micro-batches from a step on.
+        """Write a note, on this rank alone: the next start of the run uses smaller micro-batches from this step on.
 
         Raises:
-            ConfigError: there are none.
+            ConfigError: see `smaller_batches`.
         """
-        leave_note(self.context.config.run, self.smaller_micro_batches(step), self.context.group.rank)
+        adjustment = smaller_batches(self.context, self.adjustments, step)
+        leave_note(self.context.config.run, adjustment, self.context.group.rank)
 
 
-def wrapped(loss: LossModule, context: RunContext, adjustments: Changes, step: int) -> tuple[nn.Module, Accumulation, Changes]:
-    """`wrap_for_training` for the micro-batches of a step, or for smaller ones if these do not fit; and all adjustments then.
+def wrapped(
+    loss: LossModule, context: RunContext, adjustments: Adjustments, step: int
+) -> tuple[nn.Module, Accumulation, Adjustments]:
+    """Wrap the model for the micro-batches of a step, or for smaller ones if these do not fit into memory.
+
+    Returns:
+        The module and the accumulation of `wrap_for_training`, and all adjustments, with those that were needed to fit.
 
     Raises:
         ConfigError: see `smaller_batches`.
@@ -98,20 +100,20 @@ def wrapped(loss: LossModule, context: RunContext, adjustments: Changes, step: i
         release_memory()
 
 
-def smaller_batches(context: RunContext, adjustments: Changes, step: int) -> Change:
-    """The adjustment after a lack of memory in a step: smaller micro-batches, and more of them, which give the same gradient.
+def smaller_batches(context: RunContext, adjustments: Adjustments, step: int) -> Adjustment:
+    """Return the adjustment after a lack of memory in a step: smaller micro-batches, and more of them, with the same gradient.
 
     Raises:
-        ConfigError: there are no smaller ones, or they would be another sum under `reproducibility = elastic`.
+        ConfigError: a micro-batch has a single row already, or `reproducibility = elastic` fixes its size.
     """
     now = adjustments.batch(context.config.batch, step).micro_rows
     remedies = "model.activation_checkpointing = full, precision = bf16, parallel = fsdp with more ranks, or a smaller model"
     if context.config.reproducibility == "elastic":
         raise ConfigError(
-            f"step {step}: out of memory with batch.micro = {now}, which reproducibility = elastic fixes, as the bits depend on "
-            f"it; begin a run with a smaller batch.micro, or use {remedies}"
+            f"step {step}: out of memory with batch.micro = {now}, which cannot change under reproducibility = elastic, because "
+            f"the bits depend on it; start a new run with a smaller batch.micro, or use {remedies}"
         )
     smaller = smaller_micro(now)
     if smaller is None:
         raise ConfigError(f"step {step}: out of memory with a single row in a micro-batch; use {remedies}, or shorter rows")
-    return Change(step, f"{now} rows ran out of memory", micro=smaller)
+    return Adjustment(step, f"{now} rows ran out of memory", micro=smaller)

@@ -1,9 +1,9 @@
-"""How a run ends, and where that is told: record, metrics, alerts and report, whatever the reason.
+"""The end of a run, for any reason, in the record, the metrics and the alerts.
 
-finished   a limit was reached, or the evaluations no longer improved
-stopped    a signal or an alert asked for it; the state is saved
-failed     an error; a next start goes on from the newest checkpoint
-training   nobody could write how it ended: the process was killed, or still trains
+finished   the run reached a limit, or the evaluations no longer improved
+stopped    a signal or an alert asked for the stop; the state is saved
+failed     an error ended the run; the next start continues from the newest checkpoint
+training   the end was not written: the process was killed, or it still trains
 """
 
 from __future__ import annotations
@@ -29,43 +29,39 @@ _log = logging.getLogger(__name__)
 _MAX_CHARS = 1000
 _FOLDERS = re.compile(r"(?<![\w/.])/(?:[^\s/:;,'\"]+/)+")
 _ADDRESSES = re.compile(r"\[[0-9a-fA-F.:]+\](?::\d+)?")
-"""Of another rank, as gloo writes them."""
+"""Addresses of other ranks, as gloo writes them into its errors."""
 
 
 @dataclass
 class Ending:
-    """What is to be told of a run's end."""
+    """The facts about the end of a run."""
 
     config: TrainConfig
     group: Group
     step: int
-    """The last step that the ledger has."""
+    """The last step in the ledger."""
     ended: bool = False
-    """Whether the record says already how the run ended."""
+    """Whether the record already says how the run ended."""
     alerts: dict[str, int] = field(default_factory=dict)
-    """How many alerts there were of each rule."""
+    """Number of alerts by rule."""
 
     def record(self, status: str, ended_by: str | None, weights_digest: str | None) -> None:
-        """Writes into the record how the run ended; rank 0 calls it, once nothing more will be written.
+        """Write into the record how the run ended. Rank 0 calls this after the last write to the other files of the run.
 
         Raises:
-            StorageError, OSError: it cannot be written.
+            StorageError, OSError: the record cannot be written.
             CheckpointError: the record is damaged.
         """
         complete_record(
-            self.config.run,
-            status=status,
-            ended_by=ended_by,
-            step=self.step,
-            weights_digest=weights_digest,
-            alerts=self.alerts,
+            self.config.run, status=status, ended_by=ended_by, step=self.step, weights_digest=weights_digest, alerts=self.alerts
         )
         self.ended = True
 
     def tell(self, error: BaseException, monitor: Monitor) -> None:
-        """Tells the sinks that an error ends the run, with an alert if the error has none of its own yet.
+        """Report to the sinks that an error ends the run, with an alert unless this error has raised one already.
 
-        Only rank 0 does so, and it asks no other rank, because they may have ended. Nothing is raised, as an error is under way.
+        Only rank 0 reports, without an exchange, because other ranks may have ended. Failures are logged and not raised, because
+        `error` is being raised.
         """
         if not self.group.is_main or self.ended:
             return
@@ -76,10 +72,10 @@ class Ending:
             self.alerts = monitor.alert_counts
             monitor.write(EndEvent(self.step, "failed", reason))
         except Exception as trouble:
-            _log.warning("the end of the run is not in its metrics (%s)", trouble)
+            _log.warning("cannot write the end of the run to its metrics: %s", trouble)
 
     def reason(self, error: BaseException) -> str:
-        """An error in one line, without the secrets of the settings, and without folders and addresses of this machine."""
+        """Return an error as one line, without the secrets of the settings, and without folders and addresses of this machine."""
         text = str(error) if isinstance(error, ProjectError) and str(error) else f"{type(error).__name__}: {error}"
         line = " ".join(without(text, secrets_of(self.config.log.mlflow_uri or "")).split())
         return _ADDRESSES.sub("[…]", _FOLDERS.sub("", line))[:_MAX_CHARS]
@@ -87,9 +83,9 @@ class Ending:
 
 @contextmanager
 def opened_ending(config: TrainConfig, group: Group, step: int) -> Iterator[Ending]:
-    """Has the record say that the run failed, and why, where an error leaves this context before the run has ended otherwise.
+    """Write into the record that the run failed, and why, if an error leaves this context before the run has ended.
 
-    Everything that writes files that the record names has to be closed within it.
+    Code that writes files of the run must close them inside this context, because the record stores their digests.
     """
     ending = Ending(config, group, step)
     try:
@@ -99,5 +95,5 @@ def opened_ending(config: TrainConfig, group: Group, step: int) -> Iterator[Endi
             try:
                 ending.record("failed", ending.reason(error), None)
             except Exception as trouble:
-                _log.warning("the record does not say how the run ended (%s)", trouble)
+                _log.warning("cannot write the end of the run to its record: %s", trouble)
         raise

@@ -1,4 +1,4 @@
-"""Validation loss and samples of a run that is under way."""
+"""Validation loss and samples during the training."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["Evaluator"]
 
 @dataclass
 class Evaluator:
-    """Evaluates on the first and last step, and every so many between."""
+    """Evaluates at the first and the last step, and every `eval.every_steps` steps."""
 
     data: RunData
     trainable: Trainable
@@ -41,27 +41,26 @@ class Evaluator:
     adjuster: Adjuster
     saver: Saver
     grouping: Grouping
-    """The groups of the validation text."""
     beat: Callable[[], None]
-    """Shows the watchdog that this rank makes progress."""
+    """Reports to the watchdog that this rank makes progress."""
 
     def due(self, progress: Progress) -> bool:
-        """True on the first and last step and every so many between, unless this step has been evaluated already."""
+        """Return True if an evaluation is due at this step and this step is not evaluated yet."""
         due = progress.step % self.data.context.config.eval.every_steps == 0 or self.reporter.limits.finished(progress)
         return due and progress.evaluated_step != progress.step
 
     def evaluate(self, progress: Progress) -> Progress:
-        """Measures the validation loss and writes samples, both with the average of the weights if there is one.
+        """Measure the validation loss and write samples, both with the moving average of the weights if there is one.
 
-        If a stop is requested during the evaluation, its result is discarded. The run evaluates this step when it goes on.
+        If a stop is requested during the evaluation, its result is discarded. The resumed run evaluates this step.
         """
         trainable, monitor = self.trainable, self.reporter.monitor
         try:
             with trainable.average.swapped_in() if trainable.average else nullcontext():
                 evaluation = self._evaluation(progress.step)
-                # A model whose loss is no number has nothing to draw from.
+                # Without a finite loss there are no probabilities to sample from.
                 samples = self._samples(progress.step) if math.isfinite(evaluation.loss) else None
-                # Rank 0 may need long for its samples. The others wait here, and not in the next step.
+                # Rank 0 may need long for its samples. The others wait here and not in the next step.
                 self.data.context.group.smallest(0)
         except EvaluationStopped:
             return progress
@@ -73,15 +72,15 @@ class Evaluator:
         after = progress.after_evaluation(evaluation.loss, self.reporter.train_losses.take())
         monitor.convergence(judge_convergence(after.evaluations, self.data.context.config.eval))
         trainable.extension.evaluated(trainable.view(after), evaluation)
-        self.saver.saved_step = None  # the saved state does not know of this evaluation
+        self.saver.saved_step = None  # the saved state lacks this evaluation
         return after
 
     def _evaluation(self, step: int) -> Evaluation:
-        """The validation loss after a step. Rows that cannot be read are tried again, and then left out or a reason to stop.
+        """Return the validation loss after a step. If rows cannot be read twice, put their shards into quarantine or stop.
 
         Raises:
-            ProjectError: data cannot be read, and the policy is to stop, or too much is lost.
-            ConfigError: memory does not suffice, and weights are spread over the ranks.
+            ProjectError: see `Adjuster.quarantine`.
+            ConfigError: memory ran out under FSDP.
         """
         context = self.data.context
         tried: set[str] = set()
@@ -99,7 +98,7 @@ class Evaluator:
             time.sleep(RETRY_WAITS_S[0])
 
     def _evaluation_without(self, blank: frozenset[str], faults: dict[str, ProjectError]) -> Evaluation:
-        """The validation loss without the rows of some shards, and without those that cannot be read, which go into `faults`."""
+        """Return the validation loss without the rows of `blank` shards. Shards that cannot be read go into `faults`."""
         context = self.data.context
 
         def note(error: ShardError | OSError) -> None:
@@ -110,10 +109,8 @@ class Evaluator:
         try:
             return evaluate(
                 self.trainable.loss,
-                context.backend,
+                context,
                 self.data.val_rows.without(blank, note),
-                context.config,
-                context.group,
                 self.beat,
                 self.grouping,
                 lambda: self.reporter.stop_requested,
@@ -123,15 +120,15 @@ class Evaluator:
                 raise
             num_rows = context.config.eval.micro or context.config.batch.micro_rows
             raise ConfigError(
-                f"an evaluation ran out of memory with {num_rows} rows in a pass; "
-                "set eval.micro to fewer, then run the same command again"
+                f"the evaluation ran out of memory with {num_rows} rows in a forward pass; "
+                "set eval.micro to fewer rows, then run the same command again"
             ) from error
 
     def _samples(self, step: int) -> tuple[list[Continuation], Scores | None] | None:
-        """Texts that continue the run's prompts, with their scores, on rank 0; ranks that share the weights have to help."""
+        """Continue the prompts of the run, and score the texts, on rank 0. Under FSDP all ranks take part in the forward passes."""
         config, group = self.data.context.config, self.data.context.group
         blank = self.adjuster.adjustments.quarantined(step)
-        rows = self.data.val_rows.without(blank, lambda _error: None)  # a row that cannot be read is no prompt
+        rows = self.data.val_rows.without(blank, lambda _error: None)  # rows that cannot be read give no prompt
         prompts = group.on_main(lambda: prompts_of(config.eval, rows, self.data.tokenizer))
         if not prompts or not (group.is_main or config.parallel == "fsdp"):
             return None

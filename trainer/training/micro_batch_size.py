@@ -1,4 +1,4 @@
-"""The largest micro-batch that fits, the same on every rank."""
+"""The largest micro-batch that fits into memory, the same on every rank."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
 from trainer.model.memory_estimate import MemoryEstimate, estimate
 from trainer.run.context import RunContext
 
-__all__ = ["choose_micro", "micro_candidates", "probe", "with_micro"]
+__all__ = ["choose_micro", "expected_memory", "micro_candidates", "probe", "with_micro"]
+
+_log = logging.getLogger(__name__)
 
 _UNEVEN = 1.125
-"""How much more than an even share the busiest rank may have for the sake of a larger micro-batch."""
+"""Rows of the busiest rank relative to an even share, at most. A larger micro-batch is worth this much imbalance."""
 
 
 def micro_candidates(global_rows: int, world_size: int) -> list[int]:
-    """Sizes of a micro-batch worth trying, largest first: divisors of `global_rows` that spread well over the ranks.
+    """Return candidates for the rows of a micro-batch, largest first: divisors of `global_rows` that spread well over the ranks.
 
-    A step takes as long as its busiest rank. Sizes that give it at most an eighth more rows than an even share are taken;
-    where there is none, those that give it the fewest.
+    A step takes as long as its busiest rank. The candidates give this rank at most an eighth more rows than an even share. If no
+    size does, they are the sizes that give it the fewest rows.
 
     Raises:
-        ConfigError: there are fewer rows than ranks.
+        ConfigError: the global batch has fewer rows than there are ranks.
     """
     if global_rows < world_size:
         raise ConfigError(
@@ -46,42 +48,40 @@ def micro_candidates(global_rows: int, world_size: int) -> list[int]:
 def choose_micro(
     config: TrainConfig, estimated: Callable[[int], MemoryEstimate], free_bytes: int, row_length: int, world_size: int
 ) -> int:
-    """The largest candidate whose estimate fits into nine tenths of the free memory.
+    """Return the largest candidate whose estimate fits into nine tenths of the free memory.
 
     Args:
-        config: all settings; its `batch.micro` is not read.
-        estimated: the estimate for a number of rows.
-        free_bytes: what this rank may use, before anything of the run is on the device: see `available_bytes`.
+        config: all settings; `batch.micro` is not read.
+        estimated: returns the estimate for a number of rows.
+        free_bytes: memory for this rank before the run allocates any: see `available_bytes`.
         row_length: tokens of a row, for the message.
-        world_size: ranks of the run.
+        world_size: number of ranks.
 
     Raises:
-        ConfigError: not even the smallest micro-batch fits, or there are fewer rows than ranks.
+        ConfigError: the smallest candidate does not fit, or the global batch has fewer rows than there are ranks.
     """
     candidates = micro_candidates(config.batch.global_rows, world_size)
     fitting = next((micro for micro in candidates if estimated(micro).total <= USABLE_SHARE * free_bytes), None)
     if fitting is None:
         raise ConfigError(
-            f"batch.micro = auto found no size that fits: {format_bytes(free_bytes)} are free on this rank, of which "
-            f"{USABLE_SHARE:.0%} are planned with, and micro-batches of {candidates[-1]} rows of {row_length} tokens need more "
+            f"batch.micro = auto found no size that fits: {format_bytes(free_bytes)} are free on this rank, the run may use "
+            f"{USABLE_SHARE:.0%} of that, and micro-batches of {candidates[-1]} rows of {row_length} tokens need more "
             f"({estimated(candidates[-1]).describe()}). Use model.activation_checkpointing = full, precision = bf16, parallel = "
-            "fsdp with more ranks, shorter rows or a smaller model; or set batch.micro to a number to try it all the same"
+            "fsdp with more ranks, shorter rows or a smaller model; or set batch.micro to a number to try it anyway"
         )
     return fitting
 
 
 def probe(run: Callable[[int], None], candidates: Sequence[int]) -> int:
-    """The first of the candidates, largest first, whose pass does not run out of memory.
-
-    The generators of random numbers are as before afterwards, and so is everything else if `run` keeps to its part.
+    """Return the first candidate whose pass does not run out of memory. The random generators keep their state.
 
     Args:
-        run: makes one forward and backward pass over that many rows of throwaway data on this rank, without an exchange
-            between ranks (one of them might be out of memory while the others wait), and clears the gradients.
+        run: makes one forward and backward pass over that many rows of padding on this rank, and clears the gradients. It makes
+            no exchange between ranks, because one of them may run out of memory while the others wait.
         candidates: rows of a micro-batch, largest first.
 
     Raises:
-        ConfigError: even the last one runs out of memory.
+        ConfigError: the last candidate runs out of memory too.
     """
     with isolated_rng():
         for micro in candidates:
@@ -100,7 +100,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _fits(run: Callable[[int], None], micro: int) -> bool:
-    """The error is let go of on return, and with it the tensors that its traceback holds."""
+    """A function of its own: on return the error is freed, and with it the tensors that its traceback holds."""
     try:
         run(micro)
     except Exception as error:
@@ -110,54 +110,52 @@ def _fits(run: Callable[[int], None], micro: int) -> bool:
     return True
 
 
-_log = logging.getLogger(__name__)
+def expected_memory(context: RunContext, micro: int) -> MemoryEstimate:
+    """Return the memory that one rank needs with micro-batches of `micro` rows."""
+    config, manifest, group = context.config, context.manifest, context.group
+    return estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, micro, context.backend, group.device.type)
 
 
 def with_micro(context: RunContext, extension: Extension, recorded: int | None) -> RunContext:
-    """The settings with `batch.micro` as a number.
+    """Return the context with a number for `batch.micro = auto`. The rank with the least memory decides.
 
     Args:
-        context: the settings, which are returned as they are if they name a number, and the ranks, of which the one with the least
-            memory decides.
-        extension: what may replace the model and the loss.
-        recorded: the number that the run was begun with; it is taken, because the bits depend on it.
+        context: settings, data and ranks. It is returned unchanged if `batch.micro` is a number.
+        extension: may replace the model and the loss.
+        recorded: the number of an earlier start of the run. It is used again, because the bits depend on it.
 
     Raises:
-        ConfigError: no size fits.
+        ConfigError: no size fits into memory.
     """
-    config, manifest, group, backend = context.config, context.manifest, context.group, context.backend
+    config, group = context.config, context.group
     if config.batch.micro != "auto":
         return context
     if recorded is not None:
         return _with(context, recorded)
-    estimated = partial(
-        estimate, config, manifest.vocab_size, manifest.row_length, group.world_size, backend=backend, device_type=group.device.type
-    )
+    estimated = partial(expected_memory, context)
     free = group.smallest(available_bytes(group.device, group.local_world_size))
-    micro = choose_micro(config, lambda rows: estimated(micro=rows), free, manifest.row_length, group.world_size)
-    if config.parallel == "ddp":  # a pass of FSDP is an exchange, in which one rank without memory would leave the others waiting
+    micro = choose_micro(config, estimated, free, context.manifest.row_length, group.world_size)
+    if config.parallel == "ddp":  # a pass of FSDP exchanges weights: if one rank ran out of memory, the others would wait for it
         candidates = [rows for rows in micro_candidates(config.batch.global_rows, group.world_size) if rows <= micro]
-        tried = _Trial(context, extension)
-        micro = group.smallest(probe(tried, candidates))
-        del tried
-    _log.info("batch.micro = auto: %d rows; %s", micro, estimated(micro=micro).describe())
+        micro = group.smallest(probe(_Trial(context, extension), candidates))
+    _log.info("batch.micro = auto: %d rows; %s", micro, estimated(micro).describe())
     return _with(context, micro)
 
 
 class _Trial:
-    """Passes of a model that is thrown away, with as much memory taken beside it as the optimizer will need."""
+    """Passes through a temporary model, while a placeholder takes the memory that gradients and optimizer will need."""
 
     def __init__(self, context: RunContext, extension: Extension) -> None:
-        config, manifest, group, backend = context.config, context.manifest, context.group, context.backend
-        model = seeded_model(extension, config.model, manifest.vocab_size, config.seed).to(group.device)
+        config, device = context.config, context.group.device
+        model = seeded_model(extension, config.model, context.manifest.vocab_size, config.seed).to(device)
         self._loss = LossModule(model, config.loss, extension.own_loss)
         self._context = context
-        needs = estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, 1, backend, group.device.type)
+        needs = expected_memory(context, 1)
         taken = needs.gradients + needs.optimizer + needs.average + needs.tree
-        self._taken = torch.empty(taken, dtype=torch.uint8, device=group.device)
+        self._taken = torch.empty(taken, dtype=torch.uint8, device=device)
 
     def __call__(self, rows: int) -> None:
-        """One forward and backward pass over `rows` rows of padding."""
+        """Run one forward and backward pass over `rows` rows of padding."""
         config, backend = self._context.config, self._context.backend
         by_sequence = config.loss.normalise == "sequences"
         empty = empty_micro_batch(rows, self._context.manifest.row_length, backend, with_weights=by_sequence)

@@ -1,4 +1,4 @@
-"""What a run tells of its steps, and how it judges them."""
+"""Reports the results of steps to sinks and ledger, and lets the guard judge them."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _log = logging.getLogger(__name__)
 
 
 class GoBack(Exception):  # noqa: N818 - a request, no error
-    """Training goes on from an earlier step. Raised on every rank in the same step."""
+    """A request to continue from an earlier step. Raised on every rank in the same step."""
 
 
 class RollBack(GoBack):
-    """The guard wants to go back to before the alert's step, and to leave out the positions from `first` to before `end`."""
+    """A request of the guard to go back to a checkpoint before the alert's step, and to leave out the positions [first, end)."""
 
     def __init__(self, alert: Alert, first: int, end: int) -> None:
         super().__init__(alert.message)
@@ -46,7 +46,7 @@ class RollBack(GoBack):
 
 
 class RepeatStep(GoBack):
-    """A step is void, because memory or data failed on some rank. It is repeated, on the same rows."""
+    """A request to repeat a void step on the same rows. A rank had no memory or no data."""
 
     def __init__(self, result: StepResult, facts: StepFacts) -> None:
         super().__init__()
@@ -63,17 +63,16 @@ class Reporter:
     stop: StopRequest
     monitor: Monitor
     ledger: Ledger | None
-    """What every step was trained on; on rank 0."""
+    """None on all ranks except rank 0."""
     guard: Guard
     train_losses: LossMean
     observer: LayerObserver
     adjuster: Adjuster
     ending: Ending
-    """What is told of the run's end."""
     flops_each: float
-    """Floating-point operations for one token."""
+    """Floating-point operations per token."""
     peak: float | None
-    """Of one device, in operations a second, if it is known."""
+    """Peak rate of one device in floating-point operations per second, None if unknown."""
     stragglers: StragglerDetector
 
     @property
@@ -82,7 +81,7 @@ class Reporter:
         return self.stop.signal_name is not None or self.monitor.stop_alert is not None
 
     def report(self, result: StepResult, facts: StepFacts) -> StepMetrics:
-        """Hands the numbers of a step to the sinks, and its rows to the ledger."""
+        """Write the numbers of a step to the sinks, and its rows to the ledger."""
         seconds = self.clock.lap()
         tokens_per_s = facts.num_targets / seconds
         metrics = StepMetrics(
@@ -110,11 +109,11 @@ class Reporter:
         return metrics
 
     def judge(self, result: StepResult, facts: StepFacts) -> None:
-        """Asks the guard about a step.
+        """Let the guard judge a step, and raise an alert if a rule is broken.
 
         Raises:
-            GuardError: training has to stop.
-            RollBack: training has to go back to a checkpoint from before this step.
+            GuardError: the verdict is to stop.
+            RollBack: the verdict is to go back to a checkpoint before this step.
         """
         verdict = self.guard.judge(result.step, result.loss, result.grad_norm)
         if verdict.rule is None:
@@ -131,22 +130,22 @@ class Reporter:
             raise RollBack(alert, first, max(end, last))
 
     def state(self, progress: Progress, scaler: Mapping[str, Any]) -> RunState:
-        """Everything that a checkpoint holds besides tensors."""
+        """Return everything that a checkpoint holds besides tensors."""
         head = None if self.ledger is None else self.ledger.head
         return RunState(progress, scaler, self.guard.to_json(), self.train_losses.to_json(), head)
 
     def sync(self) -> None:
-        """Forces ledger and metrics to the device, on rank 0, before a checkpoint refers to them.
+        """Flush ledger and metrics to the disk, on rank 0, before a checkpoint refers to them.
 
         Raises:
-            StorageError, OSError: it failed.
+            StorageError, OSError: a file cannot be flushed.
         """
         assert self.ledger is not None
         self.ledger.sync()
         self.monitor.sync()
 
     def restore(self, state: RunState, *, rolled_back: bool) -> None:
-        """Goes on from a state. After a rollback only the guard's count of rollbacks is kept."""
+        """Continue from a state. After a rollback the guard keeps its count of rollbacks, and nothing else."""
         self.train_losses = LossMean.from_json(state.train_losses)
         if rolled_back:
             self.guard.after_rollback(state.guard)
@@ -154,7 +153,7 @@ class Reporter:
             self.guard.from_json(state.guard)
 
     def rewind(self, state: RunState, request: RollBack) -> None:
-        """Makes the sinks and the ledger forget all steps after a state, and notes what is left out from there on."""
+        """Remove all steps after a state from sinks and ledger, and write the positions to leave out into the ledger."""
         step = state.progress.step
         self.monitor.rewind(Known(step, evaluated=state.known.evaluated))
         self.monitor.alert(replace(request.alert, step=step))
@@ -170,7 +169,7 @@ class Reporter:
         self.context.group.on_main(note)
 
     def finish(self, progress: Progress, weights_digest: str, *, stopped: bool) -> None:
-        """Writes into the record how the run ended, and tells the sinks."""
+        """Write into the record and the sinks how the run ended."""
         status, ended_by = ("stopped", self._stopped_by()) if stopped else ("finished", self.limits.ended_by(progress))
         self.ending.step, self.ending.alerts = progress.step, self.monitor.alert_counts
 
@@ -184,12 +183,12 @@ class Reporter:
             _log.info("%s", ended_by)
 
     def raise_alert(self) -> None:
-        """Raises GuardError on every rank if an alert whose action is to stop has ended the run, on whichever rank it was."""
+        """Raise GuardError on every rank if an alert of any rank ended the run with the action `stop`."""
         alert = self.monitor.stop_alert
         if self.context.group.smallest(0 if alert is None else -1) < 0:
             raise GuardError("" if alert is None else alert.message)
 
     def _stopped_by(self) -> str:
-        """What asked the run to stop, as far as this rank knows."""
+        """Return what asked the run to stop, as far as this rank knows."""
         alert = self.monitor.stop_alert
         return alert.message if alert is not None else self.stop.signal_name or "a signal to another rank, or an alert there"

@@ -1,4 +1,4 @@
-"""Saves the state of a run, in the background."""
+"""Saves the state of a run in the background."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Saver"]
 
 @dataclass
 class Saver:
-    """Saves every so many steps or minutes, at a new best, and at the end."""
+    """Saves every so many steps or minutes, at a new lowest validation loss, and at the end."""
 
     trainable: Trainable
     reporter: Reporter
@@ -27,14 +27,14 @@ class Saver:
     replica_check: ReplicaCheck
     checkpoints: CheckpointStore
     writer: AsyncSaver
-    """Writes checkpoints in the background, on rank 0."""
+    """Writes checkpoints in a thread of rank 0."""
     saved_step: int | None
-    """Step of the newest checkpoint that holds the current state, written or being written; known on every rank."""
+    """Step of the checkpoint that holds the current state, written or being written, None if there is none. Equal on all ranks."""
     submitted: dict[int, Progress] = field(default_factory=dict)
-    """The counters of the checkpoints that are being written."""
+    """Counters of the checkpoints that are being written, by step."""
 
     def due(self, progress: Progress) -> bool:
-        """True every so many steps or minutes, at a new best and on the last step, unless the state is saved already."""
+        """Return True if a save is due at this step and the state is not saved yet."""
         at_end = self.limits.finished(progress)
         if self.saved_step == progress.step or (progress.step == 0 and not at_end):
             return False
@@ -47,10 +47,10 @@ class Saver:
         )
 
     def save(self, progress: Progress) -> Progress:
-        """Hands the whole state over to the background. Training waits for the copy, and for an earlier save.
+        """Copy the whole state and start to write it. Training waits for the copy, and for an earlier save.
 
         Raises:
-            StorageError: on every rank, if an earlier save failed.
+            StorageError: an earlier save failed; raised on every rank.
             GuardError: the weights of the ranks differ, or are not finite.
         """
         begin = time.monotonic()
@@ -64,17 +64,17 @@ class Saver:
         return saved
 
     def follow(self, result: StepResult) -> None:
-        """Takes note of the saves that rank 0 announced in the report of a step.
+        """Acknowledge the saves that rank 0 has completed, as the result of a step says.
 
         Raises:
-            StorageError: on every rank, if a save failed.
+            StorageError: a save failed; raised on every rank.
         """
         if result.save_failed:
             self.trainable.context.group.on_main(self.writer.raise_if_failed)
         self._acknowledge(result.acknowledged_step)
 
     def finish(self) -> None:
-        """Waits for the save that is running. Raises on every rank the error with which it failed."""
+        """Wait for the running save. If it failed, raise its error on every rank."""
 
         def wait() -> int:
             self.writer.wait()

@@ -1,4 +1,4 @@
-"""Opens a training run: checks it, builds its parts, restores them, and closes them in the end."""
+"""Opens a training run: checks it, builds its parts, restores them, and closes them at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, check_space, required_bytes, steps_to_keep
 from trainer.config import CheckpointConfig, TrainConfig
-from trainer.data.adjustments import Changes
+from trainer.data.adjustments import Adjustments
 from trainer.data.mixture import build_order
 from trainer.distributed.group import Group, joined_group
 from trainer.distributed.replica_check import ReplicaCheck
@@ -46,7 +46,7 @@ from trainer.model.decoder import Decoder
 from trainer.model.float8 import convert_to_float8
 from trainer.model.flops import flops_per_token
 from trainer.model.forward import LossModule
-from trainer.model.memory_estimate import MemoryEstimate, estimate
+from trainer.model.memory_estimate import estimate
 from trainer.model.parameters import parameters_by_name
 from trainer.optim.optimizers import build_optimizers, check_optimizer
 from trainer.optim.weight_average import WeightAverage
@@ -67,7 +67,7 @@ from trainer.run.record import (
     identity_of,
     read_record,
     read_record_if_any,
-    recorded_changes,
+    recorded_adjustments,
     recorded_micro,
 )
 from trainer.run.record import open_record as write_record
@@ -76,7 +76,7 @@ from trainer.run.state import RunState, load_whole
 from trainer.training.adjuster import Adjuster, wrapped
 from trainer.training.ending import Ending, opened_ending
 from trainer.training.evaluator import Evaluator
-from trainer.training.micro_batch_size import with_micro
+from trainer.training.micro_batch_size import expected_memory, with_micro
 from trainer.training.recovery import Recovery
 from trainer.training.reporter import Reporter
 from trainer.training.saver import Saver
@@ -95,7 +95,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checked:
-    """A run whose settings fit the data, the machine and what an earlier start of it has left; nothing is changed yet."""
+    """A run whose settings fit the data, the machine and the files of an earlier start. These files are not changed yet."""
 
     context: RunContext
     extension: Extension
@@ -104,41 +104,41 @@ class Checked:
     identity: Mapping[str, Any]
     checkpoints: CheckpointStore
     before: Before | None
-    """The start before, on rank 0; None if there is none."""
+    """The previous start of the run, None if there is none. None on all ranks except rank 0."""
     newest: int | None
-    """Step of the checkpoint to go on from."""
-    adjustments: Changes
-    """Those of earlier starts."""
+    """Step of the newest checkpoint, None if there is none."""
+    adjustments: Adjustments
+    """Adjustments of earlier starts."""
     memory: PeakMeter
 
 
 @dataclass(frozen=True)
 class Restored:
-    """The model with its optimizers, as a checkpoint left them, or fresh."""
+    """The model with its optimizers, from a checkpoint or new."""
 
     trainable: Trainable
     state: RunState | None
-    """None if the run begins."""
-    adjustments: Changes
-    """Those of earlier starts, and those that it took to make the model fit into memory."""
+    """The state of the checkpoint, None for a new run."""
+    adjustments: Adjustments
+    """Adjustments of earlier starts, and those that were needed to fit the model into memory."""
     heartbeat: Heartbeat
 
     @property
     def progress(self) -> Progress:
-        """The counters to go on from."""
+        """The counters from which training continues."""
         return Progress() if self.state is None else self.state.progress
 
 
 @contextmanager
 def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator[TrainingRun]:
-    """Checks the settings against data and machine, builds all parts, and restores the newest checkpoint if there is one.
+    """Check the settings against data and machine, build all parts, and restore the newest checkpoint if there is one.
 
-    With `trust_extension` the digest of the user's own file is noted: see `trainer.extensions.trust`.
+    With `trust_extension` the digest of the extension is stored: see `trainer.extensions.trust`.
 
     Raises:
-        ConfigError: the settings do not fit the data, the machine or the run that is there.
+        ConfigError: the settings do not fit the data, the machine or the existing run.
         PreparedDataError: the data is damaged or missing.
-        CheckpointError: checkpoints are there, and none is intact.
+        CheckpointError: the run has checkpoints, but none is intact.
     """
     configure_determinism(config)
     _allow_open_shards()
@@ -147,11 +147,12 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
         stop = stack.enter_context(stop_request())
         group = stack.enter_context(joined_group(config.device, config.watchdog.slow_s))
         _log_to_stderr(logging.INFO if group.is_main else logging.WARNING, secrets_of(config.log.mlflow_uri or ""))
-        _note_extension(extension, group, trusted=trust_extension)
+        if trust_extension and extension.digest is not None and group.is_main:
+            note_trained_with(extension.digest)
         checked = check(stack, config, group, extension)
-        heartbeat = stack.enter_context(_watched(checked.context))  # from here on a rank that makes no progress is noticed
+        heartbeat = stack.enter_context(_watched(checked.context))  # from here on the watchdog detects a rank without progress
         restored = restore(checked, build(checked), heartbeat)
-        # Not before: settings that do not fit the checkpoint leave the run as it was.
+        # Not earlier, because settings that do not fit the checkpoint must leave the files of the run unchanged.
         run = open_record(stack, checked, restored, stop)
         del restored
         with run.clock.paused():
@@ -160,8 +161,9 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
 
 
 def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension) -> Checked:
-    """Compares the settings with the data, the machine and the run that is there. Raises as `opened_run` does."""
-    stack.enter_context(_held_data(config, group))
+    """Compare the settings with the data, the machine and the existing run. Raises the errors of `opened_run`."""
+    stack.enter_context(naming(config.run))  # a file that cannot be written from here on is a file of the run
+    stack.enter_context(reading(config.data, f"run {config.run.absolute().name}" if group.is_main else None))
     manifest = read_manifest(config.data)
     train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
     val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
@@ -183,11 +185,12 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     def prepare_run() -> tuple[int | None, list[dict[str, Any]]]:
         stack.enter_context(locked_run(config.run))
         newest, record = _checked_run(config, checkpoints, identity)
-        check_space(config.run / "checkpoints", required_bytes(_tensor_bytes(config, manifest.vocab_size)))
+        whole = estimate(config, manifest.vocab_size, config.model.context, 1, 1)  # a model of an extension may differ
+        check_space(config.run / "checkpoints", required_bytes([whole.weights, whole.optimizer, whole.average]))
         clear_heartbeats(config.run)
         if record is not None and newest is not None:
             before.append(Before(record, newest))
-        return newest, recorded_changes(config.run, record, identity, config.resume.allow_changes).to_json()
+        return newest, recorded_adjustments(config.run, record, identity, config.resume.allow_changes).to_json()
 
     newest, recorded = group.on_main(prepare_run)
     return Checked(
@@ -199,20 +202,20 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
         checkpoints=checkpoints,
         before=before[0] if before else None,
         newest=newest,
-        adjustments=Changes.from_json(recorded),
+        adjustments=Adjustments.from_json(recorded),
         memory=memory,
     )
 
 
-def build(checked: Checked) -> tuple[Trainable, Changes]:
-    """The model with fresh weights on its device, wrapped for training, and the adjustments with those that it took to fit."""
+def build(checked: Checked) -> tuple[Trainable, Adjustments]:
+    """Return the model with new weights, wrapped for training, and the adjustments, with those that were needed to fit it."""
     context, extension = checked.context, checked.extension
     config, group = context.config, context.group
     if extension.build_model is None:
         check_model_size(config.model, context.manifest.vocab_size)
     model = seeded_model(extension, config.model, context.manifest.vocab_size, config.seed)
     if config.parallel == "ddp" or group.world_size == 1:
-        model.to(group.device)  # else each part goes there when it is cut
+        model.to(group.device)  # FSDP moves each part when it cuts the weights
     if config.precision == "float8":
         convert_to_float8(model, group.device)
     loss = LossModule(model, config.loss, extension.own_loss)
@@ -230,8 +233,8 @@ def build(checked: Checked) -> tuple[Trainable, Changes]:
     return trainable, adjustments
 
 
-def restore(checked: Checked, built: tuple[Trainable, Changes], heartbeat: Heartbeat) -> Restored:
-    """Puts the tensors of the newest checkpoint back, if there is one."""
+def restore(checked: Checked, built: tuple[Trainable, Adjustments], heartbeat: Heartbeat) -> Restored:
+    """Restore the tensors of the newest checkpoint, if there is one."""
     trainable, adjustments = built
     state = None
     if checked.newest is not None:
@@ -241,19 +244,19 @@ def restore(checked: Checked, built: tuple[Trainable, Changes], heartbeat: Heart
 
 
 def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: StopRequest) -> TrainingRun:
-    """Writes the record of a run that begins or goes on, and opens everything that is written to while it lasts."""
+    """Write the record of a new or resumed run, and open everything that the training writes to."""
     context, trainable, heartbeat = checked.context, restored.trainable, restored.heartbeat
     config, group, step = context.config, context.group, restored.progress.step
     source, before = checked.extension.source, checked.before
     group.on_main(lambda: write_record(context, checked.identity, source, restored.adjustments, before))
     if group.is_main and config.log.report:
-        stack.callback(report_at_end, config.run)  # once all else is closed, however the run ends
+        stack.callback(report_at_end, config.run)  # after everything else is closed, for any end of the run
     ending = stack.enter_context(opened_ending(config, group, step))
     writer = AsyncSaver(partial(_write, checked.checkpoints, config.checkpoint))
-    stack.callback(_let_finish, writer, heartbeat)  # before the record names the checkpoints, and the run's lock goes
-    ledger = stack.enter_context(_opened_ledger(checked, restored.state))
+    stack.callback(_let_finish, writer, heartbeat)  # before the record names the checkpoints, and before the run's lock is released
+    ledger = _open_ledger(stack, checked, restored.state)
     monitor = stack.enter_context(_opened_monitor(checked, restored.state, ending))
-    stack.callback(heartbeat.at, "save")  # first of all, as closing the sinks and writing the report may take long
+    stack.callback(heartbeat.at, "save")  # runs first, because closing the sinks and writing the report may take long
     compared_steps = 0 if config.parallel == "fsdp" else config.watchdog.replicas_steps
     replica_check = ReplicaCheck(parameters_by_name(trainable.model), group, compared_steps, step)
     grouping = Grouping.of(context.manifest, checked.data.tokenizer)
@@ -274,7 +277,7 @@ def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: St
         saver=saver,
         evaluator=Evaluator(checked.data, trainable, reporter, adjuster, saver, grouping, heartbeat.beat),
         recovery=Recovery(trainable, saver, reporter, adjuster, replica_check, heartbeat),
-        expected_memory=_expected_memory(context, adjuster.adjustments.batch(config.batch, step + 1).micro_rows),
+        expected_memory=expected_memory(context, adjuster.adjustments.batch(config.batch, step + 1).micro_rows),
         memory=checked.memory,
     )
 
@@ -304,7 +307,7 @@ def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: 
 
 
 def introduce(run: TrainingRun, *, continued: bool) -> None:
-    """Logs what is trained on what, and hands the graph of a new model to the sinks."""
+    """Log the size of model, data and group, and give the graph of a new model to the sinks."""
     context, monitor = run.data.context, run.reporter.monitor
     config, device = context.config, context.group.device
     _log.info("%s", _describe(run, continued=continued))
@@ -312,7 +315,7 @@ def introduce(run: TrainingRun, *, continued: bool) -> None:
     if run.reporter.peak is None and device.type == "cuda":
         gpu = torch.cuda.get_device_name(device)
         _log.info("%s", unknown_mfu(gpu, rate_kind(config.precision, tf32=config.tf32)))
-    if not continued and context.group.is_main and run.extension.build_model is None:  # the user's own may need values
+    if not continued and context.group.is_main and run.extension.build_model is None:  # a user's model may need real values
         monitor.model(model_graph(partial(Decoder, config.model, context.manifest.vocab_size), context.manifest.row_length))
 
 
@@ -329,7 +332,7 @@ def _describe(run: TrainingRun, *, continued: bool) -> str:
 
 
 def _first_look(run: Path) -> int | None:
-    """The micro-batch of an earlier start. Nothing in the run's folder is read before its places are checked."""
+    """Return the micro-batch of an earlier start. The check comes first: until then no file of the run may be read."""
     check_places(run)
     return recorded_micro(run, read_record_if_any(run))
 
@@ -337,7 +340,7 @@ def _first_look(run: Path) -> int | None:
 def _checked_run(
     config: TrainConfig, checkpoints: CheckpointStore, identity: Mapping[str, Any]
 ) -> tuple[int | None, dict[str, Any] | None]:
-    """The step to go on from, if there is a run and it is this one; and its record."""
+    """Return the step of the newest checkpoint and the record, None for those that do not exist. Check that it is the same run."""
     newest = checkpoints.newest_verified()
     if newest is None:
         record = read_record_if_any(config.run)
@@ -348,36 +351,29 @@ def _checked_run(
     return newest, record
 
 
-def _expected_memory(context: RunContext, micro: int) -> MemoryEstimate:
-    config, manifest, group = context.config, context.manifest, context.group
-    return estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, micro, context.backend, group.device.type)
+def _open_ledger(stack: ExitStack, checked: Checked, state: RunState | None) -> Ledger | None:
+    """Open the ledger on rank 0, cut to the lines that the checkpoint knows. An error there is raised on every rank."""
+    config = checked.context.config
+    opened: list[Ledger] = []
 
+    def open_on_main() -> None:
+        ledger = stack.enter_context(closing(Ledger(config.run / LEDGER, None if state is None else state.ledger)))
+        ledger.order(
+            step=0 if state is None else state.progress.step,
+            seed=config.seed,
+            data=checked.context.manifest.root_digest,
+            rows=len(checked.data.train_rows),
+            mixture=config.mixture.weights,
+        )
+        opened.append(ledger)
 
-@contextmanager
-def _opened_ledger(checked: Checked, state: RunState | None) -> Iterator[Ledger | None]:
-    """The ledger up to what the checkpoint knows of it, on rank 0; an error there is raised on every rank."""
-    config, data = checked.context.config, checked.data
-    with ExitStack() as stack:
-
-        def open_on_main() -> None:
-            ledger = stack.enter_context(closing(Ledger(config.run / LEDGER, None if state is None else state.ledger)))
-            ledger.order(
-                step=0 if state is None else state.progress.step,
-                seed=config.seed,
-                data=checked.context.manifest.root_digest,
-                rows=len(data.train_rows),
-                mixture=config.mixture.weights,
-            )
-            opened.append(ledger)
-
-        opened: list[Ledger] = []
-        checked.context.group.on_main(open_on_main)
-        yield opened[0] if opened else None
+    checked.context.group.on_main(open_on_main)
+    return opened[0] if opened else None
 
 
 @contextmanager
 def _opened_monitor(checked: Checked, state: RunState | None, ending: Ending) -> Iterator[Monitor]:
-    """The monitor, which is told of an error that ends the run before it closes."""
+    """Open the monitor. Before it closes, it receives the error that ends the run."""
     known = None if state is None else state.known
     config, group = checked.context.config, checked.context.group
     with opened_monitor(config, group, last_step=checked.limits.last_step, known=known) as monitor:
@@ -388,18 +384,6 @@ def _opened_monitor(checked: Checked, state: RunState | None, ending: Ending) ->
             raise
 
 
-def _note_extension(extension: Extension, group: Group, *, trusted: bool) -> None:
-    if extension.digest is not None and group.is_main and trusted:
-        note_trained_with(extension.digest)
-
-
-@contextmanager
-def _held_data(config: TrainConfig, group: Group) -> Iterator[None]:
-    """Keeps the data from being replaced. Whatever cannot be written meanwhile is a file of the run."""
-    with naming(config.run), reading(config.data, f"run {config.run.absolute().name}" if group.is_main else None):
-        yield
-
-
 def _log_to_stderr(level: int, secrets: Iterable[str]) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(RedactingFormatter("%(message)s", secrets))
@@ -408,7 +392,7 @@ def _log_to_stderr(level: int, secrets: Iterable[str]) -> None:
 
 def _tokenizer(data: Path, manifest: Manifest) -> Tokenizer:
     tokenizer = load_tokenizer(data / "tokenizer")
-    if tokenizer.vocab_size != manifest.vocab_size:  # a larger id would lead outside the embedding
+    if tokenizer.vocab_size != manifest.vocab_size:  # a larger id would be outside the embedding
         raise PreparedDataError(
             f"{data / 'tokenizer'}: it has {tokenizer.vocab_size} ids, but the manifest says {manifest.vocab_size}; "
             "run `prepare` again"
@@ -417,7 +401,7 @@ def _tokenizer(data: Path, manifest: Manifest) -> Tokenizer:
 
 
 def _allow_open_shards() -> None:
-    """Raises the number of files that may be open as far as the system lets it: an open shard takes two."""
+    """Raise the limit on open files to the maximum of the system. An open shard takes two."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -439,12 +423,6 @@ def _check_fit(config: TrainConfig, manifest: Manifest, train_rows: int, val_row
         )
 
 
-def _tensor_bytes(config: TrainConfig, vocab_size: int) -> list[int]:
-    """Of the weights, the optimizer's state and the average in a checkpoint; a model of one's own may differ."""
-    whole = estimate(config, vocab_size, config.model.context, 1, 1)
-    return [whole.weights, whole.optimizer, whole.average]
-
-
 def _watched(context: RunContext) -> AbstractContextManager[Heartbeat]:
     config, group = context.config, context.group
     settings = config.watchdog
@@ -460,17 +438,17 @@ def _watched(context: RunContext) -> AbstractContextManager[Heartbeat]:
 
 
 def _processes_here(group: Group) -> list[ProcessId]:
-    """The processes of the ranks on this node, in their order; all ranks tell each other theirs."""
+    """Return the processes of the ranks on this node, in the order of the ranks. All ranks must call this."""
     own = ProcessId.own()
-    told = torch.tensor([own.pid, own.started], dtype=torch.int64, device=group.device)
+    known = torch.tensor([own.pid, own.started], dtype=torch.int64, device=group.device)
     if group.world_size > 1:
-        told = group.gather(told, told.new_empty(2 * group.world_size))
+        known = group.gather(known, known.new_empty(2 * group.world_size))
     first = group.rank - group.local_rank
-    return [ProcessId(*pair) for pair in told.view(-1, 2)[first : first + group.local_world_size].tolist()]
+    return [ProcessId(*pair) for pair in known.view(-1, 2)[first : first + group.local_world_size].tolist()]
 
 
 def _write(checkpoints: CheckpointStore, settings: CheckpointConfig, checkpoint: Checkpoint) -> None:
-    """Saves, and deletes what need not be kept; in the background."""
+    """Write a checkpoint, and delete those that `checkpoint` does not keep. Runs in the background."""
     with naming(checkpoints.directory):
         checkpoints.save(checkpoint)
     best = checkpoint.state["progress"]["best_step"]
@@ -478,7 +456,7 @@ def _write(checkpoints: CheckpointStore, settings: CheckpointConfig, checkpoint:
 
 
 def _let_finish(saver: AsyncSaver, heartbeat: Heartbeat) -> None:
-    """Waits for a save that is still running when the run ends, for whatever reason it does."""
+    """Wait for a save that still runs at the end of the run. Log its failure."""
     heartbeat.at("save")
     try:
         saver.wait()

@@ -1,4 +1,4 @@
-"""One optimizer step: forward and backward over the micro-batches, clipping, update; nothing in it waits for the device."""
+"""One optimizer step: forward and backward over the micro-batches, clipping, update. The host never waits for the device."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ _log = logging.getLogger(__name__)
 
 
 class CannotContinueError(ProjectError):
-    """This rank ran out of memory and cannot take part in the exchanges of the others, so the group has to be started again."""
+    """This rank ran out of memory and cannot take part in the exchanges of the group, so the launcher must restart the group."""
 
     def __init__(self, step: int) -> None:
         super().__init__(
-            f"out of memory in step {step}, where a rank cannot go on with the others; run the same command again: it goes on from "
-            f"the newest checkpoint, with smaller micro-batches from step {step} on"
+            f"out of memory in step {step}, and this rank cannot continue with the others; run the same command again: it "
+            f"continues from the newest checkpoint, with smaller micro-batches from step {step} on"
         )
         self.step = step
 
 
 def train_step(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs, *, previous: PendingStep | None = None) -> PendingStep:
-    """Updates the weights by one global batch. Nothing here waits for the device; `PendingStep.result` does.
+    """Update the weights by one global batch. The host does not wait for the device here, but in `PendingStep.result`.
 
-    On every rank the device withholds the update where loss or gradient norm is not finite or outside of `inputs.thresholds`, and
-    where any rank failed in this step or in `previous`. Such a failed step is void: the loop repeats it.
+    Every device skips the update if the loss or the gradient norm is not finite or outside `inputs.thresholds`, or if a rank failed
+    in this step or in `previous`. A step with a failed rank is void: the loop repeats it.
 
     Args:
         trainable: the model, its gradient and its optimizers.
         batch: this rank's part of the global batch.
-        inputs: what the step is told, and what it reports to the other ranks.
-        previous: the step before, if its numbers have not been read yet.
+        inputs: further arguments of the step, and the values that it reports to the other ranks.
+        previous: the previous step, if its numbers have not been read yet.
 
     Raises:
         CannotContinueError: this rank ran out of memory, and cannot do its part of the exchanges.
@@ -55,14 +55,14 @@ def train_step(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs, *, 
     scaler_before = trainable.copy_of_scaler()
     began = previous is None or not previous.ran_out
     gradient = accumulate(trainable, batch, inputs) if began else None
-    if gradient is None:  # not in an exception handler, where the error still keeps the tensors of the failed pass alive
+    if gradient is None:  # not in an exception handler, where the error keeps the tensors of the failed pass alive
         exchange_without_gradient(trainable, batch, inputs.step, began=began)
     group = trainable.context.group
     report = StepReport(group.sum(encode_report(group, batch, inputs, gradient)), batch)
     void = report.failed_ranks > 0 if previous is None else (report.failed_ranks > 0) | previous.void
     skip = (void | ~within(inputs.thresholds, report.loss, report.gradient_norm)).float()
     if gradient is not None:
-        with out_of_memory_is_final(inputs.step):  # some weights would be updated and some not
+        with out_of_memory_is_final(inputs.step):  # after an error some weights are updated and others not
             step_unless(trainable.optimizers, skip)
         inputs.observer.after_update(inputs.step)
         trainable.scaler.update()
@@ -71,13 +71,14 @@ def train_step(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs, *, 
 
 
 def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> Gradient | None:
-    """Leaves the clipped gradient of the global batch in the parameters. Returns None if this rank ran out of memory.
+    """Leave the clipped gradient of the global batch in the parameters. Return None if this rank ran out of memory.
 
-    The loss of each micro-batch is a sum, divided by the targets of the whole global batch before backward. So the gradient is that
-    of the mean however the batch is cut. Each loss has a place of its own; adding the zeros of other ranks changes no bit.
+    The loss of each micro-batch is a sum, divided by the targets of the whole global batch before backward. So the result is the
+    gradient of the mean for every size of micro-batches. `losses` has an element for each micro-batch of the global batch. The
+    elements of other ranks are zero, and adding a zero changes no bit.
 
     Raises:
-        CannotContinueError: it did, and it cannot take part in the exchanges that the other ranks wait for.
+        CannotContinueError: this rank ran out of memory and cannot take part in the exchanges of the other ranks.
     """
     context, accumulation = trainable.context, trainable.accumulation
     config, group = context.config, context.group
@@ -110,17 +111,17 @@ def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> 
 
 
 def exchange_without_gradient(trainable: Trainable, batch: GlobalBatch, step: int, *, began: bool) -> None:
-    """Takes part in the exchanges of a step for which this rank has no gradient, so that no rank waits for it."""
+    """Take part in the exchanges of a step for which this rank has no gradient, so that no rank waits for it."""
     release_memory()
     with out_of_memory_is_final(step):
         if not began:
-            trainable.accumulation.begin()  # else the exchanges of the step before would count as those of this step
+            trainable.accumulation.begin()  # otherwise the exchanges of the previous step count for this step
         trainable.accumulation.join(len(share_of_rank(batch.num_micro_batches, trainable.context.group)))
 
 
 @contextmanager
 def out_of_memory_is_final(step: int) -> Iterator[None]:
-    """Raises CannotContinueError if memory runs out in this context, where the other ranks cannot go on without this one."""
+    """Raise CannotContinueError if memory runs out in this context. The other ranks cannot continue without this one."""
     try:
         yield
     except Exception as error:
@@ -130,14 +131,14 @@ def out_of_memory_is_final(step: int) -> Iterator[None]:
 
 
 def clip_gradient(trainable: Trainable) -> Tensor:
-    """Scales the gradient down to `optim.clip_norm` if it is longer. Returns its norm before."""
+    """Scale the gradient down to the norm `optim.clip_norm` if it is larger. Return the norm before clipping."""
     clip_norm = trainable.context.config.optim.clip_norm
     gradient_norm = nn.utils.clip_grad_norm_(trainable.parameters, clip_norm, foreach=True)
     return gradient_norm.full_tensor() if isinstance(gradient_norm, DTensor) else gradient_norm
 
 
 def within(thresholds: Thresholds, loss: Tensor, gradient_norm: Tensor) -> Tensor:
-    """Whether the update is made, on the device; `Thresholds.skips` decides the same on the host."""
+    """Return on the device whether the update is made. `Thresholds.skips` makes the same decision on the host."""
     return (
         loss.isfinite()
         & gradient_norm.isfinite()

@@ -1,4 +1,4 @@
-"""The numbers of a step: added up over the ranks, sent to the host while the device goes on, and read one step later."""
+"""The numbers of a step: summed over the ranks, copied to the host while the device works on, and read one step later."""
 
 from __future__ import annotations
 
@@ -21,63 +21,59 @@ __all__ = ["Gradient", "PendingStep", "StepInputs", "StepReport", "StepResult", 
 
 _NUM_NOTES = 7
 _STOP, _SECONDS, _NORM, _SAVE_FAILED, _ACKNOWLEDGED, _MEMORY, _DATA = range(_NUM_NOTES)
-"""Places of the numbers that come before the ranks' own times and the losses of the micro-batches."""
+"""Indices of the first numbers of a report. The own times of the ranks and the losses of the micro-batches follow."""
 
 
 class _NoObserver:
-    """Looks at nothing."""
+    def before_update(self, step: int) -> None: ...
 
-    def before_update(self, step: int) -> None:
-        """Does nothing."""
-
-    def after_update(self, step: int) -> None:
-        """Does nothing."""
+    def after_update(self, step: int) -> None: ...
 
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What a step is told besides its batch."""
+    """The arguments of a step besides its batch."""
 
     step: int
-    """Its number, from 1."""
+    """Number of the step, from 1."""
     seconds: float = 0.0
     """Training time of this rank so far."""
     stop_requested: bool = False
-    """This rank was asked to stop."""
+    """Whether this rank was asked to stop."""
     save_failed: bool = False
-    """This rank could not write a checkpoint."""
+    """Whether this rank failed to write a checkpoint."""
     acknowledged_step: int = -1
-    """The newest checkpoint that this rank has written."""
+    """Step of the newest checkpoint that this rank has written, -1 if there is none."""
     thresholds: Thresholds = field(default_factory=Thresholds)
-    """Of loss and gradient norm. Outside of them the update is withheld."""
+    """Bounds of loss and gradient norm. Outside them the update is skipped."""
     before_exchange: Callable[[], OwnTime] = lambda: OwnTime(0.0, 0.0)
-    """Called before this rank may have to wait for another; its result is reported."""
+    """Called before this rank may wait for another rank. The step reports the result."""
     observer: StepObserver = field(default_factory=_NoObserver)
-    """Looks at the gradients before they are clipped, and at the weights before and after the update, on every rank."""
+    """Measures the gradients before they are clipped, and the weights before and after the update, on every rank."""
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """The gradient of a global batch is in the parameters, clipped."""
+    """Facts about the clipped gradient of a global batch, which is in the parameters."""
 
     norm: Tensor
-    """Before clipping."""
+    """Global norm before clipping."""
     losses: Tensor
-    """Sums of this rank's micro-batches, fp64, each in its place of the global batch; the other places are zero."""
+    """Loss sums by micro-batch of the global batch, fp64. The elements of other ranks are zero."""
     own_time: OwnTime
 
 
 def encode_report(group: Group, batch: GlobalBatch, inputs: StepInputs, gradient: Gradient | None) -> Tensor:
-    """What this rank adds to the report of a step, fp64: notes, the ranks' own times in pairs, the losses of micro-batches.
+    """Return this rank's part of the report of a step, fp64: notes, the own times of the ranks in pairs, losses of micro-batches.
 
-    A rank without a gradient reports zero losses. Its step is void, so no one uses that loss.
+    A rank without a gradient reports zero losses. Its step is void, so its loss is not used.
     """
     num_notes, device = _NUM_NOTES + 2 * group.world_size, group.device
     losses = torch.zeros(batch.num_micro_batches, dtype=torch.float64, device=device) if gradient is None else gradient.losses
-    # Written on the host and copied from pinned memory: to write one number into a tensor on a GPU waits for the GPU.
+    # Written on the host and copied from pinned memory, because writing a number into a tensor on a GPU waits for the GPU.
     notes = torch.zeros(num_notes, dtype=torch.float64, pin_memory=losses.is_cuda)
     notes[_STOP], notes[_MEMORY], notes[_DATA] = inputs.stop_requested, gradient is None, batch.fault is not None
-    if group.is_main:  # what is equal on all ranks, or known on rank 0 alone
+    if group.is_main:  # values that are equal on all ranks, or known on rank 0 alone
         notes[_SECONDS], notes[_SAVE_FAILED] = inputs.seconds, inputs.save_failed
         notes[_ACKNOWLEDGED] = inputs.acknowledged_step
     if gradient is not None:
@@ -90,12 +86,12 @@ def encode_report(group: Group, batch: GlobalBatch, inputs: StepInputs, gradient
 
 
 class StepReport:
-    """The sum of the ranks' reports, on the device."""
+    """The sum of the reports of all ranks, on the device."""
 
     def __init__(self, numbers: Tensor, batch: GlobalBatch) -> None:
         self.numbers = numbers
         self.failed_ranks = numbers[_MEMORY] + numbers[_DATA]
-        """Ranks without memory or without data."""
+        """Number of ranks without memory or without data."""
         self.loss = numbers[len(numbers) - batch.num_micro_batches :].sum() / batch.normaliser
         self.gradient_norm = numbers[_NORM]
 
@@ -111,40 +107,40 @@ class StepResult:
     grad_norm: float
     """Global gradient norm before clipping."""
     stop_votes: int
-    """Ranks that were asked to stop."""
+    """Number of ranks that were asked to stop."""
     seconds: float
     """Training time of rank 0 before this step."""
     save_failed: bool
-    """A checkpoint could not be written in the background."""
+    """Whether a save in the background has failed."""
     acknowledged_step: int
-    """The newest checkpoint that is on the device, as rank 0 knew before this step; -1: none since the start."""
+    """Step of the newest checkpoint that rank 0 had written before this step, -1 if there is none since the start."""
     own_times: tuple[OwnTime, ...]
-    """Of each rank: in this step, or in the newest that its device had finished before."""
+    """Own time of each rank in this step, or in the newest step that its device had finished."""
     applied: bool
-    """The update was made, as the device decided."""
+    """Whether the device made the update."""
     memory_votes: int
-    """Ranks that ran out of memory."""
+    """Number of ranks that ran out of memory."""
     data_votes: int
-    """Ranks that could not read their rows."""
+    """Number of ranks that could not read their rows."""
     fault: DataFault | None
-    """What this rank could not read. Only this field differs between ranks."""
+    """The data that this rank could not read. Only this field differs between ranks."""
 
     @property
     def void(self) -> bool:
-        """A rank failed, so nothing of the step counts, and it is repeated."""
+        """Whether a rank failed. The step then changed nothing and is repeated."""
         return self.memory_votes > 0 or self.data_votes > 0
 
 
 class PendingStep:
-    """The numbers of a step, on their way from the device.
+    """The numbers of a step while the device copies them to the host.
 
     Args:
-        step: its number.
-        report: the sum of the ranks' reports.
-        skip: on the device: 1 where the update was withheld, else 0.
-        void: on the device: true where a rank failed, in this step or in one before that is still on its way.
+        step: number of the step.
+        report: the sum of the reports of all ranks.
+        skip: 1 on the device if the update was skipped, else 0.
+        void: true on the device if a rank failed in this step or in a previous step whose result has not been read.
         batch: this rank's part of the global batch.
-        ran_out: this rank itself ran out of memory, in this step or in one before that is still on its way.
+        ran_out: whether this rank ran out of memory in this step or in a previous step whose result has not been read.
     """
 
     def __init__(self, step: int, report: StepReport, skip: Tensor, void: Tensor, batch: GlobalBatch, *, ran_out: bool) -> None:
@@ -162,7 +158,7 @@ class PendingStep:
             self._numbers = numbers
 
     def result(self) -> StepResult:
-        """Waits for the numbers."""
+        """Wait for the numbers, and return them."""
         if self._arrived is not None:
             self._arrived.synchronize()
         skip, votes, seconds, grad_norm, save_failed, acknowledged_step, memory_votes, data_votes, *rest = self._numbers.tolist()
@@ -187,7 +183,7 @@ FactsT = TypeVar("FactsT")
 
 
 class StepResults(Generic[FactsT]):
-    """Results in the order of the steps, each read `lag` steps after its own, so that the host is ahead of the device."""
+    """Results in the order of the steps. Each is read `lag` steps late, so that the host does not wait for the device."""
 
     def __init__(self, lag: int) -> None:
         self._lag = lag
@@ -195,15 +191,15 @@ class StepResults(Generic[FactsT]):
 
     @property
     def newest(self) -> PendingStep | None:
-        """The last step whose numbers have not been read."""
+        """The last step whose result has not been read, None if all have."""
         return self._pending[-1][0] if self._pending else None
 
     def add(self, pending: PendingStep, facts: FactsT) -> None:
-        """Takes the next step, with what the host knows of it."""
+        """Add the next step, with the facts that the host knows about it."""
         self._pending.append((pending, facts))
 
     def due(self, *, everything: bool = False) -> Iterator[tuple[StepResult, FactsT]]:
-        """The results that are to be read now, or all that are left."""
+        """Yield the results that are due, or all that are left."""
         while len(self._pending) > (0 if everything else self._lag):
             pending, facts = self._pending.popleft()
             yield pending.result(), facts

@@ -1,4 +1,4 @@
-"""What a run trains, and the data that it trains on."""
+"""The trained model with its optimizers, and the training data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer
 from trainer.checkpoint import Checkpoint
-from trainer.data.adjustments import Changes
+from trainer.data.adjustments import Adjustments
 from trainer.data.batch import GlobalBatch
 from trainer.data.loader import prefetched_batches
 from trainer.data.order import RowOrder
@@ -40,8 +40,8 @@ class RunData:
     order: RowOrder
     tokenizer: Tokenizer
 
-    def batches(self, progress: Progress, adjustments: Changes) -> AbstractContextManager[Iterator[GlobalBatch]]:
-        """The global batches that come next."""
+    def batches(self, progress: Progress, adjustments: Adjustments) -> AbstractContextManager[Iterator[GlobalBatch]]:
+        """Read the next global batches ahead, from the position of `progress` on."""
         config = self.context.config
         return prefetched_batches(
             self.train_rows,
@@ -54,82 +54,82 @@ class RunData:
             with_bounds=self.context.backend == "varlen",
             left_out=progress.left_out,
             first_step=progress.step + 1,
-            changes=adjustments,
+            adjustments=adjustments,
             shard_of=self.train_rows.shard_of,
         )
 
 
 @dataclass
 class Trainable:
-    """A model with all that updates it. Recovery replaces the wrapped module, the accumulation and the scaler in place."""
+    """A model with everything that updates it. `Recovery` replaces the wrapped module, the accumulation and the scaler."""
 
     context: RunContext
     extension: Extension
     loss: LossModule
-    """The model with its loss, on this rank alone."""
+    """The model with its loss, without the exchange between ranks."""
     module: nn.Module
-    """The same as it is called in training: wrapped by DDP or FSDP where the settings ask for it."""
+    """`loss` as the training calls it: wrapped by DDP or FSDP if the settings say so."""
     accumulation: Accumulation
     scaler: torch.amp.GradScaler
     optimizers: tuple[torch.optim.Optimizer, ...]
     average: WeightAverage | None = None
-    """The moving average of the weights, if the settings ask for it."""
+    """The moving average of the weights, None if the settings turn it off."""
 
     @property
     def model(self) -> nn.Module:
-        """The decoder, or the model of the user."""
+        """The decoder, or the user's model."""
         return self.loss.model
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """All weights in the order of their names."""
+        """All weights, in the order of their names."""
         return list(parameters_by_name(self.model).values())
 
     def view(self, progress: Progress) -> RunView:
-        """What an extension sees of the run."""
+        """Return the view of the run that extensions receive."""
         context = self.context
         return RunView(context.group.rank, context.group.world_size, context.config, self.model, progress)
 
     def weights(self) -> dict[str, Tensor]:
-        """The whole weights by name, on rank 0; all ranks have to call this."""
+        """Return the whole weights by name, on rank 0. All ranks must call this."""
         return full_tensors(parameters_by_name(self.model), self.context.group)
 
     def checkpoint(self, state: RunState) -> Checkpoint:
-        """All tensors with this state, whole on rank 0; all ranks have to call this."""
+        """Return a checkpoint with this state. Its tensors are whole on rank 0. All ranks must call this."""
         moments = full_tensors(optimizer_tensors(self.model, self.optimizers), self.context.group)
         average = full_tensors(self.average.tensors(), self.context.group) if self.average else {}
         return Checkpoint(state.progress.step, self.weights(), moments, state.to_json(), average)
 
     def restore(self, checkpoint: Checkpoint, state: RunState) -> None:
-        """Puts the weights, the state of the optimizers, the average and the scaler back."""
+        """Restore the weights, the state of the optimizers, the moving average and the scaler."""
         load_full(self.model, checkpoint.model)
         parameters = parameters_by_name(self.model)
         restore_optimizer(self.model, self.optimizers, distribute_like(parameters, checkpoint.optimizer))
         if self.average is not None:
             self.average.restore(distribute_like(parameters, checkpoint.average))
-        if state.scaler:  # it is empty where the run was not in fp16 before
+        if state.scaler:  # empty if the run was not in fp16 before
             self.scaler.load_state_dict(dict(state.scaler))
 
     def unscale_gradients(self) -> None:
-        """Takes the factor of the fp16 scaler out of the gradients."""
+        """Divide the gradients by the factor of the fp16 scaler."""
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
 
     def copy_of_scaler(self) -> list[Tensor]:
-        """The scaler's state, copied on the device: no one waits for it."""
+        """Return the state of the scaler, copied on the device, so that the host does not wait."""
         return [value.clone() for value in _tensors_of(self.scaler)]
 
     def restore_scaler(self, before: list[Tensor], *, where: Tensor) -> None:
-        """Puts a state of `copy_of_scaler` back if `where` is true on the device."""
+        """Restore a state of `copy_of_scaler` if `where` is true on the device."""
         for now, earlier in zip(_tensors_of(self.scaler), before, strict=True):
             now.copy_(torch.where(where, earlier, now))
 
 
 def make_scaler(context: RunContext) -> torch.amp.GradScaler:
-    """Scales fp16 losses so that small gradients do not vanish; does nothing in other precisions."""
+    """Return a scaler of fp16 losses, which keeps small gradients above zero. It does nothing in other precisions."""
     device = context.group.device
     scaler = torch.amp.GradScaler(device.type, enabled=context.config.precision == "fp16")
-    scaler.scale(torch.zeros((), device=device))  # its state lies on the device from here on, and not from the first step on
+    scaler.scale(torch.zeros((), device=device))  # creates its state on the device now, not in the first step
     return scaler
 
 

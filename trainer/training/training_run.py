@@ -37,44 +37,42 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """The parts of a run. Each of them owns its state."""
+    """The parts of a run. Each part owns its state."""
 
     data: RunData
     trainable: Trainable
     limits: Plan
     resumed: Progress
-    """The counters at which this start of the run begins."""
+    """The counters from which this start of the run continues."""
     clock: Clock
     heartbeat: Heartbeat
-    """Shows the watchdog and the container's health check what this rank is doing."""
     own_timer: OwnTimer
     replica_check: ReplicaCheck
-    """Compares the weights of the ranks."""
     adjuster: Adjuster
     reporter: Reporter
     saver: Saver
     evaluator: Evaluator
     recovery: Recovery
     expected_memory: MemoryEstimate
-    """Of one rank."""
+    """The estimate for one rank."""
     memory: PeakMeter
 
     @property
     def extension(self) -> Extension:
-        """The hooks of the user."""
+        """The user's hooks."""
         return self.trainable.extension
 
     @property
     def result_lag(self) -> int:
-        """How many steps late results are read: on a GPU one, so that the host never waits for the device."""
+        """Steps between a step and the reading of its result: 1 on a GPU, so that the host never waits for the device, else 0."""
         return 1 if self.data.context.group.device.type == "cuda" else 0
 
     def view(self, progress: Progress) -> RunView:
-        """What an extension sees of the run."""
+        """Return the view of the run that extensions receive."""
         return self.trainable.view(progress)
 
     def next_batch(self, batches: Iterator[GlobalBatch], step: int) -> tuple[GlobalBatch, float]:
-        """The batch of a step, and how long the step waited for it, in seconds."""
+        """Return the batch of a step, and how long the step waited for it, in seconds."""
         self.heartbeat.at("data", step)
         begin = time.monotonic()
         batch = next(batches)
@@ -84,7 +82,7 @@ class TrainingRun:
         return batch, waited_s
 
     def set_learning_rate(self, steps_done: int) -> float:
-        """Sets the learning rate of the step that comes after so many, and returns it."""
+        """Set the learning rate of the step that follows `steps_done` steps, and return it."""
         config = self.data.context.config
         factor = learning_rate_factor(config.schedule, self.limits.decay_steps, steps_done)
         learning_rate = config.optim.lr * factor * self.reporter.guard.lr_factor
@@ -92,7 +90,7 @@ class TrainingRun:
         return learning_rate
 
     def step_inputs(self, step: int) -> StepInputs:
-        """What a step is told besides its batch."""
+        """Return the arguments of a step besides its batch."""
         return StepInputs(
             step=step,
             seconds=self.clock.seconds,
@@ -105,7 +103,7 @@ class TrainingRun:
         )
 
     def after_step(self, step: int, pending: PendingStep) -> None:
-        """What follows a step before its numbers are read: timers, comparison of replicas, moving average of the weights."""
+        """Do the work between a step and the reading of its result: timers, replica check, moving average of the weights."""
         self.own_timer.begin()
         self.heartbeat.at("report")
         if self.replica_check.due(step):
@@ -114,20 +112,23 @@ class TrainingRun:
             self.trainable.average.update(step, pending.skip)
 
     def may_reach_targets(self, progress: Progress) -> bool:
-        """Whether one more step could reach the limit on targets, which a rank that could not read its rows cannot count."""
+        """Return whether one more step could reach the limit on targets.
+
+        The bound is all tokens of the rows, because a rank that cannot read its rows cannot count their targets.
+        """
         context = self.data.context
         return self.limits.may_reach_targets(progress, context.config.batch.global_rows * context.manifest.row_length)
 
     def finish(self, progress: Progress, *, stopped: bool) -> str:
-        """Writes down how the run ended.
+        """Write into the record how the run ended.
 
         Returns:
-            `weights sha256:… steps N`, with the digest of all weights in the order of their names, as fp32 in little-endian order;
-            the same on every rank.
+            `weights sha256:… steps N`, with the digest of all weights in the order of their names, as little-endian fp32. The
+            same on every rank.
 
         Raises:
-            StoppedBySignal: a signal ended it.
-            GuardError: an alert ended it.
+            StoppedBySignal: a signal ended the run.
+            GuardError: an alert ended the run.
         """
         group = self.data.context.group
         _log.info("%s; measured peak %s", self.expected_memory.describe(), format_bytes(self.memory.bytes()))
@@ -141,7 +142,7 @@ class TrainingRun:
         return f"weights {digest} steps {progress.step}"
 
     def _before_exchange(self) -> OwnTime:
-        """The time that this rank has worked by itself; called before the first exchange of a step."""
+        """Stop the timer before the first exchange of a step. Return the time that this rank worked without waiting for others."""
         self.own_timer.end()
         self.heartbeat.at("reduce")
         return self.own_timer.latest()

@@ -1,12 +1,15 @@
-"""What `audit` does: proves from ledger, checkpoints and data what a run was trained on, and shows the text behind a step.
+"""The audit: proves from ledger, checkpoints and data which rows a run was trained on.
 
-Proven is, line by line: the steps are 1, 2, 3, … without a gap; each begins at the position where the one before ended, or after
-a window that the ledger has said before would be left out; its rows are those that the order gives for these positions; they have
-as many targets as it says; and no row comes again before all rows of its order have come. Each checkpoint has to agree with the
-ledger up to its step. Rows of a shard in quarantine have no targets from the step on at which the ledger says so; where such a
-shard cannot be read any more, the targets that its rows had before are not counted.
+It checks for each line of the ledger:
+- The steps are 1, 2, 3, … without a gap.
+- A step begins at the position where the previous step ended, or after a window that an earlier event leaves out.
+- The rows of a step are those of the order at its positions, and they have the number of targets that the line says.
+- No row is used again before all other rows of its order were used.
 
-    B rows of a step   N rows of the order that is gone through: all of them, or those of one source
+Each checkpoint must agree with the ledger up to its step. Rows of a shard in quarantine have no targets from the step of its event
+on. If the shard cannot be read any more, the targets of its rows in earlier steps are not counted.
+
+    B rows of a step   N rows of the order: all rows, or the rows of one source
 """
 
 from __future__ import annotations
@@ -31,20 +34,20 @@ from trainer.run.directory import data_folder
 from trainer.run.ledger import LEDGER, LedgerHead, read_ledger
 from trainer.run.record import read_record
 from trainer.run.state import RunState
-from trainer.verification.auditor import Auditor, AuditReport, _Targets
+from trainer.verification.auditor import Auditor, AuditReport, Targets
 
 __all__ = ["audit_run", "opened_data", "order_builder"]
 
 
 def audit_run(run: Path, data: Path | None = None) -> AuditReport:
-    """Audits a run that is finished, stopped or killed.
+    """Audit a run that is finished, stopped or killed.
 
     Args:
-        run: its directory.
-        data: where its prepared data is now, if it was moved.
+        run: the run's directory.
+        data: the new directory of its prepared data, if it was moved.
 
     Raises:
-        PreparedDataError: the data is missing, damaged, or not what the run was trained on.
+        PreparedDataError: the data is missing or damaged, or the run was trained on other data.
         CheckpointError: ledger, record or a checkpoint is missing or damaged, or they do not agree.
     """
     record = read_record(run)
@@ -52,8 +55,8 @@ def audit_run(run: Path, data: Path | None = None) -> AuditReport:
         checkpoints = _saved(run)
         ends = {saved.head.lines: saved for saved in checkpoints}
         build = order_builder(run, directory, manifest, rows)
-        targets = _Targets(rows)
-        auditor = Auditor(run / LEDGER, build, targets.count, len(rows), targets.quarantine, targets.num_hidden)
+        targets = Targets(rows)
+        auditor = Auditor(run / LEDGER, build, targets, len(rows))
         drawn = np.zeros(len(manifest.sources), np.int64)
         padding = dict.fromkeys(manifest.sources, 0)
         source_of = {shard.path: shard.source for shard in manifest.shards}
@@ -74,7 +77,8 @@ def audit_run(run: Path, data: Path | None = None) -> AuditReport:
             )
         if record["status"] != "training" and record.get("step") != report.steps:
             raise CheckpointError(
-                f"{run / LEDGER}: it ends at step {report.steps}, but the run was {record['status']} at {record.get('step')}"
+                f"{run / LEDGER}: it ends at step {report.steps}, but the record says {record['status']} at step "
+                f"{record.get('step')}; restore both files from a copy"
             )
         report.checkpoints = [saved.step for saved in checkpoints]
         for name, count, ranges in zip(manifest.sources, drawn.tolist(), rows.source_ranges(), strict=True):
@@ -85,7 +89,7 @@ def audit_run(run: Path, data: Path | None = None) -> AuditReport:
 
 @contextmanager
 def opened_data(run: Path, data: Path | None) -> Iterator[tuple[Path, Manifest, Rows]]:
-    """The training rows of a run in their folder, which nobody replaces while the context lasts."""
+    """Open the training rows of a run. `prepare` cannot replace their directory inside this context."""
     directory = data_folder(run, data)
     with reading(directory, f"audit of run {run.absolute().name}"):
         manifest = read_manifest(directory)
@@ -93,7 +97,7 @@ def opened_data(run: Path, data: Path | None) -> Iterator[tuple[Path, Manifest, 
 
 
 def order_builder(run: Path, directory: Path, manifest: Manifest, rows: Rows) -> Callable[[Mapping[str, Any]], RowOrder]:
-    """Builds the order of rows that the facts of a run describe, once they fit the data."""
+    """Return a function that builds the order of rows from an `order` event, and checks that the event fits the data."""
 
     def build(facts: Mapping[str, Any]) -> RowOrder:
         if facts["data"] != manifest.root_digest or facts["rows"] != len(rows):
@@ -108,16 +112,16 @@ def order_builder(run: Path, directory: Path, manifest: Manifest, rows: Rows) ->
 
 @dataclass(frozen=True)
 class _Saved:
-    """What a checkpoint says besides its tensors, which are not read."""
+    """The counters in the manifest of a checkpoint. Its tensors are not read."""
 
     step: int
     head: LedgerHead
     counters: Mapping[str, int]
-    """Named as in the report."""
+    """Names as in `AuditReport`."""
 
 
 def _saved(run: Path) -> list[_Saved]:
-    """The checkpoints, oldest first."""
+    """Read the manifests of all checkpoints, oldest first."""
     store = CheckpointStore(run / "checkpoints")
     found = []
     for step in store.steps():
@@ -140,5 +144,5 @@ def _check_checkpoint(run: Path, saved: _Saved, head: LedgerHead, report: AuditR
     if saved.head != head or saved.counters != followed or saved.step != report.steps:
         raise CheckpointError(
             f"{run / LEDGER}, line {head.lines}: the checkpoint of step {saved.step} has the counters {dict(saved.counters)} and "
-            f"the chain {saved.head.chain}, the ledger {followed} and {head.chain}; they are not of one run"
+            f"the chain {saved.head.chain}, but the ledger has {followed} and {head.chain}; they do not belong to the same run"
         )

@@ -1,4 +1,4 @@
-"""Checks the lines of a ledger, one after another."""
+"""Checks a ledger line by line."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from trainer.data.mixture import MixedOrder
 from trainer.data.order import RowOrder, UniformOrder
 from trainer.run.ledger import LedgerEvent, LedgerStep, digest_of_rows
 
-__all__ = ["MAX_COUNTED_ROWS", "MAX_LEFT_OUT", "AuditReport", "Auditor", "Skipped", "difference"]
+__all__ = ["MAX_COUNTED_ROWS", "MAX_LEFT_OUT", "AuditReport", "Auditor", "Skipped", "Targets", "difference"]
 
 MAX_COUNTED_ROWS = 1 << 26
-"""Rows that are counted one by one, which takes 4 bytes each; beyond that the comparison with the order has to do."""
+"""Up to this number, each row is counted, with 4 bytes of memory. For more rows the audit only compares with the order."""
 MAX_LEFT_OUT = 1 << 26
-"""Positions in all windows that a run has left out: beyond it the ledger is refused, because each of them is gone through."""
+"""Largest number of positions in all windows that a run leaves out. The audit visits each position, so it refuses more."""
 _ROWS_AT_A_TIME = 1 << 20
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """Positions of the order that no step may be trained on from then on, because the run said so."""
+    """A window of positions that an event leaves out. No later step may use them."""
 
     after_step: int
     start: int
@@ -36,53 +36,53 @@ class Skipped:
 
     @property
     def end(self) -> int:
-        """The first position after them."""
+        """The first position after the window."""
         return self.start + self.count
 
 
 @dataclass
 class AuditReport:
-    """What was found; whatever is wrong is raised instead."""
+    """The result of an audit without errors."""
 
     steps: int = 0
     positions: int = 0
-    """Rows of the order that are used up: those that steps were trained on, and those that were left out."""
+    """Positions that steps were trained on, and positions that were left out."""
     targets: int = 0
     lines: int = 0
     left_out: int = 0
-    """Of these, those that no step was trained on."""
+    """Positions that were left out."""
     skipped: list[Skipped] = field(default_factory=list)
-    """The windows because of which they were left out."""
+    """The windows of the positions that were left out."""
     withheld: list[int] = field(default_factory=list)
-    """Steps whose update the guard withheld, so that they changed no weight."""
+    """Steps whose update was skipped, so that they changed no weight."""
     orders: list[dict[str, Any]] = field(default_factory=list)
-    """The step after which each order of the rows began, and what it follows from."""
+    """The `order` events, each with the step after which the order begins."""
     events: list[dict[str, Any]] = field(default_factory=list)
-    """What else happened."""
+    """All other events."""
     drawn: dict[str, int] = field(default_factory=dict)
-    """Rows trained on by source, a row as often as it was used."""
+    """Rows that steps were trained on, by source. A row counts each time it is used."""
     padding: dict[str, int] = field(default_factory=dict)
-    """Rows by source that stood in a step as padding, because their shard was in quarantine."""
+    """Rows that were padding in a step because their shard was in quarantine, by source."""
     rows: dict[str, int] = field(default_factory=dict)
-    """Rows that there are, by source."""
+    """Rows of the data, by source."""
     counted: bool = True
-    """Whether every row was counted, or there were too many."""
+    """Whether each row was counted. False if there were too many: see `MAX_COUNTED_ROWS`."""
     quarantined: list[str] = field(default_factory=list)
-    """Shards that were left out from some step on."""
+    """Shards in quarantine at the end of the ledger."""
     uncounted: int = 0
-    """Rows trained on before, whose targets nobody can count any more."""
+    """Rows that were used before the quarantine of their shard, and whose targets cannot be counted any more."""
     checkpoints: list[int] = field(default_factory=list)
-    """Steps of the checkpoints that agree with the ledger."""
+    """Steps of the checkpoints. All agree with the ledger."""
 
     def describe(self) -> str:
-        """The report for people."""
+        """Return the report as text."""
         sources = ", ".join(map(self._describe_source, self.drawn))
         skipped = ", ".join(
-            f"positions {one.start} to {one.end - 1}, said after step {one.after_step} ({one.reason})" for one in self.skipped
+            f"positions {one.start} to {one.end - 1}, announced after step {one.after_step} ({one.reason})" for one in self.skipped
         )
-        counting = "no row twice before all others once" if self.counted else "rows not counted one by one: there are too many"
+        counting = "no row twice before all others once" if self.counted else "too many rows to count each of them"
         lines = [
-            f"ledger       {self.lines} lines, each follows from those before",
+            f"ledger       {self.lines} lines, each chained to the line before",
             f"steps        1 to {self.steps}, each once; {self.positions:,} positions without a gap, {self.targets:,} targets",
             f"rows         those of the order in every step; {counting}",
             f"sources      {sources or 'none yet'}",
@@ -91,11 +91,9 @@ class AuditReport:
             f"checkpoints  {', '.join(map(str, self.checkpoints)) or 'none'}: counters and ledger agree",
         ]
         if self.quarantined:
-            lost = (
-                f"; the targets of {self.uncounted} of their rows before that cannot be counted any more" if self.uncounted else ""
-            )
+            lost = f"; the targets of {self.uncounted} of their rows in earlier steps are not counted" if self.uncounted else ""
             lines.append(f"quarantine   {', '.join(self.quarantined)}{lost}")
-        lines += [f"order        another one from step {order['step'] + 1} on" for order in self.orders[1:]]
+        lines += [f"order        a new order from step {order['step'] + 1} on" for order in self.orders[1:]]
         lines += [f"event        {event['event']} after step {event['step']}" for event in self.events]
         return "\n".join(lines)
 
@@ -105,7 +103,7 @@ class AuditReport:
         return f"{name} {drawn:,} of {num_rows:,} ({drawn / max(1, num_rows):.2f} passes{apart})"
 
     def to_json(self) -> dict[str, Any]:
-        """The report for programs."""
+        """Return the report as plain values."""
         return asdict(self)
 
 
@@ -113,38 +111,26 @@ class Auditor:
     """Follows a ledger line by line.
 
     Args:
-        path: the ledger's, for messages.
-        build: the order that an `order` event describes; raises where that cannot be.
-        num_targets: of these rows together.
-        num_rows: all rows that there are.
-        quarantine: told of the shards whose rows are padding from there on.
-        num_hidden: targets that rows may have besides, because nobody can read them any more.
+        path: path of the ledger, for messages.
+        build: returns the order that an `order` event describes, or raises if it does not fit the data.
+        targets: counts the targets of rows.
+        num_rows: number of training rows of the data.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        build: Callable[[Mapping[str, Any]], RowOrder],
-        num_targets: Callable[[NDArray[np.int64]], int],
-        num_rows: int,
-        quarantine: Callable[[Iterable[str]], None] = lambda _: None,
-        num_hidden: Callable[[NDArray[np.int64]], int] = lambda _: 0,
-    ) -> None:
-        self._quarantine = quarantine
-        self._num_hidden = num_hidden
+    def __init__(self, path: Path, build: Callable[[Mapping[str, Any]], RowOrder], targets: Targets, num_rows: int) -> None:
         self.report = AuditReport(counted=num_rows <= MAX_COUNTED_ROWS)
         self._path = path
         self._build = build
-        self._num_targets = num_targets
+        self._targets = targets
         self._num_rows = num_rows
         self._order: RowOrder | None = None
         self._passes_N = np.empty(0, np.int32)
 
     def follow(self, entry: LedgerStep | LedgerEvent) -> NDArray[np.int64]:
-        """Checks one line; returns the rows that were trained on, which are none for an event.
+        """Check one line. Return the rows of the step, none for an event.
 
         Raises:
-            CheckpointError: the line says what cannot be; the message names it.
+            CheckpointError: the line does not fit the lines before it, the order or the data.
         """
         self.report.lines = entry.head.lines
         try:
@@ -152,7 +138,7 @@ class Auditor:
                 return self._step(entry)
             self._event(entry)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise self._wrong(entry, f"it lacks a fact, or has a wrong one ({error})") from None
+            raise self._wrong(entry, f"a field is missing or invalid ({error})") from None
         return np.empty(0, np.int64)
 
     def _step(self, entry: LedgerStep) -> NDArray[np.int64]:
@@ -163,10 +149,8 @@ class Auditor:
         if entry.start != expected:
             kind = "left out" if entry.start > expected else "used again"
             first, last = sorted((entry.start, expected))
-            raise self._wrong(
-                entry,
-                f"step {step} begins at position {entry.start}, so positions {first} to {last - 1} were {kind} without a word",
-            )
+            unexpected = f"positions {first} to {last - 1} were {kind}, and no event says so"
+            raise self._wrong(entry, f"step {step} begins at position {entry.start}, so {unexpected}")
         while expected > report.positions:  # in parts, because a window can be large
             count = min(expected - report.positions, _ROWS_AT_A_TIME)
             report.left_out += count
@@ -175,10 +159,10 @@ class Auditor:
         if entry.epoch != entry.start // self._num_rows:
             raise self._wrong(entry, f"position {entry.start} is in epoch {entry.start // self._num_rows}, not in {entry.epoch}")
         if digest := difference(entry, rows):
-            raise self._wrong(entry, f"the rows of step {step} have the digest {entry.digest}, those of the order {digest}")
-        found = self._num_targets(rows)
-        if not found <= entry.targets <= found + self._num_hidden(rows):
-            raise self._wrong(entry, f"step {step} is said to have {entry.targets} targets, but its rows have {found}")
+            raise self._wrong(entry, f"the rows of step {step} have the digest {entry.digest}, but the order gives {digest}")
+        found = self._targets.count(rows)
+        if not found <= entry.targets <= found + self._targets.num_hidden(rows):
+            raise self._wrong(entry, f"the line says {entry.targets} targets for step {step}, but its rows have {found}")
         report.steps, report.targets = step, report.targets + entry.targets
         if not entry.applied:
             report.withheld.append(step)
@@ -188,8 +172,8 @@ class Auditor:
         facts = {"event": entry.kind, "step": entry.head.step, **entry.facts}
         if entry.kind == "gap":
             raise CheckpointError(
-                f"{self._path}: it was moved away before step {entry.head.step + 1}, so what the steps before were trained on "
-                "cannot be proven; restore the whole ledger from a copy"
+                f"{self._path}: the ledger was moved away before step {entry.head.step + 1}, so it does not prove the rows of "
+                "earlier steps; restore the whole ledger from a copy"
             )
         if entry.head.step != self.report.steps:
             raise self._wrong(entry, f"event {entry.kind} after step {entry.head.step}, but the last step is {self.report.steps}")
@@ -201,41 +185,41 @@ class Auditor:
             start, count = int(entry.facts["start"]), int(entry.facts["count"])
             if start < self.report.positions or count < 1:
                 raise self._wrong(
-                    entry, f"{count} positions from {start} on cannot be left out any more: {self.report.positions} are used"
+                    entry, f"{count} positions from {start} on cannot be left out: {self.report.positions} are already used"
                 )
             if count > MAX_LEFT_OUT - sum(window.count for window in self.report.skipped):
-                raise self._wrong(entry, f"windows of more than {MAX_LEFT_OUT} positions are left out")
+                raise self._wrong(entry, f"more than {MAX_LEFT_OUT} positions are left out")
             self.report.skipped.append(Skipped(entry.head.step, start, count, str(entry.facts.get("reason", ""))))
         else:
             self.report.events.append(facts)
         if entry.kind == "quarantine":
             self.report.quarantined += entry.facts["shards"]
-            self._quarantine(entry.facts["shards"])
+            self._targets.quarantine(entry.facts["shards"])
 
     def _rows(self, entry: LedgerStep | LedgerEvent, start: int, count: int) -> NDArray[np.int64]:
-        """The rows at the next positions, after a look that none of them comes too early."""
+        """Return the rows at the next positions. Check that no row is used again too early."""
         if self._order is None:
-            raise self._wrong(entry, "no line before it says which order the rows follow")
+            raise self._wrong(entry, "no earlier line gives the order of the rows")
         rows = self._order.rows_at(start, count)
         if self.report.counted:
             passes_B = passes_at(self._order, start, count)
-            for number in np.unique(passes_B):  # one, and at the end of an epoch two
+            for number in np.unique(passes_B):  # one number, or two at the end of an epoch
                 here = rows[passes_B == number]
                 again = np.concatenate((here[self._passes_N[here] >= number], _repeated(here)))
                 if len(again):
-                    raise self._wrong(entry, f"row {again[0]} comes again before all others have come")
+                    raise self._wrong(entry, f"row {again[0]} is used again before all other rows were used")
                 self._passes_N[here] = number
         self.report.positions += count
         return rows
 
-    def _wrong(self, entry: LedgerStep | LedgerEvent, finding: str) -> CheckpointError:
-        return CheckpointError(f"{self._path}, line {entry.head.lines}: {finding}; the ledger is not that of this run and data")
+    def _wrong(self, entry: LedgerStep | LedgerEvent, message: str) -> CheckpointError:
+        return CheckpointError(f"{self._path}, line {entry.head.lines}: {message}; the ledger does not belong to this run and data")
 
 
 def next_position(position: int, count: int, windows: Iterable[Skipped]) -> int:
-    """Where a batch of `count` rows begins that would begin at `position`, but may touch none of these windows.
+    """Return the first position at or after `position` where a batch of `count` rows touches none of the windows.
 
-    The loader has its own, which this one does not rest on.
+    The audit does not use the loader's function for this, so that an error there is found.
     """
     for window in sorted(windows, key=lambda window: window.start):
         if window.start < position + count and position < window.end:
@@ -244,7 +228,7 @@ def next_position(position: int, count: int, windows: Iterable[Skipped]) -> int:
 
 
 def passes_at(order: RowOrder, start: int, count: int) -> NDArray[np.int32]:
-    """How often all rows, or those of the source that is drawn from, were gone through before each position, shape (count,)."""
+    """Return the completed passes over all rows, or over the rows of the drawn source, before each position, shape (count,)."""
     positions = np.arange(start, start + count, dtype=np.int64)
     if isinstance(order, MixedOrder):
         cycles, places = np.divmod(positions, len(order.source_M))
@@ -257,13 +241,12 @@ def passes_at(order: RowOrder, start: int, count: int) -> NDArray[np.int32]:
 
 
 def _repeated(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Those that stand there more than once."""
     values, counts = np.unique(numbers, return_counts=True)
     return values[counts > 1]
 
 
-class _Targets:
-    """Counts targets as the run did, with its quarantine, and as far as the shards of that quarantine can still be read."""
+class Targets:
+    """Counts targets as the run did, with its quarantine, if the shards can still be read."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -272,21 +255,21 @@ class _Targets:
         self.uncounted = 0
 
     def quarantine(self, shards: Iterable[str]) -> None:
-        """From here on, rows of these shards are padding."""
+        """Count the rows of these shards as padding from now on."""
         self._quarantined |= set(shards)
 
     def count(self, rows_B: NDArray[np.int64]) -> int:
-        """Targets of these rows; none in those that cannot be read."""
+        """Return the number of targets in these rows. Rows that cannot be read count as none."""
         return int(self._rows.without(self._quarantined | self._lost.keys(), self._note).num_targets(rows_B).sum())
 
     def num_hidden(self, rows_B: NDArray[np.int64]) -> int:
-        """How many more they may have had."""
+        """Return the largest number of targets in those of the rows that cannot be read any more."""
         lost = self._rows.num_rows_in(self._lost.keys() - self._quarantined, rows_B)
         self.uncounted += lost
         return lost * (self._rows.row_length - 1)
 
     def check_excused(self) -> None:
-        """Raises what reading a shard met that the run has never put into quarantine."""
+        """Raise the error of a shard that could not be read and that the run has not put into quarantine."""
         for shard, error in self._lost.items():
             if shard not in self._quarantined:
                 raise error
@@ -298,6 +281,6 @@ class _Targets:
 
 
 def difference(entry: LedgerStep, rows: NDArray[np.int64]) -> str:
-    """The digest of these rows where it is another than the ledger's, else nothing."""
+    """Return the digest of these rows if it differs from the digest in the ledger, else an empty string."""
     digest = digest_of_rows(rows)
     return "" if digest == entry.digest else digest

@@ -1,4 +1,4 @@
-"""Starts a command that starts further processes, and leaves none of them behind."""
+"""Runs a command that starts further processes, and ends all of them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ _ENDING_S = 10.0
 
 
 def run_tied(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end and captures what it writes to stderr; the rest of its output is dropped.
+    """Run a command to its end, capture its stderr, and discard its stdout.
 
-    When this process ends, by Ctrl-C, SIGTERM, SIGKILL or in any other way, the command is killed. Ranks, and the workers of a
-    preparation, end with the process that has started them: see `trainer.watchdog.processes.end_with_parent`. They get no time to
-    save.
+    When this process ends, by Ctrl-C, SIGTERM, SIGKILL or in any other way, the command is killed. Ranks, and the workers of
+    `prepare`, end with their parent process: see `trainer.watchdog.processes.end_with_parent`. They do not save.
 
     Raises:
-        StoppedBySignal: SIGTERM came.
-        KeyboardInterrupt: SIGINT came.
+        StoppedBySignal: this process received SIGTERM.
+        KeyboardInterrupt: this process received SIGINT.
     """
     tied = [*watch.tied_command(), *command]
     with _stopped_by_sigterm():
@@ -40,16 +39,16 @@ def run_tied(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> su
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # a Ctrl-C in the terminal comes here alone
+            start_new_session=True,  # a Ctrl-C in the terminal reaches this process alone
         )
         try:
-            _, told = process.communicate()
+            _, stderr = process.communicate()
         except BaseException:
             process.kill()
             with suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=_ENDING_S)  # returns once the last rank has ended
             raise
-    return subprocess.CompletedProcess(tied, process.returncode, "", told)
+    return subprocess.CompletedProcess(tied, process.returncode, "", stderr)
 
 
 @contextmanager
@@ -59,7 +58,7 @@ def _stopped_by_sigterm() -> Iterator[None]:
         return
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        raise StoppedBySignal("SIGTERM received; the check was given up, and nothing of the run was changed")
+        raise StoppedBySignal("SIGTERM received; the check was stopped, and the run was not changed")
 
     before = signal.signal(signal.SIGTERM, stop)
     try:

@@ -1,4 +1,4 @@
-"""Prepares data again and compares it with what a run was trained on."""
+"""Prepares the data of a run again and compares it with the original."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _BUILTIN = {"stdlib-code", "stdlib-manual"}
 
 
 def prepare_again(directory: Path, manifest: Manifest, sources: Sequence[str]) -> Outcome:
-    """Prepares the sources again in a temporary folder, with the settings of the manifest, and compares the root digests.
+    """Prepare the sources again in a temporary directory, with the settings of the manifest, and compare the root digests.
 
-    A manifest names no folder of the machine that it was made on, so the sources have to be named, but for the built-in corpus.
+    A manifest has no paths of the original machine, so the user must name the sources, except for the built-in corpus.
 
     Raises:
-        PreparedDataError: the sources are missing, or they give other data; the message names the first thing that differs.
+        PreparedDataError: the sources are missing, or the data differs. The message names the first difference.
     """
     if not sources and set(manifest.sources) <= _BUILTIN:
         sources = ("builtin",)
@@ -44,8 +44,8 @@ def prepare_again(directory: Path, manifest: Manifest, sources: Sequence[str]) -
             env={name: value for name, value in os.environ.items() if not name.startswith("PREP_")} | {"PYTHONPATH": str(_ROOT)},
         )
         if done.returncode:
-            told = [line for line in done.stderr.splitlines() if line.startswith("error: ")] or done.stderr.splitlines()[-1:]
-            raise PreparedDataError(f"{directory}: its sources cannot be prepared again: {' '.join(told)}")
+            errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")] or done.stderr.splitlines()[-1:]
+            raise PreparedDataError(f"{directory}: its sources cannot be prepared again: {' '.join(errors)}")
         again = read_manifest(output)
     if again.root_digest != manifest.root_digest:
         raise PreparedDataError(
@@ -56,23 +56,23 @@ def prepare_again(directory: Path, manifest: Manifest, sources: Sequence[str]) -
 
 
 def _not_preparable(manifest: Manifest, sources: Sequence[str]) -> str:
-    """Why the data cannot be prepared again; nothing where it can."""
+    """Return why the data cannot be prepared again, an empty string if it can."""
     if not manifest.config:
         return "its manifest holds no settings"
     if files := manifest.named_files:
-        return f"{', '.join(files)} named files of which the manifest has digests alone; prepare again yourself and compare"
+        return f"{', '.join(files)} named files, and the manifest has only their digests; prepare again yourself and compare"
     named = {source.partition("=")[0] for source in sources if "=" in source}
     if missing := [name for name in manifest.shaping["source"] if name not in named]:
-        return f"where the source{'s' * (len(missing) > 1)} {', '.join(missing)} lie is not known; give --sources NAME=PATH"
+        return f"the location of source{'s' * (len(missing) > 1)} {', '.join(missing)} is not known; give --sources NAME=PATH"
     if not sources:
-        return f"where the sources {', '.join(manifest.sources)} lie is not known; give --sources PATH …"
+        return f"the location of sources {', '.join(manifest.sources)} is not known; give --sources PATH …"
     return ""
 
 
 def recipe_of(manifest: Manifest, sources: Sequence[str]) -> dict[str, Any]:
-    """The recipe that a manifest's data was made with: its settings that shape bytes, and these sources.
+    """Return the recipe of the data of a manifest: its settings that change bytes of the data, and these sources.
 
-    A manifest may come from a stranger, so nothing else of it decides what is read, where work is done, or what is written.
+    A manifest is untrusted. No other field of it may decide which files are read or written, or where the work is done.
     """
     settings = _none_words(manifest.shaping)
     for source in sources:
@@ -85,7 +85,7 @@ def recipe_of(manifest: Manifest, sources: Sequence[str]) -> dict[str, Any]:
 
 
 def _none_words(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with the word `none` for None, as recipes have it."""
+    """Replace None by the word `none`, as recipes do."""
     return {
         name: _none_words(value) if isinstance(value, dict) else "none" if value is None else value
         for name, value in values.items()
@@ -93,14 +93,14 @@ def _none_words(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def difference_of_manifests(recorded: Manifest, again: Manifest) -> str:
-    """What says most about why two manifests are not the same: the first input, else the first shard, that differs."""
+    """Return the most useful difference of two manifests: the first input that differs, else the first shard."""
     for kind, ours, theirs in (
         ("inputs", _inputs(recorded), _inputs(again)),
         ("shards", {one.path: one for one in recorded.shards}, {one.path: one for one in again.shards}),
     ):
         for name in sorted(ours.keys() | theirs.keys()):
             if ours.get(name) != theirs.get(name):
-                change = "is new" if name not in ours else "is gone" if name not in theirs else "has another content"
+                change = "is new" if name not in ours else "is missing" if name not in theirs else "has different content"
                 return f"the first of the {kind} that differs: {name} {change}"
     return "settings, program or versions differ"
 

@@ -1,4 +1,4 @@
-"""The result of a verification, level by level."""
+"""The results of a verification, level by level."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEVELS = ("integrity", "environment", "data", "replay")
 
 @dataclass(frozen=True)
 class Outcome:
-    """A level that held, or what could not be checked of it."""
+    """The result of one level: it holds, or it could not be checked."""
 
     level: str
     text: str

@@ -1,8 +1,8 @@
-"""Trains some steps of a run again, in a temporary run directory, and compares every number and every tensor bit for bit.
+"""The replay: trains some steps of a run again in a temporary run directory, and compares numbers and tensors bit for bit.
 
-The caller hands over what trains: `trainer.loop.train`, as in the run itself. If the run had several ranks and its bits depend on
-their number, the command `train` runs under torchrun instead. Nothing is written into the run. At a step of which the run has a
-checkpoint, the replay saves its own, compares all tensors, and goes on from there.
+The caller passes the function that trains, `trainer.loop.train`. If the run had several ranks and its bits depend on their number,
+the command `train` runs under torchrun instead. The replay writes nothing into the run. It saves at each step that has a checkpoint
+in the run, compares all tensors, and continues from its own checkpoint.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = ["ChildError", "Replay", "Train", "choose_start", "first_difference", 
 _ROOT = Path(__file__).resolve().parents[2]
 _DEFAULT_STEPS = 10
 _PREFETCH = 2
-"""Global batches read ahead, at most: they change no bits, and take memory."""
+"""Largest number of global batches read ahead. They need memory, and change no bits."""
 _LAST_LINES = 5
 
 Train = Callable[[TrainConfig], object]
@@ -51,7 +51,7 @@ _Events = Mapping[tuple[str, int], TrainEvent | EvalEvent]
 
 
 class ChildError(ProjectError):
-    """The ranks of a replay failed; carries their exit code."""
+    """The ranks of a replay failed. The error has their exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -60,19 +60,19 @@ class ChildError(ProjectError):
 
 @dataclass(frozen=True)
 class Replay:
-    """What a replay has shown."""
+    """The result of a replay."""
 
     start: int
-    """The step that it began from; 0: from the seed."""
+    """The step of the checkpoint that the replay began from, 0 if it began from the seed."""
     end: int
     tensors_at: tuple[int, ...]
     """The steps at which all tensors were compared."""
     num_ranks: int
     difference: str = ""
-    """The first one; nothing where all bits are equal."""
+    """The first difference, empty if all bits are equal."""
 
     def describe(self) -> str:
-        """The outcome for people."""
+        """Return the result as text."""
         if self.difference:
             return f"replay       {self.difference}"
         compared = f"; every tensor at step {', '.join(map(str, self.tensors_at))}" if self.tensors_at else ""
@@ -89,20 +89,19 @@ def replay_run(
     allow_changes: tuple[str, ...] = (),
     trust_code: bool = False,
 ) -> Replay:
-    """Trains `num_steps` steps of a run again.
+    """Train `num_steps` steps of a run again.
 
     Args:
-        run: its directory, which is only read.
-        num_steps: how many; None: 10, or as many as there are.
-        train: trains in this process; a run of several ranks is trained by the command `train`.
-        start: the step of the checkpoint to begin from, or 0; None chooses.
-        data: where the prepared data is now, if it was moved.
-        allow_changes: what may differ in the run's identity, which then says why bits do.
-        trust_code: code that came with the run may be executed; see `trainer.extensions.trust`.
+        run: the run's directory, which is only read.
+        num_steps: number of steps, None for 10 or all steps if the run has fewer.
+        train: trains in this process. The command `train` is used instead for several ranks.
+        start: the step of the checkpoint to begin from, 0 for the seed, None to choose one.
+        data: the new directory of the prepared data, if it was moved.
+        allow_changes: names in the run's identity that may differ. They then explain why bits differ.
+        trust_code: allow the execution of code from the run's directory: see `trainer.extensions.trust`.
 
     Raises:
-        ConfigError: the run has not so many steps from there on, code of the run needs consent, or the environment differs in
-            something else.
+        ConfigError: the run has too few steps after the start, its code needs consent, or its identity differs in another name.
         CheckpointError: record, metrics or a checkpoint is missing or damaged.
     """
     record = read_record(run)
@@ -123,7 +122,7 @@ def replay_run(
         again = Path(name) / "run"
         copy = None if extension is None else Path(name) / EXTENSION
         if copy is not None and extension is not None:
-            copy.write_bytes(extension)  # what was checked is what runs
+            copy.write_bytes(extension)  # executes exactly the bytes that were checked
         settings = config.model_copy(update={"data": data_folder(run, data).absolute(), "extension": copy})
         copy_state(run, again, begin)
         before = begin
@@ -143,19 +142,21 @@ def replay_run(
 
 
 def choose_start(saved: list[int], last: int, num_steps: int, wanted: int | None) -> int:
-    """The step to begin from: the newest saved one that has `num_steps` steps after it, else 0.
+    """Return the step to begin from: `wanted`, else the newest checkpoint that `num_steps` steps follow, else 0.
 
     Args:
         saved: steps of the checkpoints.
-        last: the last step that the metrics know.
-        num_steps: how many are to be trained again.
-        wanted: what the user asks for.
+        last: the last step in the metrics.
+        num_steps: number of steps to train again.
+        wanted: the step that the user chose, None if none.
 
     Raises:
-        ConfigError: there is no such checkpoint, or there are not so many steps after it.
+        ConfigError: there is no checkpoint of the step `wanted`, or fewer than `num_steps` steps follow.
     """
     if wanted is not None and wanted not in (0, *saved):
-        raise ConfigError(f"--from {wanted}: no checkpoint of this step; there are {', '.join(['0 (the seed)', *map(str, saved)])}")
+        raise ConfigError(
+            f"--from {wanted}: no checkpoint of this step; choose from {', '.join(['0 (the seed)', *map(str, saved)])}"
+        )
     begin = wanted if wanted is not None else max((step for step in saved if step + num_steps <= last), default=0)
     if begin >= last:
         raise ConfigError(f"the run has no step after step {begin} to train again; begin earlier with --from, or train on")
@@ -165,7 +166,7 @@ def choose_start(saved: list[int], last: int, num_steps: int, wanted: int | None
 
 
 def copy_state(run: Path, again: Path, step: int) -> None:
-    """Makes a run directory that goes on from one checkpoint of `run`; from step 0 on, only its record says what changes when.
+    """Make a run directory that continues from a checkpoint of `run`. For step 0 it has only the record, with the adjustments.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged.
@@ -181,10 +182,10 @@ def copy_state(run: Path, again: Path, step: int) -> None:
 def replay_config(
     config: TrainConfig, record: Mapping[str, Any], run: Path, end: int, allow_changes: tuple[str, ...]
 ) -> TrainConfig:
-    """The settings of a run for a replay up to step `end`: what its bits depend on is what was recorded.
+    """Return the settings for a replay up to step `end`. Its bits depend on the same values as those of the run.
 
-    Nothing but that step ends a replay. Above all not its evaluations, of which it has more than the run: one wherever it saves.
-    And no tracking service hears of it.
+    Only the step `end` ends a replay. In particular its evaluations do not: it evaluates more often than the run, before each save.
+    It sends nothing to a tracking service.
     """
     identity = record["identity"]
     settings = config.model_dump()
@@ -199,29 +200,29 @@ def replay_config(
         return TrainConfig(**settings)
     except ValidationError as error:
         raise CheckpointError(
-            f"record.json: identity holds what no training can have ({explain(TrainConfig, error)}); restore it from a copy"
+            f"record.json: identity has settings that are not valid ({explain(TrainConfig, error)}); restore it from a copy"
         ) from None
 
 
 def _num_ranks(config: TrainConfig, record: Mapping[str, Any]) -> int:
-    """How many ranks train again; a record that claims more than this machine bears is refused before one is started."""
+    """Return the number of ranks of the replay. Refuse a record that asks for more than this machine can run."""
     threads = record["identity"].get("threads")
     if type(threads) is not int or threads < 1:
         raise CheckpointError(
-            f"threads = {threads!r} in record.json is no number of threads, so it was changed; restore it from a copy"
+            f"record.json: threads = {threads!r}, but a whole number of at least 1 is expected; restore it from a copy"
         )
     recorded = 1 if config.reproducibility == "elastic" else record["environment"].get("world_size")
     return check_ranks(recorded, threads, config.device)
 
 
 def first_difference(recorded: Checkpoint, again: Checkpoint) -> str:
-    """The first tensor that is not the same bit for bit, by group and name, and by how much; nothing where all are."""
+    """Return the first tensor that differs in a bit, with its group, name and largest difference, an empty string if none does."""
     for group in ("model", "optimizer", "average"):
         ours: Mapping[str, Tensor] = getattr(recorded, group)
         theirs: Mapping[str, Tensor] = getattr(again, group)
         for name in sorted(ours.keys() | theirs.keys()):
             if name not in ours or name not in theirs:
-                return f"tensor {group}/{name} is in the {'replay' if name in theirs else 'run'} alone"
+                return f"tensor {group}/{name} is only in the {'replay' if name in theirs else 'run'}"
             if spec_of(ours[name]) != spec_of(theirs[name]):
                 return f"tensor {group}/{name} is {spec_of(theirs[name])}, but was {spec_of(ours[name])}"
             if not same_bytes(ours[name], theirs[name]):
@@ -233,9 +234,9 @@ def first_difference(recorded: Checkpoint, again: Checkpoint) -> str:
 
 
 def _difference_in_events(recorded: _Events, again: _Events, before: int, stop: int) -> str:
-    """The first number that differs in the steps after `before` up to `stop`.
+    """Return the first number that differs in the steps after `before` up to `stop`, an empty string if none does.
 
-    An evaluation that only the run made says nothing: the run may have ended there once, or had another `eval.every_steps` then.
+    Evaluations that only the run has are ignored: an earlier start may have ended there, or had another `eval.every_steps`.
     """
     for (name, step), event in recorded.items():
         found = again.get((name, step))
@@ -263,9 +264,9 @@ def _train(train: Train, config: TrainConfig, num_ranks: int) -> None:
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("TRAIN_", "PET_"))}
     variables |= {"OMP_NUM_THREADS": str(config.threads), EXIT_FILE_VARIABLE: str(exit_file)}
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    modules = [str(_ROOT), *filter(None, inherited)]  # an empty entry stands for the working directory
+    modules = [str(_ROOT), *filter(None, inherited)]  # an empty entry means the working directory
     variables |= {"PYTHONPATH": os.pathsep.join(modules), "PYTHONSAFEPATH": "1"}
-    variables["XDG_STATE_HOME"] = str(config.run.parent)  # consent to one replay is no training with the extension
+    variables["XDG_STATE_HOME"] = str(config.run.parent)  # a replay with consent does not count as a training with the extension
     done = run_tied(
         [
             *(sys.executable, str(_ROOT / "entrypoints/torchrun.py"), "--nnodes=1", f"--nproc-per-node={num_ranks}"),
@@ -275,6 +276,6 @@ def _train(train: Train, config: TrainConfig, num_ranks: int) -> None:
         env=variables,
     )
     if done.returncode:
-        told = exit_file.read_text().split()[0] if exit_file.exists() else ""
+        code = exit_file.read_text().split()[0] if exit_file.exists() else ""
         lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")] or done.stderr.splitlines()[-_LAST_LINES:]
-        raise ChildError(f"the replay on {num_ranks} ranks failed: {' '.join(lines)}", int(told or ExitCode.CRASHED))
+        raise ChildError(f"the replay on {num_ranks} ranks failed: {' '.join(lines)}", int(code or ExitCode.CRASHED))

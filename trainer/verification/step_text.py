@@ -1,4 +1,4 @@
-"""The text behind a step."""
+"""The text that a step was trained on."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _FILL_IN = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
 
 
 def show_step(run: Path, step: int, *, data: Path | None = None, full: bool = False, as_json: bool = False) -> str:
-    """The text that a step was trained on, row by row and document by document, as the model saw it.
+    """Return the text that a step was trained on, by row and document, as the model saw it.
 
     Raises:
         ConfigError: the ledger has no such step.
-        PreparedDataError, CheckpointError: as `audit_run`, for what is read of it.
+        PreparedDataError, CheckpointError: see `audit_run`.
     """
     with opened_data(run, data) as (directory, manifest, rows):
         build = order_builder(run, directory, manifest, rows)
@@ -46,13 +46,14 @@ def show_step(run: Path, step: int, *, data: Path | None = None, full: bool = Fa
                 shown_rows = rows.without(quarantined)
                 if digest := difference(entry, numbers):
                     raise CheckpointError(
-                        f"{run / LEDGER}: the rows of step {step} have the digest {entry.digest}, the order's {digest}"
+                        f"{run / LEDGER}: the rows of step {step} have the digest {entry.digest}, but the order gives {digest}; "
+                        "restore the file from a copy"
                     )
                 tokenizer = load_tokenizer(directory / "tokenizer")
                 shown = [_row(number, shown_rows, manifest, tokenizer, full=full) for number in numbers.tolist()]
                 summary = {"step": step, "start": entry.start, "epoch": entry.epoch, "targets": entry.targets, "rows": shown}
                 return json.dumps(summary, ensure_ascii=False) if as_json else _page(summary, directory)
-    raise ConfigError(f"--step {step}: the ledger of {run} has the steps 1 to {last}; name one of them")
+    raise ConfigError(f"--step {step}: the ledger of {run} has the steps 1 to {last}; choose one of these")
 
 
 def _row(number: int, rows: Rows, manifest: Manifest, tokenizer: Tokenizer, *, full: bool) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def _row(number: int, rows: Rows, manifest: Manifest, tokenizer: Tokenizer, *, f
 
 
 def _text(ids: Iterable[int], tokenizer: Tokenizer, *, full: bool) -> str:
-    """The text of ids, special ones by their role, and cut unless `full`."""
+    """Return the text of ids, with special tokens by role. The text is cut unless `full`."""
     text = "".join(_pieces(ids, tokenizer))
     return text if full or len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
 

@@ -1,7 +1,7 @@
-"""What `verify` does: levels that build on each other, each a claim about a run that is checked against what is there now.
+"""The levels of `verify`. Each level includes the levels before it.
 
-integrity     every file of run and data is what was written, and they agree with each other
-environment   in what this machine and its software differ from those that the run was made with
+integrity     every file of run and data is unchanged, and the files agree with each other
+environment   lists what differs between this machine with its software and those of the run
 data          the sources, prepared again, give the same bytes
 replay        steps, trained again, give the same bits
 """
@@ -20,7 +20,7 @@ from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import check_digests, read_manifest
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
-from trainer.data.adjustments import Changes
+from trainer.data.adjustments import Adjustments
 from trainer.distributed.group import joined_group
 from trainer.extensions.trust import EXTENSION, recorded_source
 from trainer.machine.determinism import configure_determinism, device_name, flags, threads_per_rank
@@ -39,9 +39,8 @@ from trainer.verification.replay import Train, replay_run
 
 __all__ = ["check_integrity", "compare_environment", "verify_run"]
 
-_ROOT = Path(__file__).resolve().parents[2]
 _IN_IDENTITY = ("device", "torch", "attention", "flags.")
-"""What a resume would refuse; not the number of threads, of which a replay takes the recorded one."""
+"""Differences that a resume refuses, without the number of threads: a replay uses the recorded number."""
 _NAMED_FILES = 20
 
 
@@ -56,22 +55,22 @@ def verify_run(
     sources: Sequence[str] = (),
     trust_code: bool = False,
 ) -> Iterator[Outcome]:
-    """Checks a run level by level and yields what held; the first thing that does not is raised.
+    """Check a run level by level, and yield the result of each level. The first failure is raised.
 
     Args:
-        run: its directory.
-        train: trains the steps of a replay; see `replay_run`.
-        level: the highest level, of `LEVELS`.
-        num_steps: steps to train again, whatever the level; None at the level `replay`: 10, or as many as there are.
-        start: the step to train again from; None chooses.
-        data: where the prepared data is now, if it was moved.
-        sources: what the data was prepared from: paths, or `name=path` for a source that a recipe names.
-        trust_code: a replay may execute code that came with the run; see `trainer.extensions.trust`.
+        run: the run's directory.
+        train: trains the steps of a replay: see `replay_run`.
+        level: the highest level, one of `LEVELS`.
+        num_steps: steps to train again at any level. None at the level `replay`: 10, or all steps if the run has fewer.
+        start: the step to begin the replay from, None to choose one.
+        data: the new directory of the prepared data, if it was moved.
+        sources: the sources of the data: paths, or `name=path` for a source that a recipe names.
+        trust_code: allow a replay to execute code from the run's directory: see `trainer.extensions.trust`.
 
     Raises:
-        PreparedDataError: the data is missing, damaged or cannot be made again.
-        CheckpointError: a file of the run is missing or damaged, or a step trained again has other bits.
-        ConfigError: what is asked for cannot be.
+        PreparedDataError: the data is missing or damaged, or prepared again it is not the same.
+        CheckpointError: a file of the run is missing or damaged, or the replay has other bits.
+        ConfigError: see `replay_run`.
     """
     levels = LEVELS[: LEVELS.index(level) + 1]
     yield check_integrity(run, data)
@@ -87,33 +86,32 @@ def verify_run(
         changed = tuple(one.name for one in differences if one.name.startswith(_IN_IDENTITY))
         replay = replay_run(run, num_steps, train=train, start=start, data=data, allow_changes=changed, trust_code=trust_code)
         if replay.difference:
-            because = f"; of the environment differs {', '.join(changed)}" if changed else ""
+            because = f"; the environment differs in {', '.join(changed)}" if changed else ""
             others = [f"\n{_earlier_text(one)}" for one in earlier if one["until"] > replay.start]
             raise CheckpointError(f"{run}: {replay.difference}{because}{''.join(others)}")
         yield Outcome("replay", replay.describe(), asdict(replay))
 
 
 def check_integrity(run: Path, data: Path | None = None) -> Outcome:
-    """Reads every file of a run and of its data, and names what else lies in the run's folder.
+    """Read and check every file of a run and of its data, and list the other files in the run's directory.
 
     Raises:
-        PreparedDataError, CheckpointError: a file is missing or is not what was written, or there is code that is not the run's;
-            the message names it.
+        PreparedDataError, CheckpointError: a file is missing or was changed, or code is there that the record does not name.
     """
     record = read_record(run)
     foreign = foreign_files(run, record["files"])
     if recorded_source(run, record["identity"].get("extension")) is None and EXTENSION in foreign:
         raise CheckpointError(
-            f"{run / EXTENSION}: the record names no extension, so this code is not the run's, and it is never executed; remove it"
+            f"{run / EXTENSION}: the record names no extension, so this code is not the run's and is never executed; remove it"
         )
-    written_last = (METRICS, LEDGER.as_posix(), "checkpoints/")  # a look into these says more than their digest
+    written_last = (METRICS, LEDGER.as_posix(), "checkpoints/")  # a check of their content gives a better message than a digest
     for name, digest in record["files"].items():
         if not name.startswith(written_last):
             _check_file(run, name, digest)
     store = CheckpointStore(run / "checkpoints")
     for step in store.steps():
         store.verify(step)
-    lost = {shard for change in Changes.from_json(record.get("changes", ())).made for shard in change.shards}
+    lost = {shard for one in Adjustments.from_json(record.get("changes", ())).made for shard in one.shards}
     directory = data_folder(run, data)
     with reading(directory, f"verify of run {run.absolute().name}"):
         num_files = _check_data(directory, record["data"]["root_digest"], lost)
@@ -133,36 +131,36 @@ def check_integrity(run: Path, data: Path | None = None) -> Outcome:
     }
     text = (
         f"integrity    {len(record['files'])} files of the run, checkpoints {', '.join(map(str, store.steps())) or 'none'}, "
-        f"{report.lines} ledger lines, {num_events} events of metrics and {num_files} files of the data are what was written"
-        + (f"; not looked at, as the run left them out: {', '.join(sorted(lost))}" if lost else "")
+        f"{report.lines} ledger lines, {num_events} events of metrics and {num_files} files of the data are unchanged"
+        + (f"; not checked, because the run left them out: {', '.join(sorted(lost))}" if lost else "")
         + _foreign_text(foreign)
     )
     return Outcome("integrity", text, facts)
 
 
 def _foreign_text(foreign: Sequence[str]) -> str:
-    """The names, as far as they are not too many; what a terminal would not show as it is becomes an escape."""
+    """Return the first names. Characters that a terminal would not print become escapes."""
     names = [name if name.isprintable() else ascii(name) for name in foreign[:_NAMED_FILES]]
     more = f" and {len(foreign) - len(names)} more" if len(foreign) > len(names) else ""
-    return f"\n  not files of this run, and not used: {', '.join(names)}{more}" if foreign else ""
+    return f"\n  files that do not belong to this run, and are not used: {', '.join(names)}{more}" if foreign else ""
 
 
 def compare_environment(run: Path) -> tuple[Difference, ...]:
-    """What differs between this process and the one that made the run, by name.
+    """Return the differences between the environment of this process and that of the run.
 
     Raises:
         CheckpointError: the record is missing or damaged.
-        ConfigError: this machine has GPUs, and torch sees none.
+        ConfigError: this machine has GPUs, but torch sees none.
     """
     record, config = read_record(run), load_config(run)
     here = settings_here(config)
-    with suppress(ConfigError):  # what it refuses is among the flags below
+    with suppress(ConfigError):  # the settings that it refuses appear among the flags below
         configure_determinism(here)
     identity = record["identity"]
     recorded = flattened(record["environment"]) | {name: identity.get(name) for name in ("device", "threads", "attention")}
     recorded |= {name: value for name, value in identity.items() if name.startswith("flags.")}
     found = flattened(environment_facts()) | _machine(config) | {f"flags.{name}": value for name, value in flags().items()}
-    recorded.pop("world_size", None)  # a replay takes as many
+    recorded.pop("world_size", None)  # a replay uses the same number
     return find_differences(recorded, found)
 
 
@@ -177,7 +175,7 @@ def _check_file(run: Path, name: str, expected: str) -> None:
 
 
 def _check_data(directory: Path, root_digest: str, lost: Collection[str]) -> int:
-    """Reads all prepared data but the shards that the run could not read either; returns how many files that are."""
+    """Check all files of the prepared data except the shards in quarantine. Return the number of checked files."""
     manifest = read_manifest(directory)
     if manifest.root_digest != root_digest:
         raise PreparedDataError(
@@ -190,7 +188,7 @@ def _check_data(directory: Path, root_digest: str, lost: Collection[str]) -> int
 
 
 def _check_metrics(run: Path, report: AuditReport) -> int:
-    """Compares the metrics with the ledger, which an audit has proven; returns how many events there are."""
+    """Compare the metrics with the ledger, which the audit has checked. Return the number of events."""
     targets, total = {0: 0}, 0
     for entry in read_ledger(run / LEDGER):
         if isinstance(entry, LedgerStep):
@@ -212,7 +210,7 @@ def _check_metrics(run: Path, report: AuditReport) -> int:
 
 
 def _machine(config: TrainConfig) -> dict[str, Any]:
-    """Those parts of a run's identity that this machine decides."""
+    """Return the parts of a run's identity that this machine decides."""
     try:
         with joined_group(config.device) as group:
             compiled = config.compiles(group.device.type)
@@ -231,4 +229,4 @@ def _environment_text(differences: Sequence[Difference]) -> str:
 
 
 def _earlier_text(earlier: Mapping[str, Any]) -> str:
-    return f"  up to step {earlier['until']} it was made with another {', '.join(earlier['was'])} (`earlier` in record.json)"
+    return f"  up to step {earlier['until']} the run had another {', '.join(earlier['was'])} (`earlier` in record.json)"

@@ -37,7 +37,7 @@ from trainer.report.recorded_run import read_run
 from trainer.run.directory import load_config, settings_here
 from trainer.run.ledger import LEDGER, read_ledger
 from trainer.run.metrics_file import METRICS, Known, events_until, read_events
-from trainer.run.record import read_record, recorded_changes, recorded_micro
+from trainer.run.record import read_record, recorded_adjustments, recorded_micro
 from trainer.verification.audit import audit_run
 from trainer.verification.verify import check_integrity
 
@@ -111,7 +111,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "ledger": (LEDGER.as_posix(), lambda run: list(read_ledger(run / LEDGER))),
     "manifest": (STEP_4, lambda run: CheckpointStore(run / "checkpoints").load(4)),
     "manifest for audit": (STEP_4, lambda run: CheckpointStore(run / "checkpoints").manifest_bytes(4)),
-    "note": ("change-0.json", lambda run: recorded_changes(run, read_record(run), read_record(run)["identity"], ())),
+    "note": ("change-0.json", lambda run: recorded_adjustments(run, read_record(run), read_record(run)["identity"], ())),
     "digest": ("tokenizer/bytes.json", lambda run: untrusted.digest_run_file(run, "tokenizer/bytes.json")),
 }
 

@@ -2,13 +2,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.config import BatchConfig
-from trainer.data.adjustments import Change, Changes, smaller_micro
+from trainer.data.adjustments import Adjustment, Adjustments, smaller_micro
 
-changes_of_a_run = st.lists(
+adjustments_of_a_run = st.lists(
     st.one_of(
-        st.builds(Change, step=st.integers(0, 30), reason=st.text(max_size=5), micro=st.sampled_from([1, 2, 4, 8])),
+        st.builds(Adjustment, step=st.integers(0, 30), reason=st.text(max_size=5), micro=st.sampled_from([1, 2, 4, 8])),
         st.builds(
-            Change, step=st.integers(0, 30), reason=st.text(max_size=5), shards=st.lists(st.text(max_size=3), max_size=3).map(tuple)
+            Adjustment,
+            step=st.integers(0, 30),
+            reason=st.text(max_size=5),
+            shards=st.lists(st.text(max_size=3), max_size=3).map(tuple),
         ),
     ),
     max_size=6,
@@ -25,26 +28,31 @@ def test_even_rows_are_halved_and_odd_ones_fall_to_a_divisor() -> None:
     assert [smaller_micro(rows) for rows in (64, 6, 9, 3, 1)] == [32, 3, 3, 1, None]
 
 
-@given(made=changes_of_a_run, step=st.integers(0, 40))
-def test_a_change_holds_from_its_step_on(made: list[Change], step: int) -> None:
-    changes, begun = Changes().plus(*made), BatchConfig(global_rows=16, micro=8)
-    holding = [change for change in made if change.step <= step]
-    assert changes.batch(begun, step).micro_rows == min([8, *(change.micro for change in holding if change.micro is not None)])
-    assert changes.batch(begun, step).global_rows == 16
-    assert changes.quarantined(step) == {shard for change in holding for shard in change.shards}
-    assert list(changes.beginning_at(step)) == [change for change in made if change.step == step]
+@given(made=adjustments_of_a_run, step=st.integers(0, 40))
+def test_an_adjustment_holds_from_its_step_on(made: list[Adjustment], step: int) -> None:
+    adjustments, begun = Adjustments().plus(*made), BatchConfig(global_rows=16, micro=8)
+    holding = [adjustment for adjustment in made if adjustment.step <= step]
+    assert adjustments.batch(begun, step).micro_rows == min(
+        [8, *(adjustment.micro for adjustment in holding if adjustment.micro is not None)]
+    )
+    assert adjustments.batch(begun, step).global_rows == 16
+    assert adjustments.quarantined(step) == {shard for adjustment in holding for shard in adjustment.shards}
+    assert list(adjustments.beginning_at(step)) == [adjustment for adjustment in made if adjustment.step == step]
 
 
-@given(made=changes_of_a_run)
-def test_changes_survive_the_record(made: list[Change]) -> None:
-    changes = Changes(tuple(made))
-    assert Changes.from_json(changes.to_json()) == changes
-    assert changes.of(["micro", "quarantine"]) == changes
-    assert changes.of(["micro"]).quarantined(99) == frozenset()
+@given(made=adjustments_of_a_run)
+def test_adjustments_survive_the_record(made: list[Adjustment]) -> None:
+    adjustments = Adjustments(tuple(made))
+    assert Adjustments.from_json(adjustments.to_json()) == adjustments
+    assert adjustments.of(["micro", "quarantine"]) == adjustments
+    assert adjustments.of(["micro"]).quarantined(99) == frozenset()
 
 
-def test_a_change_says_what_it_is_and_why() -> None:
-    smaller, lost = Change(7, "8 rows ran out of memory", micro=4), Change(9, "rank 1 could not read it", shards=("train/a.arrow",))
+def test_an_adjustment_says_what_it_is_and_why() -> None:
+    smaller, lost = (
+        Adjustment(7, "8 rows ran out of memory", micro=4),
+        Adjustment(9, "rank 1 could not read it", shards=("train/a.arrow",)),
+    )
     assert (smaller.kind, smaller.facts()) == ("micro", {"rows": 4, "reason": "8 rows ran out of memory"})
     assert (lost.kind, lost.facts()) == ("quarantine", {"shards": ["train/a.arrow"], "reason": "rank 1 could not read it"})
     assert smaller.describe() == "micro-batches of 4 rows from step 7 on, the same global batches: 8 rows ran out of memory"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from common.errors import PreparedDataError, StorageError
 from data_pipeline.dataset.shards import RowBatch, Rows, ShardError
 from trainer.config import BatchConfig
-from trainer.data.adjustments import Change, Changes
+from trainer.data.adjustments import Adjustment, Adjustments
 from trainer.data.batch import IGNORE, MicroBatch, micro_batch, num_bounds, share_of_rank
 from trainer.data.loader import global_batch, prefetched_batches
 from trainer.data.order import UniformOrder, rows_at
@@ -339,9 +339,9 @@ class ShardedRows(NumberedRows):
 
 def test_rows_change_with_the_step_that_they_are_for() -> None:
     rows, order, config = ShardedRows(16), UniformOrder(2, 16), BatchConfig(global_rows=8, micro=4)
-    changes = Changes((Change(4, "memory", micro=2), Change(5, "data", shards=("train/1",))))
+    adjustments = Adjustments((Adjustment(4, "memory", micro=2), Adjustment(5, "data", shards=("train/1",))))
     with prefetched_batches(
-        cast(Rows, rows), config, group(), order, 16, 2, first_step=3, changes=changes, shard_of=lambda _: None
+        cast(Rows, rows), config, group(), order, 16, 2, first_step=3, adjustments=adjustments, shard_of=lambda _: None
     ) as batches:
         taken = [next(batches) for _ in range(3)]
     assert [(batch.num_micro_batches, len(batch.micro_batches)) for batch in taken] == [(2, 2), (4, 4), (4, 4)]

@@ -4,6 +4,7 @@ import math
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from data_pipeline.dataset.manifest import read_manifest
+from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.dataset.shards import RowBatch, Rows
 from data_pipeline.tokenizer import load_tokenizer
 from tests.support.grouped import write_grouped
 from tests.support.ranks import run_ranks
 from tests.support.runs import tiny_config
+from trainer.config import TrainConfig
 from trainer.data.batch import IGNORE, micro_batch
 from trainer.distributed.group import Group
 from trainer.evaluation.evaluate import evaluate
@@ -26,6 +28,7 @@ from trainer.evaluation.results import Evaluation, Score
 from trainer.evaluation.tally import Grouping, Tally, length_ranges
 from trainer.model.decoder import build_model
 from trainer.model.forward import LossModule
+from trainer.run.context import RunContext
 
 LENGTH, VOCAB = 32, 50
 ALONE = Group(0, 1, 0, torch.device("cpu"))
@@ -54,10 +57,14 @@ class RandomRows:
         return self.lengths[indices] - 1
 
 
+def context(config: TrainConfig, group: Group = ALONE) -> RunContext:
+    return RunContext(config, cast(Manifest, None), group, "sdpa")
+
+
 def measure(rows: RandomRows, group: Group = ALONE, **settings: int) -> float:
     config = tiny_config("data", "run", eval=settings)  # type: ignore[arg-type]
     loss = LossModule(build_model(config.model, VOCAB, 0), config.loss)
-    return evaluate(loss, "sdpa", rows, config, group).loss  # type: ignore[arg-type]
+    return evaluate(loss, context(config, group), rows).loss  # type: ignore[arg-type]
 
 
 def test_the_loss_is_the_mean_over_targets_not_over_rows() -> None:
@@ -102,7 +109,7 @@ def grouped(group: Group, data: Path, max_rows: int | None = None) -> Evaluation
     manifest, tokenizer = read_manifest(data), load_tokenizer(data / "tokenizer")
     config = tiny_config(data, data, eval={"micro": 3, "max_rows": max_rows})
     loss = LossModule(build_model(config.model, manifest.vocab_size, 0), config.loss)
-    return evaluate(loss, "sdpa", Rows(data, manifest, "val"), config, group, grouping=Grouping.of(manifest, tokenizer))
+    return evaluate(loss, context(config, group), Rows(data, manifest, "val"), grouping=Grouping.of(manifest, tokenizer))
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +168,7 @@ def test_the_groups_have_the_same_bits_for_any_number_of_ranks(data: Path) -> No
 def test_groups_do_not_change_the_total(data: Path) -> None:
     config = tiny_config(data, data, eval={"micro": 3})
     loss = LossModule(build_model(config.model, read_manifest(data).vocab_size, 0), config.loss)
-    plain = evaluate(loss, "sdpa", Rows(data, read_manifest(data), "val"), config, ALONE)
+    plain = evaluate(loss, context(config), Rows(data, read_manifest(data), "val"))
     divided = grouped(ALONE, data)
     assert (plain.loss, plain.num_targets, plain.num_rows) == (divided.loss, divided.num_targets, divided.num_rows)
     assert plain.bits_per_byte is None
@@ -231,7 +238,7 @@ def test_a_failed_evaluation_leaves_the_model_in_training() -> None:
     config = tiny_config("data", "run")  # type: ignore[arg-type]
     loss = LossModule(build_model(config.model, VOCAB, 0), config.loss).train()
     with pytest.raises(OSError, match="gone"):
-        evaluate(loss, "sdpa", Broken(3), config, ALONE)  # type: ignore[arg-type]
+        evaluate(loss, context(config), Broken(3))  # type: ignore[arg-type]
     assert loss.training
 
 
@@ -249,7 +256,7 @@ def test_on_a_gpu_the_groups_are_those_of_the_cpu_and_repeat_bit_for_bit(data: P
     config = tiny_config(data, data, eval={"micro": 3})
     loss = LossModule(build_model(config.model, manifest.vocab_size, 0), config.loss).to(gpu.device)
     grouping = Grouping.of(manifest, tokenizer)
-    first, second = (evaluate(loss, "sdpa", Rows(data, manifest, "val"), config, gpu, grouping=grouping) for _ in range(2))
+    first, second = (evaluate(loss, context(config, gpu), Rows(data, manifest, "val"), grouping=grouping) for _ in range(2))
     assert first == second
     on_cpu = grouped(ALONE, data)
     for name, groups in first.groups.items():

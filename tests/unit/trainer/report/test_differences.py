@@ -56,7 +56,7 @@ def test_lists_and_tables_of_the_users_own_are_compared() -> None:
     assert found == {"schedule.kind": "step", "schedule.milestones": "100 200", "mixture.weights.a": "0.5"}
 
 
-@pytest.mark.parametrize(("content", "reason"), [(None, "not there any more"), ("[train", "cannot be read")])
+@pytest.mark.parametrize(("content", "reason"), [(None, "does not exist any more"), ("[train", "cannot be read")])
 def test_a_recipe_that_is_gone_or_broken_is_said_to_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, reason: str
 ) -> None:
@@ -116,20 +116,20 @@ def test_runs_are_laid_over_each_other(tmp_path: Path) -> None:
 def test_losses_on_other_data_are_not_called_comparable(tmp_path: Path) -> None:
     shown = compared(tmp_path, data("x"), data("x"), data("y"))
     assert "so their losses can be compared" not in shown.text
-    assert "one tokenizer but different data" in shown.text
+    assert "the same tokenizer but different data" in shown.text
     assert "Losses can be compared within: run-0 and run-1." in shown.text
 
 
 def test_with_other_tokenizers_bits_per_byte_are_to_be_compared(tmp_path: Path) -> None:
     shown = compared(tmp_path, data("x", "t"), data("y", "u"))
-    assert "compare bits per byte" in shown.text
+    assert "Compare bits per byte" in shown.text
     assert "Losses can be compared within" not in shown.text
 
 
 def test_validation_on_other_parts_of_the_same_data_is_told(tmp_path: Path) -> None:
     other = {"events": [train_event(1, 2.0), eval_event(1, 2.0, targets=10)]}
-    assert "different numbers of targets" in compared(tmp_path / "a", {}, other).text
-    assert "different numbers of targets" not in compared(tmp_path / "b", {}, {}).text
+    assert "different numbers of validation targets" in compared(tmp_path / "a", {}, other).text
+    assert "different numbers of validation targets" not in compared(tmp_path / "b", {}, {}).text
 
 
 def test_the_lowest_validation_loss_is_set_off_only_where_losses_compare(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_the_page_shows_everything_that_the_run_recorded(page: str) -> None:
         "plain words go on 2",
         "distinct 2",
         "10.0 % of it waiting for data",
-        "6 saves held it up for 1.5 s in all, 0.2 s at most",
+        "6 saves delayed it by 1.5 s in total, 0.2 s at most",
         "NVIDIA H100",
         "GPU 1: memory total mib",
         "sha256:" + "77" * 32,

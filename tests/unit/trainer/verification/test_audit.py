@@ -1,4 +1,4 @@
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from common.errors import CheckpointError
 from trainer.data.mixture import MixedOrder, SourceOrder, chairman_assignment
 from trainer.data.order import RowOrder, UniformOrder
 from trainer.run.ledger import Ledger, LedgerEvent, LedgerHead, LedgerStep, digest_of_rows, read_ledger
-from trainer.verification.auditor import Auditor, AuditReport, Skipped, passes_at
+from trainer.verification.auditor import Auditor, AuditReport, Skipped, Targets, passes_at
 
 ROWS, BATCH, SEED = 21, 4, 7
 ORDER = UniformOrder(SEED, ROWS)
@@ -26,10 +26,24 @@ def targets_of(rows: NDArray[np.int64]) -> int:
     return int((rows + 5).sum())
 
 
+class AllReadable(Targets):
+    """Counts targets without files: every row can be read."""
+
+    def __init__(self) -> None: ...
+
+    def count(self, rows_B: NDArray[np.int64]) -> int:
+        return targets_of(rows_B)
+
+    def num_hidden(self, rows_B: NDArray[np.int64]) -> int:
+        return 0
+
+    def quarantine(self, shards: Iterable[str]) -> None: ...
+
+
 def audited(
     entries: list[Entry], build: Callable[[Mapping[str, Any]], RowOrder] = lambda _: ORDER, rows: int = ROWS
 ) -> AuditReport:
-    auditor = Auditor(PATH, build, targets_of, rows)
+    auditor = Auditor(PATH, build, AllReadable(), rows)
     for entry in entries:
         auditor.follow(entry)
     return auditor.report
@@ -135,7 +149,7 @@ def test_an_order_that_repeats_a_row_is_found(monkeypatch: pytest.MonkeyPatch, n
             return np.array(numbers)[start : start + count]
 
     monkeypatch.setattr("trainer.verification.auditor.passes_at", lambda *_: np.zeros(BATCH, np.int32))
-    with pytest.raises(CheckpointError, match=f"line {line}: row 2 comes again before all others have come"):
+    with pytest.raises(CheckpointError, match=f"line {line}: row 2 is used again before all other rows were used"):
         audited(history(2, order=Repeating()), lambda _: Repeating())
 
 
@@ -144,7 +158,7 @@ def test_windows_that_were_skipped_are_listed_and_are_no_omission() -> None:
     report = audited(entries)
     assert report.skipped == [Skipped(2, 8, 8, "loss spike")]
     assert (report.steps, report.positions, report.left_out) == (3, 20, 8)
-    assert "8 rows: positions 8 to 15, said after step 2 (loss spike)" in report.describe()
+    assert "8 rows: positions 8 to 15, announced after step 2 (loss spike)" in report.describe()
 
 
 @pytest.mark.parametrize(
@@ -188,7 +202,7 @@ def test_an_event_of_another_step_is_refused() -> None:
 
 
 def test_a_step_before_any_order_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="line 2: no line before it says which order"):
+    with pytest.raises(CheckpointError, match="line 2: no earlier line gives the order of the rows"):
         audited(history(1)[1:])
 
 
@@ -197,7 +211,7 @@ def test_another_order_begins_a_new_count() -> None:
     change = LedgerEvent(LedgerHead(2, 4), "order", {"seed": SEED + 1, "data": "", "rows": ROWS, "mixture": {}})
     report = audited([*history(2), change, claim(3, 8, order=other)], lambda facts: UniformOrder(facts["seed"], ROWS))
     assert [order["step"] for order in report.orders] == [0, 2]
-    assert "another one from step 3 on" in report.describe()
+    assert "a new order from step 3 on" in report.describe()
 
 
 def test_a_ledger_that_was_moved_away_proves_nothing(tmp_path: Path) -> None:
@@ -222,4 +236,4 @@ def test_more_rows_than_can_be_counted_are_said_to_be(monkeypatch: pytest.Monkey
     monkeypatch.setattr("trainer.verification.auditor.MAX_COUNTED_ROWS", ROWS - 1)
     report = audited(history(3))
     assert not report.counted
-    assert "not counted" in report.describe()
+    assert "too many rows to count each of them" in report.describe()

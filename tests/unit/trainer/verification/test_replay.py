@@ -36,9 +36,9 @@ def test_the_newest_start_with_enough_steps_after_it_is_chosen(saved: list[int],
 def test_a_start_that_is_asked_for_is_taken_or_refused() -> None:
     assert choose_start([5, 10], 12, 2, 5) == 5
     assert choose_start([5, 10], 12, 2, 0) == 0
-    with pytest.raises(ConfigError, match=r"--from 7: no checkpoint of this step; there are 0 \(the seed\), 5, 10"):
+    with pytest.raises(ConfigError, match=r"--from 7: no checkpoint of this step; choose from 0 \(the seed\), 5, 10"):
         choose_start([5, 10], 12, 2, 7)
-    with pytest.raises(ConfigError, match=r"there are 0 \(the seed\)$"):
+    with pytest.raises(ConfigError, match=r"choose from 0 \(the seed\)$"):
         choose_start([], 12, 2, 7)
     with pytest.raises(ConfigError, match="the run has 2 steps after step 10"):
         choose_start([5, 10], 12, 3, 10)
@@ -55,11 +55,11 @@ def test_equal_tensors_are_equal() -> None:
     [
         ({"model": {"a": torch.arange(4.0), "b": torch.tensor([[1, 1], [1, 1.25]])}}, r"tensor model/b differs by up to 0\.25"),
         ({"model": {"a": -torch.zeros(4), "b": torch.zeros(2, 2)}}, "tensor model/a differs by up to 3"),
-        ({"model": {"a": torch.arange(4.0)}}, "tensor model/b is in the run alone"),
-        ({"optimizer": {"a/m": torch.zeros(3), "c/m": torch.zeros(1)}}, "tensor optimizer/c/m is in the replay alone"),
+        ({"model": {"a": torch.arange(4.0)}}, "tensor model/b is only in the run"),
+        ({"optimizer": {"a/m": torch.zeros(3), "c/m": torch.zeros(1)}}, "tensor optimizer/c/m is only in the replay"),
         ({"optimizer": {"a/m": -torch.zeros(3)}}, "tensor optimizer/a/m differs by up to 0"),
         ({"optimizer": {"a/m": torch.zeros(3, dtype=torch.float64)}}, "tensor optimizer/a/m is TensorSpec"),
-        ({"average": {"a": torch.zeros(1)}}, "tensor average/a is in the replay alone"),
+        ({"average": {"a": torch.zeros(1)}}, "tensor average/a is only in the replay"),
         ({"state": {"scaler": {"scale": 2.0}}}, "the loss scaler is"),
     ],
 )

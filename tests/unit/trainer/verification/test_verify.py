@@ -90,8 +90,8 @@ def test_a_file_that_a_manifest_names_is_not_read(tmp_path: Path, name: str) -> 
 @pytest.mark.parametrize(
     ("config", "sources", "reason"),
     [
-        (None, (), "where the sources a lie is not known; give --sources PATH"),
-        ({"source": {"web": {}}}, ("x",), "where the source web lie is not known; give --sources NAME=PATH"),
+        (None, (), "the location of sources a is not known; give --sources PATH"),
+        ({"source": {"web": {}}}, ("x",), "the location of source web is not known; give --sources NAME=PATH"),
         ({"tokenizer": {"path": "sha256:00"}}, ("x",), r"tokenizer\.path named files"),
     ],
 )
@@ -107,13 +107,13 @@ def test_the_first_thing_that_differs_between_manifests_is_named() -> None:
     file = {"source": "a", "path": "one.txt", "bytes": 3, "sha256": "sha256:00"}
     shard = ShardEntry("train/a-00000.arrow", "train", "a", 1, 2, 3, 4, "sha256:00")
     ours = manifest(inputs=(file,), shards=(shard,))
-    assert "inputs that differs: a/one.txt has another content" in difference_of_manifests(
+    assert "inputs that differs: a/one.txt has different content" in difference_of_manifests(
         ours, replace(ours, inputs=(file | {"sha256": "sha256:01"},))
     )
     assert "inputs that differs: a/two.txt is new" in difference_of_manifests(
         ours, replace(ours, inputs=(file, file | {"path": "two.txt"}))
     )
-    assert "inputs that differs: a/one.txt is gone" in difference_of_manifests(ours, replace(ours, inputs=()))
+    assert "inputs that differs: a/one.txt is missing" in difference_of_manifests(ours, replace(ours, inputs=()))
     changed = replace(shard, sha256="sha256:01")
     assert "shards that differs: train/a-00000.arrow" in difference_of_manifests(ours, replace(ours, shards=(changed,)))
     assert difference_of_manifests(ours, ours) == "settings, program or versions differ"
