@@ -22,6 +22,7 @@ __all__ = [
     "overwrite",
     "restore_optimizer",
     "set_learning_rate",
+    "state_bytes_per_weight",
     "step_unless",
 ]
 
@@ -60,6 +61,14 @@ def build_optimizers(model: nn.Module, config: OptimConfig) -> tuple[torch.optim
     if hidden:
         optimizers.append(_muon([trained[name] for name in hidden], config))
     return tuple(optimizers)
+
+
+def state_bytes_per_weight(config: OptimConfig) -> tuple[int, int]:
+    """Return the bytes of optimizer state for one weight of the layers' matrices, and for any other weight.
+
+    AdamW keeps two fp32 averages, Muon one. AdamW's step counters, 4 bytes for each tensor, are not counted.
+    """
+    return (4 if config.kind == "muon" else 8), 8
 
 
 def set_learning_rate(optimizers: Sequence[torch.optim.Optimizer], rate: float) -> None:

@@ -17,6 +17,7 @@ from trainer.extensions.user_model import seeded_model
 from trainer.machine.memory import USABLE_SHARE, available_bytes, is_out_of_memory, isolated_rng, release_memory
 from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
 from trainer.model.memory_estimate import MemoryEstimate, estimate
+from trainer.optim.optimizers import state_bytes_per_weight
 from trainer.run.context import RunContext
 
 __all__ = ["choose_micro", "micro_candidates", "probe", "with_micro"]
@@ -131,7 +132,14 @@ def with_micro(context: RunContext, extension: Extension, recorded: int | None) 
     if recorded is not None:
         return _with(context, recorded)
     estimated = partial(
-        estimate, config, manifest.vocab_size, manifest.row_length, group.world_size, backend=backend, device_type=group.device.type
+        estimate,
+        config,
+        manifest.vocab_size,
+        manifest.row_length,
+        group.world_size,
+        optimizer_bytes=state_bytes_per_weight(config.optim),
+        backend=backend,
+        device_type=group.device.type,
     )
     free = group.smallest(available_bytes(group.device, group.local_world_size))
     micro = choose_micro(config, lambda rows: estimated(micro=rows), free, manifest.row_length, group.world_size)
@@ -152,7 +160,8 @@ class _Trial:
         model = seeded_model(extension, config.model, manifest.vocab_size, config.seed).to(group.device)
         self._loss = LossModule(model, config.loss, extension.own_loss)
         self._context = context
-        needs = estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, 1, backend, group.device.type)
+        state = state_bytes_per_weight(config.optim)
+        needs = estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, 1, state, backend, group.device.type)
         taken = needs.gradients + needs.optimizer + needs.average + needs.tree
         self._taken = torch.empty(taken, dtype=torch.uint8, device=group.device)
 

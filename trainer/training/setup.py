@@ -48,7 +48,7 @@ from trainer.model.flops import flops_per_token
 from trainer.model.forward import LossModule
 from trainer.model.memory_estimate import MemoryEstimate, estimate
 from trainer.model.parameters import parameters_by_name
-from trainer.optim.optimizers import build_optimizers, check_optimizer
+from trainer.optim.optimizers import build_optimizers, check_optimizer, state_bytes_per_weight
 from trainer.optim.weight_average import WeightAverage
 from trainer.parallel.fsdp import check_parallel
 from trainer.report import report_at_end
@@ -350,7 +350,8 @@ def _checked_run(
 
 def _expected_memory(context: RunContext, micro: int) -> MemoryEstimate:
     config, manifest, group = context.config, context.manifest, context.group
-    return estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, micro, context.backend, group.device.type)
+    state, device = state_bytes_per_weight(config.optim), group.device.type
+    return estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, micro, state, context.backend, device)
 
 
 @contextmanager
@@ -441,7 +442,7 @@ def _check_fit(config: TrainConfig, manifest: Manifest, train_rows: int, val_row
 
 def _tensor_bytes(config: TrainConfig, vocab_size: int) -> list[int]:
     """Of the weights, the optimizer's state and the average in a checkpoint; a model of one's own may differ."""
-    whole = estimate(config, vocab_size, config.model.context, 1, 1)
+    whole = estimate(config, vocab_size, config.model.context, 1, 1, state_bytes_per_weight(config.optim))
     return [whole.weights, whole.optimizer, whole.average]
 
 

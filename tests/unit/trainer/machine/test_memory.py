@@ -20,6 +20,7 @@ from trainer.model.attention import make_layout
 from trainer.model.decoder import Decoder, build_model
 from trainer.model.loss import linear_cross_entropy_sum
 from trainer.model.memory_estimate import MemoryEstimate, activation_bytes, estimate, num_weights
+from trainer.optim.optimizers import state_bytes_per_weight
 from trainer.parallel.gradient_tree import GradientTree
 from trainer.training.micro_batch_size import choose_micro, micro_candidates, probe
 
@@ -37,6 +38,10 @@ Checkpointing = Literal["none", "selective", "full"]
 def settings_of(**changes: Any) -> TrainConfig:
     given = {"data": "data", "run": "run", "limits": {"steps": 1}, "batch": {"global_rows": 16, "micro": 2}}
     return TrainConfig.model_validate(given | changes)
+
+
+def estimate_of(config: TrainConfig, vocab_size: int, row_length: int, world_size: int, micro: int) -> MemoryEstimate:
+    return estimate(config, vocab_size, row_length, world_size, micro, state_bytes_per_weight(config.optim))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -114,7 +119,7 @@ def test_the_estimate_of_a_whole_step_is_what_it_takes_or_somewhat_more(vocab_si
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
-    expected = estimate(config, vocab_size, length, 1, rows).total
+    expected = estimate_of(config, vocab_size, length, 1, rows).total
     share = peak_of(train) / expected
     assert 0.7 <= share <= 1.0
 
@@ -146,7 +151,7 @@ def test_weights_gradients_and_adamw_take_what_torch_allocates(kv_heads: int, *,
         weight.grad = torch.zeros_like(weight)
     optimizer.step()
     moments = [state for states in optimizer.state.values() for state in states.values() if state.ndim]
-    expected = estimate(config, 50, 32, 1, 1)
+    expected = estimate_of(config, 50, 32, 1, 1)
     assert num_weights(config.model, 50) == sum(weight.numel() for weight in model.parameters())
     assert expected.weights == expected.gradients == sum(weight.nbytes for weight in model.parameters())
     assert expected.optimizer == sum(moment.nbytes for moment in moments)
@@ -154,21 +159,21 @@ def test_weights_gradients_and_adamw_take_what_torch_allocates(kv_heads: int, *,
 
 def test_muon_keeps_one_average_for_the_matrices_of_the_layers() -> None:
     config = settings_of(model={"layers": 2, "width": 64, "heads": 2})
-    adamw, muon = (estimate(settings_of(model=config.model, optim={"kind": kind}), 50, 32, 1, 1) for kind in ("adamw", "muon"))
+    adamw, muon = (estimate_of(settings_of(model=config.model, optim={"kind": kind}), 50, 32, 1, 1) for kind in ("adamw", "muon"))
     matrices = [weight for weight in build_model(config.model, 50, seed=0).model.layers.parameters() if weight.ndim == 2]
     assert adamw.optimizer - muon.optimizer == sum(weight.nbytes for weight in matrices)
 
 
 def test_the_moving_average_is_as_large_as_the_weights() -> None:
-    with_average = estimate(settings_of(ema={"decay": 0.99}), 50, 32, 1, 1)
+    with_average = estimate_of(settings_of(ema={"decay": 0.99}), 50, 32, 1, 1)
     assert with_average.average == with_average.weights
-    assert estimate(settings_of(), 50, 32, 1, 1).average == 0
+    assert estimate_of(settings_of(), 50, 32, 1, 1).average == 0
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
 def test_the_tree_holds_the_sums_that_are_estimated(world_size: int) -> None:
     config = settings_of(reproducibility="elastic", batch={"global_rows": 16, "micro": 2})
-    found = estimate(config, VOCAB, 32, world_size, 2)
+    found = estimate_of(config, VOCAB, 32, world_size, 2)
     model = build_model(config.model, VOCAB, seed=0)
 
     def run() -> None:
@@ -179,31 +184,31 @@ def test_the_tree_holds_the_sums_that_are_estimated(world_size: int) -> None:
         tree.finish()
 
     assert peak_of(run) == found.gradients + found.tree
-    assert estimate(settings_of(), VOCAB, 32, world_size, 2).tree == 0
+    assert estimate_of(settings_of(), VOCAB, 32, world_size, 2).tree == 0
 
 
 def test_fsdp_divides_weights_gradients_optimizer_and_average_by_the_ranks_and_gathers_some() -> None:
     config = settings_of(parallel="fsdp", ema={"decay": 0.99}, model={"layers": 16, "width": 128, "heads": 2})
-    alone, four = estimate(config, 50, 32, 1, 1), estimate(config, 50, 32, 4, 1)
+    alone, four = estimate_of(config, 50, 32, 1, 1), estimate_of(config, 50, 32, 4, 1)
     for part in ("weights", "gradients", "optimizer", "average"):
         assert getattr(four, part) == pytest.approx(getattr(alone, part) / 4, abs=1)
     assert alone.gathered == 0
     assert four.activations == alone.activations
-    once, twice = estimate(config, 50, 32, 4, 4), estimate(config, 50, 32, 4, 2)
+    once, twice = estimate_of(config, 50, 32, 4, 4), estimate_of(config, 50, 32, 4, 2)
     assert once.gathered < alone.weights < twice.gathered, "whole gradients are held only between micro-batches"
 
 
 def test_ddp_divides_nothing() -> None:
-    assert estimate(settings_of(), 50, 32, 8, 1) == estimate(settings_of(), 50, 32, 1, 1)
+    assert estimate_of(settings_of(), 50, 32, 8, 1) == estimate_of(settings_of(), 50, 32, 1, 1)
 
 
 def test_logits_are_those_of_a_chunk_however_large_the_micro_batch_is() -> None:
     one, many = (
-        estimate(settings_of(loss={"chunk_tokens": 100}), 50_000, 128, 1, micro).loss - 2 * 4 * 384 * 128 * micro
+        estimate_of(settings_of(loss={"chunk_tokens": 100}), 50_000, 128, 1, micro).loss - 2 * 4 * 384 * 128 * micro
         for micro in (1, 16)
     )
     assert one == many
-    assert estimate(settings_of(loss={"chunk_tokens": 200}), 50_000, 128, 1, 4).loss > one
+    assert estimate_of(settings_of(loss={"chunk_tokens": 200}), 50_000, 128, 1, 4).loss > one
 
 
 def test_the_description_adds_up_and_leaves_out_what_is_zero() -> None:

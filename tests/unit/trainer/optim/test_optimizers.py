@@ -19,6 +19,7 @@ from trainer.optim.optimizers import (
     optimizer_tensors,
     restore_optimizer,
     set_learning_rate,
+    state_bytes_per_weight,
     step_unless,
 )
 from trainer.parallel.fsdp import distribute_like, full_tensors, shard
@@ -135,6 +136,16 @@ def test_every_weight_has_one_optimizer(kind: Kind) -> None:
     model, optimizers = new_training(kind)
     owned = [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
     assert len(owned) == len(set(owned)) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_state_takes_the_bytes_that_are_declared_for_each_weight(kind: Kind) -> None:
+    model, optimizers = new_training(kind)
+    of_matrix, of_other = state_bytes_per_weight(settings(kind))
+    state = optimizer_tensors(model, optimizers)
+    for name, weight in parameters_by_name(model).items():
+        held = sum(tensor.nbytes for key, tensor in state.items() if key.startswith(f"{name}/") and not key.endswith("/step"))
+        assert held == (of_matrix if is_hidden_matrix(name) else of_other) * weight.numel()
 
 
 @pytest.mark.parametrize("kind", KINDS)
