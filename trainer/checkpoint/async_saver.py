@@ -21,27 +21,15 @@ class AsyncSaver:
 
     def __init__(self, save: Callable[[Checkpoint], object]) -> None:
         self._save = save
-        self._thread: threading.Thread | None = None
         self._job: _Job | None = None
         self._failure: BaseException | None = None
-        self._acknowledged: list[int] = []
-
-    @property
-    def acknowledged(self) -> tuple[int, ...]:
-        """The steps whose save has returned, in that order."""
-        self._collect()
-        return tuple(self._acknowledged)
+        self._acknowledged_step = -1
 
     @property
     def acknowledged_step(self) -> int:
-        """The last of them, -1 where there is none yet; an earlier step than before where training went back."""
-        return (-1, *self.acknowledged)[-1]
-
-    @property
-    def busy(self) -> bool:
-        """True while a save is running."""
+        """The step whose save returned last, -1 where there is none yet; an earlier step than before where training went back."""
         self._collect()
-        return self._thread is not None
+        return self._acknowledged_step
 
     @property
     def failed(self) -> bool:
@@ -59,8 +47,7 @@ class AsyncSaver:
         """
         self.wait()
         self._job = _Job(self._save, checkpoint)
-        self._thread = threading.Thread(target=self._job.run, name=f"checkpoint-{checkpoint.step}", daemon=False)
-        self._thread.start()
+        self._job.start()
 
     def raise_if_failed(self) -> None:
         """Raises what a save failed with, once; does not wait for one that is running.
@@ -75,25 +62,26 @@ class AsyncSaver:
 
     def wait(self) -> None:
         """Waits for the save that is running and raises what it failed with."""
-        if self._thread is not None:
-            self._thread.join()
+        if self._job is not None:
+            self._job.join()
         self.raise_if_failed()
 
     def _collect(self) -> None:
         """Takes the outcome of a thread that has ended, in whatever way."""
-        if self._thread is None or self._job is None or self._thread.is_alive():
+        if self._job is None or self._job.is_alive():
             return
-        job, self._job, self._thread = self._job, None, None
+        job, self._job = self._job, None
         if job.done:
-            self._acknowledged.append(job.checkpoint.step)
+            self._acknowledged_step = job.checkpoint.step
         else:
-            self._failure = _failure(job, self._acknowledged)
+            self._failure = _failure(job, self._acknowledged_step)
 
 
-class _Job:
+class _Job(threading.Thread):
     """One save and its outcome; that it is done is noted last, so that a thread that dies anywhere has failed."""
 
     def __init__(self, save: Callable[[Checkpoint], object], checkpoint: Checkpoint) -> None:
+        super().__init__(name=f"checkpoint-{checkpoint.step}", daemon=False)
         self.checkpoint = checkpoint
         self.error: BaseException | None = None
         self.done = False
@@ -107,9 +95,9 @@ class _Job:
             self.error = error
 
 
-def _failure(job: _Job, acknowledged: list[int]) -> BaseException:
+def _failure(job: _Job, acknowledged_step: int) -> BaseException:
     where = f"the checkpoint of step {job.checkpoint.step} could not be saved"
-    last = f"the last saved step is {acknowledged[-1]}" if acknowledged else "none was saved since the start"
+    last = f"the last saved step is {acknowledged_step}" if acknowledged_step >= 0 else "none was saved since the start"
     if isinstance(job.error, Exception) and not isinstance(job.error, OSError):
         return job.error
     if isinstance(job.error, OSError):

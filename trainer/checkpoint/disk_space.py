@@ -30,7 +30,7 @@ def check_space(directory: Path, bytes_per_checkpoint: int) -> None:
     Raises:
         ConfigError: it says how much is needed and how much is free.
     """
-    held = _bytes_below(directory)
+    held = sum(path.lstat().st_size for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
     needed = max(_COPIES * bytes_per_checkpoint - held, bytes_per_checkpoint)
     existing = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
     status = os.statvfs(existing)
@@ -41,7 +41,3 @@ def check_space(directory: Path, bytes_per_checkpoint: int) -> None:
             f"{bytes_per_checkpoint / 1e9:.3f} GB, of which {held / 1e9:.3f} GB are there; make room, "
             "or use a --run on a larger disk"
         )
-
-
-def _bytes_below(directory: Path) -> int:
-    return sum(path.lstat().st_size for path in directory.rglob("*") if path.is_file() and not path.is_symlink())

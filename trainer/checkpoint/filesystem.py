@@ -14,15 +14,7 @@ from pathlib import Path
 from common.errors import ConfigError
 from common.host_memory import available_host_bytes
 
-__all__ = [
-    "Storage",
-    "make_directories",
-    "read_file",
-    "remove_directory",
-    "sync_directory",
-    "write_all",
-    "write_file",
-]
+__all__ = ["Storage", "make_directories", "read_file", "remove_directory", "sync_directory", "write_all", "write_file"]
 
 _CHUNK_BYTES = 16 << 20
 _SMALL_BYTES = 256 << 20  # what any machine has; asking the system for its memory takes longer than reading small files

@@ -8,7 +8,6 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from trainer.checkpoint.filesystem import Storage, read_file, sync_directory, wr
 from trainer.checkpoint.manifest import CheckpointManifest, StoredTensor
 from trainer.checkpoint.tensor_file import decode_tensors, digest_of, encode_header, raw_bytes, same_bytes, spec_of
 
-__all__ = ["LARGE_BYTES", "ObjectFiles", "StoredTensors", "damage_named"]
+__all__ = ["LARGE_BYTES", "ObjectFiles", "damage_named"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,15 +40,6 @@ _DAMAGE = {
     errno.EBADMSG,
     errno.EUCLEAN,
 }
-
-
-@dataclass(frozen=True)
-class StoredTensors:
-    """Where the tensors of one checkpoint are."""
-
-    tensors: Mapping[str, StoredTensor]
-    objects: Mapping[str, int]
-    """Sizes of the files by name."""
 
 
 @contextmanager
@@ -102,8 +92,10 @@ class ObjectFiles:
                     )
                 yield tensor_name, tensor
 
-    def store(self, tensors: Mapping[str, Tensor], earlier: Iterable[CheckpointManifest]) -> StoredTensors:
-        """Makes sure that all `tensors` are on the device, and says where.
+    def store(
+        self, tensors: Mapping[str, Tensor], earlier: Iterable[CheckpointManifest]
+    ) -> tuple[dict[str, StoredTensor], dict[str, int]]:
+        """Makes sure that all `tensors` are on the device, and returns where, and the sizes of the object files by name.
 
         A file of an earlier checkpoint serves again where it has its digest now and holds the very same bytes; a file
         that has changed on the device does not, and what it held is written again.
@@ -123,7 +115,7 @@ class ObjectFiles:
                 objects[object_name] = num_bytes
                 stored |= {name: StoredTensor(object_name, digests[name], spec_of(fresh[name])) for name in group}
         sync_directory(self._storage, self.directory)
-        return StoredTensors(stored, objects)
+        return stored, objects
 
     def names(self) -> list[str]:
         """The objects that are there."""

@@ -103,9 +103,8 @@ class CheckpointStore:
         self._prepare()
         try:
             self.discard_unfinished()
-            stored = self._objects.store(tensors, self._readable_manifests())
-            manifest = CheckpointManifest(checkpoint.step, stored.objects, stored.tensors, checkpoint.state)
-            self._commit(checkpoint.step, encode_manifest(manifest))
+            stored, objects = self._objects.store(tensors, self._readable_manifests())
+            self._commit(checkpoint.step, encode_manifest(CheckpointManifest(checkpoint.step, objects, stored, checkpoint.state)))
         except BaseException:
             with suppress(OSError, CheckpointError):  # what cannot be removed now is removed at the next start
                 self.collect_trash()

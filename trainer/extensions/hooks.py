@@ -65,14 +65,9 @@ class Extension:
         return None if self.source is None else f"sha256:{hashlib.sha256(self.source).hexdigest()}"
 
     @property
-    def loss(self) -> Callable[..., Any] | None:
-        """The user's loss as it stands in the file; training calls it through `loss_sum`."""
-        return self.hooks.get("loss")
-
-    @property
     def own_loss(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
         """`loss_sum` where the file has a loss, else None."""
-        return None if self.loss is None else self.loss_sum
+        return self.loss_sum if "loss" in self.hooks else None
 
     @property
     def build_model(self) -> Callable[..., Any] | None:

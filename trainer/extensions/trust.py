@@ -66,28 +66,22 @@ def recorded_source(run: Path, recorded: object) -> bytes | None:
     Raises:
         CheckpointError: the file is missing or another one, or the record holds no digest.
     """
-    path, digest = run / EXTENSION, _recorded_digest(run, recorded)
-    if digest is None:
+    if recorded is None:
         return None
+    if not isinstance(recorded, str) or not _DIGEST.fullmatch(recorded):
+        raise CheckpointError(f"{run / 'record.json'}: extension is no digest, so the record was changed; restore it from a copy")
+    path = run / EXTENSION
     try:
         source = read_input(path, MAX_EXTENSION_BYTES, below=run)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: missing, but the record names it; restore it from a copy") from None
     except UnusableFileError as error:
         raise CheckpointError(f"{error}; restore it from a copy") from None
-    if (found := digest_bytes(source)) != digest:
+    if (found := digest_bytes(source)) != recorded:
         raise CheckpointError(
-            f"{path}: {found}, but the record says {digest}; the file was changed and is not executed, restore it from a copy"
+            f"{path}: {found}, but the record says {recorded}; the file was changed and is not executed, restore it from a copy"
         )
     return source
-
-
-def _recorded_digest(run: Path, recorded: object) -> str | None:
-    if recorded is None:
-        return None
-    if not isinstance(recorded, str) or not _DIGEST.fullmatch(recorded):
-        raise CheckpointError(f"{run / 'record.json'}: extension is no digest, so the record was changed; restore it from a copy")
-    return recorded
 
 
 def note_trained_with(digest: str) -> None:

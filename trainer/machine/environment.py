@@ -43,8 +43,9 @@ def find_differences(
     recorded: Mapping[str, Any], found: Mapping[str, Any], deciding: Collection[str] = ()
 ) -> tuple[Difference, ...]:
     """What is not the same in both, by name; `deciding` are names that change bits, whatever they are."""
+    certain = {*_CHANGES_BITS, *deciding}
     return tuple(
-        Difference(name, recorded.get(name), found.get(name), name in deciding or _can_change_bits(name))
+        Difference(name, recorded.get(name), found.get(name), name in certain or name.startswith(_CHANGES_BITS_BELOW))
         for name in sorted(recorded.keys() | found.keys())
         if recorded.get(name) != found.get(name)
     )
@@ -58,7 +59,7 @@ def environment_facts() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "packages": _packages(),
         "locks": {path.name: digest_file(path) for path in sorted(_LOCKS.glob("requirements*.lock"))},
-        "processor": _processor(),
+        "processor": next(iter(from_cpuinfo("model name")), platform.machine()),
         "platform": platform.platform(),
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
         "image": os.environ.get("IMAGE_REVISION"),
@@ -87,15 +88,6 @@ def from_cpuinfo(*names: str) -> list[str]:
     except OSError:
         return []
     return list(dict.fromkeys(line.partition(":")[2].strip() for line in lines if line.startswith(names)))
-
-
-def _can_change_bits(name: str) -> bool:
-    return name in _CHANGES_BITS or name.startswith(_CHANGES_BITS_BELOW)
-
-
-def _processor() -> str:
-    """The model of the CPU, as Linux names it."""
-    return next(iter(from_cpuinfo("model name")), platform.machine())
 
 
 def _git_revision() -> str | None:

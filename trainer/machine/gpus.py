@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pynvml
 
@@ -30,7 +30,7 @@ _REASONS = {
 }
 """Bits of NVML's clocks event reasons (nvml.h)."""
 _XID = re.compile(r"NVRM: Xid \((?P<device>PCI:[0-9A-Fa-f:.]+)\): (?P<number>\d+)")
-_MIB, _GB = 2**20, 10**9
+_MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -66,19 +66,6 @@ def throttle_reasons(bits: int) -> tuple[str, ...]:
 def xids_in(text: str) -> tuple[int, ...]:
     """The numbers of the Xid errors in lines of the kernel's log, in their order."""
     return tuple(int(found["number"]) for found in _XID.finditer(text))
-
-
-class Gpus(Protocol):
-    """Where readings of GPUs come from."""
-
-    def read(self) -> tuple[GpuReading, ...]:
-        """Each of them, now."""
-
-    def xids(self) -> tuple[int, ...]:
-        """Xid errors since the last call."""
-
-    def close(self) -> None:
-        """Lets go of the driver."""
 
 
 class NoGpus:
@@ -132,15 +119,17 @@ class NvmlGpus:
     """GPUs through NVML. Each number is asked for by itself, because most devices lack one or the other.
 
     Args:
-        uuids: those to read, in the order of their index, as torch names them; none: all of the machine.
+        uuids: those to read, in the order of their index, as torch names them.
 
     Raises:
         pynvml.NVMLError: there is no driver.
     """
 
-    def __init__(self, uuids: Sequence[str] | None = None) -> None:
+    def __init__(self, uuids: Sequence[str]) -> None:
         pynvml.nvmlInit()
-        self._handles = [_handle(uuid) for uuid in uuids] if uuids is not None else _all_handles()
+        self._handles = [
+            pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}") for uuid in uuids
+        ]
         self._names = [_name(handle) for handle in self._handles]
         self._events = _xid_events(self._handles)
 
@@ -188,6 +177,10 @@ class NvmlGpus:
             return GpuReading(index, name, answers=False)
 
 
+Gpus: TypeAlias = NvmlGpus | NoGpus
+"""Where readings of GPUs come from."""
+
+
 def opened_gpus(uuids: Sequence[str]) -> Gpus:
     """The GPUs of these names; without a driver that answers, none, and a line in the log says so."""
     if not uuids:
@@ -215,14 +208,6 @@ def _told(question: Callable[[], _ValueT]) -> _ValueT | None:
         raise
     except pynvml.NVMLError:
         return None
-
-
-def _handle(uuid: str) -> Any:
-    return pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
-
-
-def _all_handles() -> list[Any]:
-    return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
 
 
 def _name(handle: Any) -> str:

@@ -11,7 +11,6 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 from common.errors import ConfigError
@@ -72,15 +71,11 @@ def _others_may_write(found: os.stat_result) -> bool:
 
 def _base() -> Path:
     try:
-        folder = _cache_home(os.environ) / f"trainer-{os.geteuid()}"
+        named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        folder = (named if named.is_absolute() else Path.home() / ".cache") / f"trainer-{os.geteuid()}"
         check_private(folder)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
         folder = Path(tempfile.mkdtemp(prefix="trainer-cache-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         _log.warning("compiled code is not kept after this process: %s", error)
     return folder
-
-
-def _cache_home(variables: Mapping[str, str]) -> Path:
-    named = Path(variables.get("XDG_CACHE_HOME", ""))
-    return named if named.is_absolute() else Path.home() / ".cache"

@@ -20,7 +20,6 @@ from trainer.machine.host import Host, HostReading
 __all__ = ["HardwareReading", "HardwareSampler"]
 
 _log = logging.getLogger(__name__)
-_MIB, _GB = 2**20, 10**9
 _JOIN_S = 2.0
 _QUEUED_READINGS = 64
 

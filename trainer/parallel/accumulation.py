@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol, cast
+from typing import cast
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -13,22 +13,32 @@ from trainer.parallel.ddp_buckets import BucketExchange
 from trainer.parallel.fsdp import ShardedModule
 from trainer.parallel.gradient_tree import GradientTree
 
-__all__ = ["Accumulation", "DdpAccumulation", "FsdpAccumulation", "PlainAccumulation", "TreeAccumulation"]
+__all__ = ["Accumulation", "DdpAccumulation", "FsdpAccumulation", "TreeAccumulation"]
 
 
-class Accumulation(Protocol):
-    """Sums gradients over micro-batches and ranks; after `finish` every rank has what belongs to the whole global batch."""
+class Accumulation:
+    """Sums gradients over micro-batches and ranks; after `finish` every rank has what belongs to the whole global batch.
 
-    averages: bool
+    This class is that of one rank: `backward` adds to what is there.
+    """
+
+    averages = False
     """True where the sum over ranks is divided by their number, as FSDP does."""
-    can_join: bool
+    can_join = True
     """Whether a rank whose passes broke off can still do its part of the exchanges, so that the others do not wait for ever."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = tuple(parameters)
 
     def begin(self) -> None:
         """Forgets the gradients of the step before."""
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         """The context of one forward and backward pass; `last` is that of the rank's last one."""
+        del last
+        return nullcontext()
 
     def finish(self) -> None:
         """Completes the sum."""
@@ -39,40 +49,11 @@ class Accumulation(Protocol):
         Args:
             num_passes: this rank's passes in a step.
         """
-
-
-class PlainAccumulation:
-    """One rank: `backward` adds to what is there."""
-
-    averages = False
-    can_join = True
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._parameters = tuple(parameters)
-
-    def begin(self) -> None:
-        """Forgets the gradients of the step before."""
-        self._forget()
-
-    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """Nothing around a pass."""
-        del last
-        return nullcontext()
-
-    def finish(self) -> None:
-        """Nothing is left to do."""
-
-    def join(self, num_passes: int) -> None:
-        """There is nobody to wait."""
         del num_passes
-        self._forget()
-
-    def _forget(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
+        self.begin()
 
 
-class DdpAccumulation(PlainAccumulation):
+class DdpAccumulation(Accumulation):
     """DDP exchanges gradients during the last backward pass, bucket by bucket, while the others are still computed.
 
     They are added and not averaged, which spares the division, and has the same bits for a power of two of ranks. A module whose
@@ -87,7 +68,7 @@ class DdpAccumulation(PlainAccumulation):
 
     def begin(self) -> None:
         """Forgets the gradients of the step before."""
-        self._forget()
+        super().begin()
         self._exchange.begin()
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
@@ -97,11 +78,11 @@ class DdpAccumulation(PlainAccumulation):
     def join(self, num_passes: int) -> None:
         """Gives zeros for the buckets that are left."""
         del num_passes
-        self._forget()
+        super().begin()
         self._exchange.complete()
 
 
-class FsdpAccumulation(PlainAccumulation):
+class FsdpAccumulation(Accumulation):
     """FSDP scatters the sum of gradients during the last backward pass, so that each rank has those of its part of the weights."""
 
     averages = True
@@ -118,11 +99,8 @@ class FsdpAccumulation(PlainAccumulation):
         return nullcontext()
 
 
-class TreeAccumulation:
+class TreeAccumulation(Accumulation):
     """Every sum in the order of a binary tree over the micro-batches: see `reduction`."""
-
-    averages = False
-    can_join = True
 
     def __init__(self, tree: GradientTree) -> None:
         self._tree = tree

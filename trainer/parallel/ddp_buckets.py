@@ -40,14 +40,10 @@ class BucketExchange:
         ]
         work = dist.all_reduce(gradients_P, async_op=True)
         assert work is not None
-        return cast("torch.futures.Future[Tensor]", work.get_future().then(_only_value))
+        return cast("torch.futures.Future[Tensor]", work.get_future().then(lambda done: done.value()[0]))
 
     def complete(self) -> None:
         """Takes part in the exchange of all buckets that this rank has not begun."""
         for num_elements, dtype, device in self._sizes[self._num_done :]:
             dist.all_reduce(torch.zeros(num_elements, dtype=dtype, device=device))
         self._num_done = len(self._sizes)
-
-
-def _only_value(done: torch.futures.Future[list[Tensor]]) -> Tensor:
-    return done.value()[0]

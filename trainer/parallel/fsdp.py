@@ -74,7 +74,8 @@ def shard(module: nn.Module, group: Group) -> ShardedModule:
             f"parallel = fsdp gathers one layer at a time, and {type(module).__name__} has no torch.nn.ModuleList of layers; "
             "put the model's layers into one, or use parallel = ddp"
         )
-    mesh = DeviceMesh.from_group(_world(), group.device.type)
+    assert dist.group.WORLD is not None
+    mesh = DeviceMesh.from_group(dist.group.WORLD, group.device.type)
     for block in blocks:
         fully_shard(block, mesh=mesh)
     sharded = cast(ShardedModule, fully_shard(module, mesh=mesh))
@@ -162,12 +163,6 @@ def _blocks(module: nn.Module) -> list[nn.Module]:
     for child in module.children():
         blocks += list(child) if isinstance(child, nn.ModuleList) else _blocks(child)
     return blocks
-
-
-def _world() -> dist.ProcessGroup:
-    world = dist.group.WORLD
-    assert world is not None
-    return world
 
 
 def _let_go_after_forward(module: nn.Module, _arguments: object, _result: object) -> None:

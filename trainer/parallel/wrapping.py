@@ -12,7 +12,7 @@ from trainer.machine.memory import is_out_of_memory
 from trainer.model.decoder import Decoder
 from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
 from trainer.model.parameters import parameters_by_name
-from trainer.parallel.accumulation import Accumulation, DdpAccumulation, FsdpAccumulation, PlainAccumulation, TreeAccumulation
+from trainer.parallel.accumulation import Accumulation, DdpAccumulation, FsdpAccumulation, TreeAccumulation
 from trainer.parallel.fsdp import shard
 from trainer.parallel.gradient_tree import GradientTree
 from trainer.run.context import RunContext
@@ -50,7 +50,7 @@ def wrap_for_training(loss: LossModule, context: RunContext) -> tuple[nn.Module,
             )
         return loss, TreeAccumulation(GradientTree(parameters, group))
     if group.world_size == 1:
-        return loss, PlainAccumulation(parameters)
+        return loss, Accumulation(parameters)
     device_ids = [group.device] if group.device.type == "cuda" else None
     # Buffers are equal on all ranks from the beginning, and are no state (trainer.extensions.loading): no exchange keeps them so.
     module = DistributedDataParallel(loss, device_ids=device_ids, gradient_as_bucket_view=True, forward_sync_buffers=False)

@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.ranks import run_ranks
 from trainer.distributed.group import Group
-from trainer.parallel.accumulation import Accumulation, DdpAccumulation, PlainAccumulation, TreeAccumulation
+from trainer.parallel.accumulation import Accumulation, DdpAccumulation, TreeAccumulation
 from trainer.parallel.gradient_tree import GradientTree
 
 LAYERS, WIDTH = 6, 16
@@ -23,7 +23,7 @@ def accumulated(model: nn.Sequential, group: Group, kind: str) -> tuple[nn.Modul
     if kind == "tree":
         return model, TreeAccumulation(GradientTree(list(model.parameters()), group))
     if group.world_size == 1:
-        return model, PlainAccumulation(list(model.parameters()))
+        return model, Accumulation(list(model.parameters()))
     module = DistributedDataParallel(model, bucket_cap_mb=0.002, gradient_as_bucket_view=True, forward_sync_buffers=False)
     accumulation = DdpAccumulation(module, list(model.parameters()))
     for _ in range(2):
