@@ -329,8 +329,8 @@ def test_what_is_not_as_it_was_at_the_start_before_is_told_and_kept_in_the_recor
     assert earlier() == []
     assert told("b", 4, eval={"sample_tokens": 5}) == (
         "going on at step 3, not all is as it was before (* can change bits):\n"
-        "  * code: a then, b now\n"
-        "    eval.sample_tokens: 4 then, 5 now"
+        "  * code: a before, b now\n"
+        "    eval.sample_tokens: 4 before, 5 now"
     )
     assert earlier() == [{"until": 3, "was": {"code": "a"}}], "settings that change no bits stand in config.toml"
     lose(7)

@@ -1,4 +1,4 @@
-"""Saving in the background: training hands over a checkpoint and goes on; what goes wrong is told at the next step."""
+"""Saving in the background: training hands over a checkpoint and continues. An error is raised at the next step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["AsyncSaver"]
 class AsyncSaver:
     """Runs `save` in a thread, one checkpoint at a time.
 
-    Its methods are for one thread, that of the training loop. The saving thread keeps the interpreter alive until it is
-    done, so that a program that ends still completes its last checkpoint.
+    Only the thread of the training loop may call its methods. The interpreter does not exit before the saving thread has
+    finished, so the last checkpoint is completed.
     """
 
     def __init__(self, save: Callable[[Checkpoint], object]) -> None:
@@ -27,30 +27,30 @@ class AsyncSaver:
 
     @property
     def acknowledged_step(self) -> int:
-        """The step whose save returned last, -1 where there is none yet; an earlier step than before where training went back."""
+        """The step whose save returned last, or -1 if none has returned. It decreases after a rollback."""
         self._collect()
         return self._acknowledged_step
 
     @property
     def failed(self) -> bool:
-        """True when a save has failed and nobody has been told; does not wait."""
+        """True if a save has failed and its error has not been raised yet. Does not wait."""
         self._collect()
         return self._failure is not None
 
     def submit(self, checkpoint: Checkpoint) -> None:
-        """Begins to save; waits for an earlier save first.
+        """Wait for the earlier save, then start this one.
 
-        Nothing is copied: the tensors must be on the CPU, and nobody may change them until this save is acknowledged.
+        Nothing is copied. The tensors must be on the CPU and must not change until this save is acknowledged.
 
         Raises:
-            StorageError, or what the earlier save raised: it failed; this one was not begun.
+            StorageError, or the error of the earlier save: the earlier save failed, and this one was not started.
         """
         self.wait()
         self._job = _Job(self._save, checkpoint)
         self._job.start()
 
     def raise_if_failed(self) -> None:
-        """Raises what a save failed with, once; does not wait for one that is running.
+        """Raise the error of a failed save, once. Does not wait for a running save.
 
         Raises:
             StorageError: a file could not be written, or the thread died. Other errors are raised as they are.
@@ -61,13 +61,13 @@ class AsyncSaver:
             raise failure
 
     def wait(self) -> None:
-        """Waits for the save that is running and raises what it failed with."""
+        """Wait for the running save and raise its error if it failed."""
         if self._job is not None:
             self._job.join()
         self.raise_if_failed()
 
     def _collect(self) -> None:
-        """Takes the outcome of a thread that has ended, in whatever way."""
+        """Take the result of a thread that has ended."""
         if self._job is None or self._job.is_alive():
             return
         job, self._job = self._job, None
@@ -78,7 +78,7 @@ class AsyncSaver:
 
 
 class _Job(threading.Thread):
-    """One save and its outcome; that it is done is noted last, so that a thread that dies anywhere has failed."""
+    """One save and its result. `done` is set last, so a thread that dies at any point counts as failed."""
 
     def __init__(self, save: Callable[[Checkpoint], object], checkpoint: Checkpoint) -> None:
         super().__init__(name=f"checkpoint-{checkpoint.step}", daemon=False)
@@ -91,7 +91,7 @@ class _Job(threading.Thread):
         try:
             self._save(self.checkpoint)
             self.done = True
-        except BaseException as error:  # a thread that ends by SystemExit would end silently
+        except BaseException as error:  # SystemExit would end the thread silently
             self.error = error
 
 

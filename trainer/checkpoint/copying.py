@@ -1,4 +1,4 @@
-"""Which files a checkpoint consists of, for those who copy it elsewhere."""
+"""The files of a checkpoint, for programs that copy it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["checkpoint_files"]
 
 
 def checkpoint_files(path: Path) -> list[Path]:
-    """The files of the checkpoint at `path`, such as `checkpoints/step-00000500`: its tensors, and last its manifest.
+    """Return the files of the checkpoint at `path`, such as `checkpoints/step-00000500`: its object files, then its manifest.
 
-    A copy has to keep their places relative to the folder of the checkpoints. It is complete once the manifest is there, because
-    that is copied last. Object files never change and are shared between checkpoints: one that is there already can be passed over.
+    A copy must keep their paths relative to the folder of the checkpoints. Copy the manifest last: the copy is complete once it
+    has the manifest. Object files never change and are shared between checkpoints, so skip those that the copy already has.
 
     Raises:
         CheckpointError: the manifest is missing or damaged.
@@ -23,5 +23,5 @@ def checkpoint_files(path: Path) -> list[Path]:
     try:
         objects = parse_manifest(manifest.read_bytes()).objects
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{manifest}: {error}; name a checkpoint that is complete") from None
+        raise CheckpointError(f"{manifest}: {error}; name a complete checkpoint") from None
     return [*(path.parent / "objects" / f"{name}.safetensors" for name in objects), manifest]

@@ -104,7 +104,7 @@ def test_a_flip_on_one_of_three_ranks_is_told_on_all_at_the_next_comparison_with
     for read, error in run_ranks(compared, 3, 2, 5, lag):
         assert read[-1] == 5
         assert error.startswith(
-            "the weights of the ranks are no longer the same after step 6: b on rank 2; they last agreed after step 4."
+            "the weights of the ranks are no longer the same after step 6: b on rank 2; they were last equal after step 4."
         )
 
 

@@ -65,8 +65,8 @@ def test_the_phase_is_where_most_of_the_difference_arises() -> None:
     assert slow_compute is not None
     assert (slow_data[1].phase, slow_compute[1].phase) == ("data", "compute")
     assert slow_data[1].describe() == (
-        "rank 1 is slow: 300 ms of its own in each step, where the other ranks take 100 ms (3.0 times), most of the difference in "
-        "data; all ranks wait for it. Training goes on; look at its storage, or raise prefetch"
+        "rank 1 is slow: it works 300 ms in each step, and the other ranks 100 ms (3.0 times), most of the difference in "
+        "data; all ranks wait for it. Training continues; check its storage, or increase prefetch"
     )
 
 

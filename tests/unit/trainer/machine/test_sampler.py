@@ -164,7 +164,7 @@ def test_without_a_driver_there_are_no_gpus_and_a_warning(caplog: pytest.LogCapt
     if torch.cuda.is_available():
         pytest.skip("there is a driver")
     assert opened_gpus([UUID]).read() == ()
-    assert "GPUs are not watched" in caplog.text
+    assert "GPUs are not monitored" in caplog.text
     caplog.clear()
     assert opened_gpus([]).read() == ()
     assert not caplog.text
@@ -280,7 +280,7 @@ def test_a_machine_that_cannot_be_read_is_told_once_and_watched_again_when_it_ca
         while not (taken := sampler.take()) and time.monotonic() < until:
             time.sleep(0.005)
     assert taken[0].host == HOST
-    assert caplog.text.count("the machine is not watched for now: OSError: stale file handle; training goes on") == 1
+    assert caplog.text.count("hardware is not monitored for now: OSError: stale file handle; training continues") == 1
 
 
 def test_an_xid_that_the_driver_tells_is_not_told_again_out_of_the_kernel_s_log(
