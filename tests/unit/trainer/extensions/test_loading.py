@@ -258,11 +258,11 @@ def test_a_model_depends_on_the_seed_alone_and_building_it_disturbs_no_other_ran
         ("raise KeyError('x')", "line 6, in build_model: KeyError: 'x'"),
         (
             "class M(nn.Embedding):\n        def forward(self, t, layout): return super().forward(t)\n    return M(20, 19)",
-            r"makes a tensor of shape \(1, 2, 19\), torch.float32 of 1 row of 2 tokens; .* logits of shape \(1, 2, 20\)",
+            r"computes a tensor of shape \(1, 2, 19\), torch.float32 from 1 row of 2 tokens; .* logits of shape \(1, 2, 20\)",
         ),
         (
             "class M(nn.Embedding):\n        def forward(self, t, layout): return super().forward(t)[0]\n    return M(20, 20)",
-            r"makes a tensor of shape \(2, 20\)",
+            r"computes a tensor of shape \(2, 20\)",
         ),
     ],
 )

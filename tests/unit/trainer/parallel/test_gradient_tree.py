@@ -182,12 +182,12 @@ def test_leaves_that_make_no_whole_tree_are_refused(leaves: int) -> None:
     tree.begin()
     for _ in range(leaves):
         tree.add()
-    with pytest.raises(ValueError, match="no power of two"):
+    with pytest.raises(ValueError, match="not a power of two"):
         tree.finish()
 
 
 def test_ranks_that_make_no_whole_tree_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 ranks are no power of two"):
+    with pytest.raises(ValueError, match="3 ranks are not a power of two"):
         GradientTree(parameters([(4,)]), Rank(0, 3))  # type: ignore[arg-type]
 
 
