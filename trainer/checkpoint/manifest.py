@@ -76,15 +76,8 @@ def encode_manifest(manifest: CheckpointManifest) -> bytes:
         }
         for name, stored in manifest.tensors.items()
     }
-    return sealed(
-        {
-            "format": FORMAT,
-            "step": manifest.step,
-            "objects": dict(manifest.objects),
-            "tensors": tensors,
-            "state": dict(manifest.state),
-        }
-    )
+    content = {"format": FORMAT, "step": manifest.step, "objects": dict(manifest.objects), "tensors": tensors}
+    return sealed(content | {"state": dict(manifest.state)})
 
 
 def parse_manifest(data: bytes) -> CheckpointManifest:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol, cast
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -132,16 +132,6 @@ class StragglerDetector:
         return found
 
 
-class Mark(Protocol):
-    """A moment on the host, or in the work queue of a device."""
-
-    def reached(self) -> bool:
-        """Return True once the moment has passed."""
-
-    def seconds_since(self, earlier: Mark) -> float:
-        """Return the seconds since `earlier`, a mark of the same class. Both must have passed."""
-
-
 class HostMark:
     """The present moment on the host."""
 
@@ -152,9 +142,9 @@ class HostMark:
         """Return True."""
         return True
 
-    def seconds_since(self, earlier: Mark) -> float:
-        """Return the seconds since `earlier`."""
-        return self._seconds - cast(HostMark, earlier)._seconds
+    def seconds_since(self, earlier: Any) -> float:
+        """Return the seconds since `earlier`, a mark of the same class. Both must have passed."""
+        return self._seconds - float(earlier._seconds)
 
 
 class DeviceMark:
@@ -168,9 +158,13 @@ class DeviceMark:
         """Return True once the GPU has finished that work."""
         return bool(self._event.query())  # type: ignore[no-untyped-call]
 
-    def seconds_since(self, earlier: Mark) -> float:
-        """Return the seconds since `earlier`."""
-        return float(cast(DeviceMark, earlier)._event.elapsed_time(self._event)) / 1000
+    def seconds_since(self, earlier: Any) -> float:
+        """Return the seconds since `earlier`, a mark of the same class. Both must have passed."""
+        return float(earlier._event.elapsed_time(self._event)) / 1000
+
+
+Mark: TypeAlias = HostMark | DeviceMark
+"""A moment on the host, or in the work queue of a device."""
 
 
 class OwnTimer:

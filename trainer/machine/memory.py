@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -49,7 +48,6 @@ def isolated_rng() -> Iterator[None]:
             torch.cuda.set_rng_state(device)
 
 
-@dataclass(frozen=True)
 class PeakMeter:
     """Measures the peak memory since it was created. Create it before the model.
 
@@ -57,25 +55,20 @@ class PeakMeter:
     process reset its peak, an earlier peak counts too.
     """
 
-    device: torch.device
-    resident_before: int
-    """Resident bytes of the process at the start; 0 on a GPU."""
-
-    @classmethod
-    def start(cls, device: torch.device) -> PeakMeter:
-        """Reset the peak and return a new meter."""
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-            return cls(device, 0)
+            return
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        return cls(device, process_bytes("VmRSS"))
+        self._resident_before = process_bytes("VmRSS")
 
     def bytes(self) -> int:
         """Return the peak so far, in bytes."""
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
-        return max(0, process_bytes("VmHWM") - self.resident_before)
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        return max(0, process_bytes("VmHWM") - self._resident_before)
 
 
 def available_bytes(device: torch.device, num_local_ranks: int) -> int:

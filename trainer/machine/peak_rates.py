@@ -47,14 +47,8 @@ PEAK_RATES: tuple[PeakRates, ...] = (
     PeakRates(("Tesla V100-SXM3-32GB",), "DGX-2 data sheet, 2019: 2 PFLOPS of 16 GPUs", None, 2000 / 16, None, None),
     PeakRates(("Tesla T4",), "T4 data sheet, 2019", None, 65, None, 8.1),
     # Ampere. SXM and PCIe boards of the A100 have the same rates; only their power limits differ.
-    PeakRates(
-        ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe"),
-        "A100 data sheet, 2021",
-        312,
-        312,
-        156,
-        19.5,
-    ),
+    PeakRates(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB"), "A100 data sheet, 2021", 312, 312, 156, 19.5),
+    PeakRates(("NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe"), "A100 data sheet, 2021", 312, 312, 156, 19.5),
     PeakRates(("NVIDIA A30",), "A30 data sheet, 2021", 165, 165, 82, 10.3),
     PeakRates(("NVIDIA A10",), "A10 data sheet, 2021", 125, 125, 62.5, 31.2),
     PeakRates(("NVIDIA A10G",), "A10G data sheet (AWS), 2022", 70, 70, 35, 35),
@@ -65,15 +59,7 @@ PEAK_RATES: tuple[PeakRates, ...] = (
     PeakRates(("NVIDIA L4",), "L4 data sheet, 2023", 242 / 2, 242 / 2, 120 / 2, 30.3, 485 / 2),
     PeakRates(("NVIDIA L40",), "L40 data sheet, 2023", 181.05, 181.05, 90.5, 90.5, 362),
     PeakRates(("NVIDIA L40S",), "L40S data sheet, 2023", 362.05, 362.05, 183, 91.6, 733),
-    PeakRates(
-        ("NVIDIA RTX 6000 Ada Generation",),
-        "Ada professional GPU architecture whitepaper 1.1, 2023",
-        364.2,
-        364.2,
-        182.1,
-        91.1,
-        728.5,
-    ),
+    PeakRates(("NVIDIA RTX 6000 Ada Generation",), "Ada professional GPU whitepaper 1.1, 2023", 364.2, 364.2, 182.1, 91.1, 728.5),
     PeakRates(("NVIDIA GeForce RTX 4090",), "Ada GPU architecture whitepaper 2.01, 2023", 165.2, 165.2, 82.6, 82.6, 330.3),
     # Hopper.
     PeakRates(("NVIDIA H100 80GB HBM3",), "H100 data sheet, 2023: SXM", 1979 / 2, 1979 / 2, 989 / 2, 67, 3958 / 2),

@@ -167,11 +167,7 @@ def _adamw(parameters: Sequence[nn.Parameter], config: OptimConfig) -> torch.opt
 
 def _muon(matrices: Sequence[nn.Parameter], config: OptimConfig) -> torch.optim.Muon:
     optimizer = torch.optim.Muon(
-        matrices,
-        lr=config.lr,
-        weight_decay=config.weight_decay,
-        momentum=config.muon_momentum,
-        adjust_lr_fn="match_rms_adamw",
+        matrices, lr=config.lr, weight_decay=config.weight_decay, momentum=config.muon_momentum, adjust_lr_fn="match_rms_adamw"
     )
     for matrix in matrices:
         optimizer.state[matrix] = {"momentum_buffer": torch.zeros_like(matrix)}

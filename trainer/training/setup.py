@@ -167,7 +167,7 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
     compiled = config.compiles(group.device.type)
     backend = choose_backend(config.attention, group.device, config.precision, config.model.head_size, compiled=compiled)
-    memory = PeakMeter.start(group.device)
+    memory = PeakMeter(group.device)
     context = RunContext(config, manifest, group, backend)
     context = with_micro(context, extension, group.on_main(lambda: _first_look(config.run)))
     config = context.config

@@ -360,11 +360,11 @@ def test_only_failed_allocations_count_as_out_of_memory() -> None:
 
 
 def test_the_meter_sees_memory_that_was_given_back_before_it_was_read() -> None:
-    meter = PeakMeter.start(torch.device("cpu"))
+    meter = PeakMeter(torch.device("cpu"))
     torch.ones(64 << 20, dtype=torch.uint8).sum()
     assert meter.bytes() >= 60 << 20
     if os.access("/proc/self/clear_refs", os.W_OK):
-        assert PeakMeter.start(torch.device("cpu")).bytes() < 60 << 20
+        assert PeakMeter(torch.device("cpu")).bytes() < 60 << 20
 
 
 def test_ranks_on_one_machine_share_its_memory() -> None:
