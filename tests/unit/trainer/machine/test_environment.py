@@ -26,4 +26,4 @@ def test_what_cannot_change_bits_is_not_marked(name: str) -> None:
     [found] = find_differences({}, {name: "2"})
     assert found.describe() == f"  {name}: none before, 2 now"
     [found] = find_differences({}, {name: "2"}, deciding=(name,))
-    assert found.describe() == f"* {name}: none before, 2 now", "unless it is among what decides"
+    assert found.describe() == f"* {name}: none before, 2 now", "if it is in `deciding`"

@@ -53,7 +53,7 @@ def one_thread() -> Iterator[None]:
 
 
 def peak_of(action: Callable[[], None]) -> int:
-    """The most bytes that tensors held at one time during `action`, beyond what they held before it."""
+    """Return the peak bytes of tensors during `action`, minus the bytes before it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         action()
     assert recorded.profiler is not None
@@ -66,7 +66,7 @@ def peak_of(action: Callable[[], None]) -> int:
 
 
 def measured_activations(config: ModelConfig, micro: int, *, mixed: bool) -> tuple[int, Decoder]:
-    """Peak of a forward and backward pass up to the last normalised state, with gradients that are there already."""
+    """Return the peak of a forward and backward pass up to the last normalised state. Gradients exist before it."""
     model = build_model(config, VOCAB, seed=0).train()
     segments_BL = torch.arange(config.context).expand(micro, config.context) // 40
     positions_BL = torch.arange(config.context).expand(micro, config.context) % 40
@@ -195,7 +195,7 @@ def test_fsdp_divides_weights_gradients_optimizer_and_average_by_the_ranks_and_g
     assert alone.gathered == 0
     assert four.activations == alone.activations
     once, twice = estimate_of(config, 50, 32, 4, 4), estimate_of(config, 50, 32, 4, 2)
-    assert once.gathered < alone.weights < twice.gathered, "whole gradients are held only between micro-batches"
+    assert once.gathered < alone.weights < twice.gathered, "whole gradients are kept only between micro-batches"
 
 
 def test_ddp_divides_nothing() -> None:
@@ -231,7 +231,7 @@ def test_candidates_divide_the_global_batch_and_spread_it_as_evenly_as_they_can(
     assert candidates == sorted(set(candidates), reverse=True)
     assert all(global_rows % micro == 0 and global_rows // micro >= world_size for micro in candidates)
     busiest = [-(-(global_rows // micro) // world_size) * micro for micro in candidates]
-    fewest = -(-global_rows // world_size)  # of micro-batches of one row
+    fewest = -(-global_rows // world_size)  # micro-batches of one row
     assert min(busiest) == fewest
     assert max(busiest) <= max(fewest, 1.125 * global_rows / world_size)
 
@@ -261,7 +261,7 @@ def test_a_model_that_does_not_fit_is_refused_with_what_is_free_and_what_is_need
 
 
 class Memory:
-    """A device on which micro-batches of more than `most` rows fail with `error`."""
+    """Return a pass that fails with `error` for micro-batches of more than `most` rows."""
 
     def __init__(self, most: int, error: Exception) -> None:
         self.most, self.error = most, error
@@ -372,7 +372,7 @@ def test_ranks_on_one_machine_share_its_memory() -> None:
 
 
 def machine(root: Path, cgroup: str, files: dict[str, str]) -> tuple[Path, Path]:
-    """A `/proc` of a system with 1,000,000 kB left, and a tree of cgroups."""
+    """Return a `/proc` of a system with 1,000,000 kB of free memory, and a tree of cgroups."""
     proc, cgroups = root / "proc", root / "cgroups"
     for path, text in {
         proc / "meminfo": "MemTotal: 2000000 kB\nMemAvailable: 1000000 kB\n",

@@ -40,7 +40,7 @@ LOST = H100 | {"nvmlDeviceGetTemperature": pynvml.NVMLError_GpuIsLost()}
 
 
 class RecordedNvml:
-    """NVML as it answered, one set of answers for each device; what is not answered here is as in the library."""
+    """NVML with recorded results, one set for each device. All other names are those of the library."""
 
     def __init__(self, *devices: dict[str, Any], events: tuple[int, ...] | None = None) -> None:
         self._devices = devices
@@ -88,7 +88,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, *devices: dict[str, Any], events: 
 
 
 class Fixed:
-    """A host whose reading never changes, or fails."""
+    """A host whose reading is always the same or always fails."""
 
     def __init__(self, reading: HostReading | Exception) -> None:
         self.reading: HostReading | Exception = reading
@@ -216,7 +216,7 @@ def test_a_kernel_log_that_may_not_be_read_has_no_xids(tmp_path: Path) -> None:
 def test_the_host_is_read_and_memory_counts_where_it_is_taken(tmp_path: Path) -> None:
     host = Host(tmp_path, os.getpid())
     before = host.read()
-    kept = mmap.mmap(-1, 64 * 2**20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # no memory that the process had before
+    kept = mmap.mmap(-1, 64 * 2**20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # new memory of the process
     for _ in range(64):
         kept.write(b"x" * 2**20)
     after = host.read()
