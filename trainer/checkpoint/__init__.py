@@ -10,8 +10,7 @@ storage can change afterwards.
 """
 
 from trainer.checkpoint.async_saver import AsyncSaver
-from trainer.checkpoint.copying import checkpoint_files
 from trainer.checkpoint.disk_space import check_space, required_bytes
-from trainer.checkpoint.store import Checkpoint, CheckpointStore, steps_to_keep
+from trainer.checkpoint.store import Checkpoint, CheckpointStore, checkpoint_files, steps_to_keep
 
 __all__ = ["AsyncSaver", "Checkpoint", "CheckpointStore", "check_space", "checkpoint_files", "required_bytes", "steps_to_keep"]

@@ -19,7 +19,7 @@ from trainer.checkpoint.filesystem import Storage, make_directories, read_file, 
 from trainer.checkpoint.manifest import MAX_MANIFEST_BYTES, CheckpointManifest, OtherFormatError, encode_manifest, parse_manifest
 from trainer.checkpoint.objects import LARGE_BYTES, ObjectFiles, damage_named
 
-__all__ = ["Checkpoint", "CheckpointStore", "steps_to_keep"]
+__all__ = ["Checkpoint", "CheckpointStore", "checkpoint_files", "steps_to_keep"]
 
 _log = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
@@ -50,6 +50,23 @@ def steps_to_keep(steps: Iterable[int], *, last: int, every: int | None = None, 
     """
     there = sorted(steps)
     return {step for place, step in enumerate(there) if place >= len(there) - last or step == best or (every and step % every == 0)}
+
+
+def checkpoint_files(path: Path) -> list[Path]:
+    """Return the files of the checkpoint at `path`, such as `checkpoints/step-00000500`: its object files, then its manifest.
+
+    A copy must keep their paths relative to the folder of the checkpoints. Copy the manifest last: the copy is complete once it
+    has the manifest. Object files never change and are shared between checkpoints, so skip those that the copy already has.
+
+    Raises:
+        CheckpointError: the manifest is missing or damaged.
+    """
+    manifest = path / _MANIFEST
+    try:
+        objects = parse_manifest(manifest.read_bytes()).objects
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{manifest}: {error}; name a complete checkpoint") from None
+    return [*(path.parent / _OBJECTS / f"{name}.safetensors" for name in objects), manifest]
 
 
 class CheckpointStore:

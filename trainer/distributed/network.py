@@ -37,7 +37,7 @@ _PUBLIC = (
 
 
 def keep_private(variables: Mapping[str, str]) -> None:
-    """Restrict gloo and NCCL to loopback if all ranks are on this node; otherwise warn of public addresses.
+    """Restrict gloo and NCCL to loopback if all ranks are on this node, and warn if other machines can reach the group.
 
     Every rank calls this before it joins its group. Loopback on one node overrides the interfaces that a variable names.
 
