@@ -47,8 +47,14 @@ PEAK_RATES: tuple[PeakRates, ...] = (
     PeakRates(("Tesla V100-SXM3-32GB",), "DGX-2 data sheet, 2019: 2 PFLOPS of 16 GPUs", None, 2000 / 16, None, None),
     PeakRates(("Tesla T4",), "T4 data sheet, 2019", None, 65, None, 8.1),
     # Ampere. SXM and PCIe boards of the A100 have the same rates; only their power limits differ.
-    PeakRates(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB"), "A100 data sheet, 2021", 312, 312, 156, 19.5),
-    PeakRates(("NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe"), "A100 data sheet, 2021", 312, 312, 156, 19.5),
+    PeakRates(
+        ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe"),
+        "A100 data sheet, 2021",
+        312,
+        312,
+        156,
+        19.5,
+    ),
     PeakRates(("NVIDIA A30",), "A30 data sheet, 2021", 165, 165, 82, 10.3),
     PeakRates(("NVIDIA A10",), "A10 data sheet, 2021", 125, 125, 62.5, 31.2),
     PeakRates(("NVIDIA A10G",), "A10G data sheet (AWS), 2022", 70, 70, 35, 35),
