@@ -1,9 +1,9 @@
-"""Called by the training: keeps a diary of the run, and stops it when the validation loss no longer falls.
+"""Hooks that write a diary of the run, and stop it when the validation loss no longer decreases.
 
     python -m trainer train --extension examples/callbacks.py ...
 
-The diary is `diary.jsonl` in the run directory, one object a line. With COPY_CHECKPOINTS_TO=FOLDER in the environment, each
-checkpoint is copied there, in the same layout.
+The diary is `diary.jsonl` in the run directory, with one JSON object per line. If the environment variable COPY_CHECKPOINTS_TO
+names a folder, each checkpoint is copied there, in the same layout.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ PATIENCE_STEPS = 2000
 
 
 def on_train_start(run: RunView) -> None:
-    """Notes where the training begins or goes on."""
+    """Write the step at which the training starts or resumes."""
     _note(run, "start", ranks=run.world_size, weights=sum(weight.numel() for weight in run.model.parameters()))
 
 
 def on_step_end(run: RunView, metrics: StepMetrics) -> None:
-    """Notes steps whose gradient was more than ten times the size at which it is clipped."""
+    """Write each step whose gradient norm is more than ten times the clipping norm."""
     if metrics.grad_norm > 10 * run.config.optim.clip_norm:
         _note(run, "large gradient", norm=metrics.grad_norm, loss=metrics.loss)
 
 
 def on_evaluate(run: RunView, evaluation: Evaluation) -> None:
-    """Notes the loss; a GuardError ends the training on every rank, with exit code 5 and the checkpoints as they are."""
+    """Write the loss. A GuardError ends the training on every rank with exit code 5 and keeps the checkpoints."""
     _note(run, "evaluation", loss=evaluation.loss)
     best_step = run.progress.best_step
     if best_step is not None and run.progress.step - best_step >= PATIENCE_STEPS:
@@ -39,9 +39,9 @@ def on_evaluate(run: RunView, evaluation: Evaluation) -> None:
 
 
 def on_save(run: RunView, step: int, path: Path) -> None:
-    """Notes the checkpoint and its size, and copies it. `path` holds the manifest; the tensors are in a folder beside it.
+    """Write the checkpoint and its size, and copy it. `path` contains the manifest; the tensors are in a folder next to it.
 
-    Training waits for the copy. With `checkpoint.keep_last` of 2 or more, the checkpoint is not deleted before it is copied.
+    Training waits for the copy. If `checkpoint.keep_last` is at least 2, the checkpoint is not deleted before it is copied.
     """
     if run.is_main:
         files = checkpoint_files(path)
@@ -51,12 +51,12 @@ def on_save(run: RunView, step: int, path: Path) -> None:
 
 
 def on_train_end(run: RunView) -> None:
-    """Notes the end."""
+    """Write the end of the training."""
     _note(run, "end")
 
 
 def _copy(files: list[Path], source: Path, target: Path) -> None:
-    """The tensors first and the manifest last, each under another name until it is whole; tensors that are there already stay."""
+    """Copy the tensors, then the manifest, each with a temporary name until it is complete. Skip tensors that exist already."""
     for file in files:
         copy = target / file.relative_to(source)
         if not copy.exists():
@@ -67,7 +67,7 @@ def _copy(files: list[Path], source: Path, target: Path) -> None:
 
 
 def _note(run: RunView, event: str, **facts: Any) -> None:
-    """Hooks are called on every rank; one of them writes."""
+    """Write an event on rank 0. Hooks are called on every rank."""
     if run.is_main:
         with (run.config.run / "diary.jsonl").open("a") as file:
             file.write(json.dumps({"event": event, "step": run.progress.step} | facts) + "\n")

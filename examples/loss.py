@@ -1,9 +1,9 @@
-"""In place of the loss: the focal loss, which counts a target less the surer the model is of it already.
+"""Replaces the loss by the focal loss, which gives less weight to targets that the model predicts with high probability.
 
     python -m trainer train --extension examples/loss.py ...
 
 The loss of a target with probability p is `-(1 - p)^GAMMA * log(p)` (Lin et al., 2017, eq. 4); GAMMA = 0 is cross-entropy.
-Validation measures plain cross-entropy whatever the loss is, so that runs can be compared.
+Evaluations always measure plain cross-entropy, so that runs can be compared.
 
 B rows of a micro-batch   L tokens of a row   V vocabulary
 """
@@ -19,7 +19,7 @@ GAMMA = 1.0
 
 
 def loss(logits_BLV: Tensor, targets_BL: Tensor, weights_BL: Tensor | None) -> Tensor:
-    """The sum over all targets, each times its weight; positions without a target count nothing."""
+    """Return the weighted sum over all targets. Positions without a target contribute 0."""
     entropy_BL = functional.cross_entropy(
         logits_BLV.flatten(0, 1).float(), targets_BL.flatten(), ignore_index=IGNORE, reduction="none"
     ).view_as(targets_BL)

@@ -1,9 +1,9 @@
-"""In place of the model: the decoder with squared ReLU instead of SwiGLU (So et al., 2021: Primer).
+"""Replaces the model by the decoder with squared ReLU instead of SwiGLU (So et al., 2021: Primer).
 
     python -m trainer train --extension examples/model.py ...
 
-Any module will do whose `forward(tokens_BL, layout)` returns the logits of the next token and looks, for each position, only at
-earlier ones of the same document; `trainer.api.attend` sees to that.
+A model can be any module whose `forward(tokens_BL, layout)` returns the logits of the next token. Each position may depend only
+on itself and earlier positions of the same document; `trainer.api.attend` ensures this.
 
 B rows of a micro-batch   L tokens of a row   D width   F hidden width
 """
@@ -16,7 +16,7 @@ from trainer.api import Decoder, ModelConfig
 
 
 class SquaredReluMlp(nn.Module):
-    """`down(relu(up(x))^2)`, with as many weights as SwiGLU of the same settings."""
+    """`down(relu(up(x))^2)`, with the same number of weights as SwiGLU for the same settings."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -25,13 +25,13 @@ class SquaredReluMlp(nn.Module):
         self.down_proj = nn.Linear(hidden, config.width, bias=False)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        """The layer's contribution to the residual stream, (B, L, D)."""
+        """Return the contribution of the layer to the residual stream, (B, L, D)."""
         result: Tensor = self.down_proj(self.up_proj(x_BLD).relu().square())
         return result
 
 
 def build_model(config: ModelConfig, vocab_size: int) -> nn.Module:
-    """A decoder with fresh weights; torch's generator has been seeded for it."""
+    """Return a decoder with new weights. The trainer has seeded torch's generator."""
     model = Decoder(config, vocab_size)
     for layer in model.model.layers:
         layer.mlp = SquaredReluMlp(config)

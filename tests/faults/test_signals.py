@@ -156,7 +156,7 @@ def test_an_error_of_rank_0_is_the_exit_code_of_every_node(bench: Bench) -> None
     with running(config, 2) as nodes:
         assert [launcher.wait(120) for launcher in nodes.launchers] == [ExitCode.CHECKPOINT] * 2, nodes.log(1)
         assert nodes.log(0).count("error: ") == 1
-        assert "error: a rank of another node has ended the run; the log of that node says why\n" in nodes.log(1)
+        assert "error: a rank on another node ended the run; see the log of that node for the reason\n" in nodes.log(1)
 
 
 KILLED_BY_A_STOP = """

@@ -1,4 +1,4 @@
-"""Saving in the background: training hands over a checkpoint and goes on; what goes wrong is told at the next step."""
+"""Saving in the background: training hands over a checkpoint and continues. An error is raised at the next step."""
 
 from __future__ import annotations
 
@@ -15,55 +15,42 @@ __all__ = ["AsyncSaver"]
 class AsyncSaver:
     """Runs `save` in a thread, one checkpoint at a time.
 
-    Its methods are for one thread, that of the training loop. The saving thread keeps the interpreter alive until it is
-    done, so that a program that ends still completes its last checkpoint.
+    Only the thread of the training loop may call its methods. The interpreter does not exit before the saving thread has
+    finished, so the last checkpoint is completed.
     """
 
     def __init__(self, save: Callable[[Checkpoint], object]) -> None:
         self._save = save
-        self._thread: threading.Thread | None = None
         self._job: _Job | None = None
         self._failure: BaseException | None = None
-        self._acknowledged: list[int] = []
-
-    @property
-    def acknowledged(self) -> tuple[int, ...]:
-        """The steps whose save has returned, in that order."""
-        self._collect()
-        return tuple(self._acknowledged)
+        self._acknowledged_step = -1
 
     @property
     def acknowledged_step(self) -> int:
-        """The last of them, -1 where there is none yet; an earlier step than before where training went back."""
-        return (-1, *self.acknowledged)[-1]
-
-    @property
-    def busy(self) -> bool:
-        """True while a save is running."""
+        """The step whose save returned last, or -1 if none has returned. It decreases after a rollback."""
         self._collect()
-        return self._thread is not None
+        return self._acknowledged_step
 
     @property
     def failed(self) -> bool:
-        """True when a save has failed and nobody has been told; does not wait."""
+        """True if a save has failed and its error has not been raised yet. Does not wait."""
         self._collect()
         return self._failure is not None
 
     def submit(self, checkpoint: Checkpoint) -> None:
-        """Begins to save; waits for an earlier save first.
+        """Wait for the earlier save, then start this one.
 
-        Nothing is copied: the tensors must be on the CPU, and nobody may change them until this save is acknowledged.
+        Nothing is copied. The tensors must be on the CPU and must not change until this save is acknowledged.
 
         Raises:
-            StorageError, or what the earlier save raised: it failed; this one was not begun.
+            StorageError, or the error of the earlier save: the earlier save failed, and this one was not started.
         """
         self.wait()
         self._job = _Job(self._save, checkpoint)
-        self._thread = threading.Thread(target=self._job.run, name=f"checkpoint-{checkpoint.step}", daemon=False)
-        self._thread.start()
+        self._job.start()
 
     def raise_if_failed(self) -> None:
-        """Raises what a save failed with, once; does not wait for one that is running.
+        """Raise the error of a failed save, once. Does not wait for a running save.
 
         Raises:
             StorageError: a file could not be written, or the thread died. Other errors are raised as they are.
@@ -74,26 +61,27 @@ class AsyncSaver:
             raise failure
 
     def wait(self) -> None:
-        """Waits for the save that is running and raises what it failed with."""
-        if self._thread is not None:
-            self._thread.join()
+        """Wait for the running save and raise its error if it failed."""
+        if self._job is not None:
+            self._job.join()
         self.raise_if_failed()
 
     def _collect(self) -> None:
-        """Takes the outcome of a thread that has ended, in whatever way."""
-        if self._thread is None or self._job is None or self._thread.is_alive():
+        """Take the result of a thread that has ended."""
+        if self._job is None or self._job.is_alive():
             return
-        job, self._job, self._thread = self._job, None, None
+        job, self._job = self._job, None
         if job.done:
-            self._acknowledged.append(job.checkpoint.step)
+            self._acknowledged_step = job.checkpoint.step
         else:
-            self._failure = _failure(job, self._acknowledged)
+            self._failure = _failure(job, self._acknowledged_step)
 
 
-class _Job:
-    """One save and its outcome; that it is done is noted last, so that a thread that dies anywhere has failed."""
+class _Job(threading.Thread):
+    """One save and its result. `done` is set last, so a thread that dies at any point counts as failed."""
 
     def __init__(self, save: Callable[[Checkpoint], object], checkpoint: Checkpoint) -> None:
+        super().__init__(name=f"checkpoint-{checkpoint.step}", daemon=False)
         self.checkpoint = checkpoint
         self.error: BaseException | None = None
         self.done = False
@@ -103,13 +91,13 @@ class _Job:
         try:
             self._save(self.checkpoint)
             self.done = True
-        except BaseException as error:  # a thread that ends by SystemExit would end silently
+        except BaseException as error:  # SystemExit would end the thread silently
             self.error = error
 
 
-def _failure(job: _Job, acknowledged: list[int]) -> BaseException:
+def _failure(job: _Job, acknowledged_step: int) -> BaseException:
     where = f"the checkpoint of step {job.checkpoint.step} could not be saved"
-    last = f"the last saved step is {acknowledged[-1]}" if acknowledged else "none was saved since the start"
+    last = f"the last saved step is {acknowledged_step}" if acknowledged_step >= 0 else "none was saved since the start"
     if isinstance(job.error, Exception) and not isinstance(job.error, OSError):
         return job.error
     if isinstance(job.error, OSError):

@@ -1,4 +1,4 @@
-"""Is there room for the checkpoints of a run, before its first step."""
+"""Check before the first step that the disk has room for the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from common.errors import ConfigError
 
 __all__ = ["check_space", "required_bytes"]
 
-_PER_TENSOR_BYTES = 8192  # an entry in manifest and header of at most 1 KiB, and a file's last block, generously
+_PER_TENSOR_BYTES = 8192  # upper bound: entries in manifest and header, 1 KiB, and the last block of a file
 _COPIES = 2
 _PER_CHECKPOINT_BYTES = 1 << 20  # directories, counters, generator states of the ranks
 
 
 def required_bytes(tensor_bytes: Iterable[int]) -> int:
-    """What a checkpoint with tensors of these sizes takes on the device at most, when none is stored already."""
+    """Return the most bytes that a checkpoint with tensors of these sizes takes on disk if none of them is stored yet."""
     sizes = list(tensor_bytes)
     return sum(sizes) + len(sizes) * _PER_TENSOR_BYTES + _PER_CHECKPOINT_BYTES
 
 
 def check_space(directory: Path, bytes_per_checkpoint: int) -> None:
-    """Refuses a directory that cannot hold two checkpoints at a time, the one that stays and the one that is written.
+    """Refuse a directory without room for two checkpoints: the one that is kept and the one that is written.
 
-    What checkpoints of this run take already counts as theirs, but one more must always fit: a save needs room
-    before it can delete.
+    Checkpoints that the run already has count towards the two. One more must always fit, because a save writes the new checkpoint
+    before it deletes an old one.
 
     Raises:
-        ConfigError: it says how much is needed and how much is free.
+        ConfigError: there is too little room. The message says how much is needed and how much is free.
     """
-    held = _bytes_below(directory)
+    held = sum(path.lstat().st_size for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
     needed = max(_COPIES * bytes_per_checkpoint - held, bytes_per_checkpoint)
     existing = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
     status = os.statvfs(existing)
@@ -38,10 +38,5 @@ def check_space(directory: Path, bytes_per_checkpoint: int) -> None:
     if free < needed:
         raise ConfigError(
             f"{directory}: {free / 1e9:.3f} GB are free, and checkpoints need {needed / 1e9:.3f} GB more: {_COPIES} of "
-            f"{bytes_per_checkpoint / 1e9:.3f} GB, of which {held / 1e9:.3f} GB are there; make room, "
-            "or use a --run on a larger disk"
+            f"{bytes_per_checkpoint / 1e9:.3f} GB, of which {held / 1e9:.3f} GB exist; make room, or use a --run on a larger disk"
         )
-
-
-def _bytes_below(directory: Path) -> int:
-    return sum(path.lstat().st_size for path in directory.rglob("*") if path.is_file() and not path.is_symlink())

@@ -1,7 +1,6 @@
-"""The file operations of the checkpoint store: one method for each system call, and what is made of them.
+"""The file operations of the checkpoint store: one method for each system call, and functions that combine them.
 
-Nothing else in this package touches a file, so that a test can make any single operation fail, stop or be forgotten; `space` only
-looks at what they take.
+The store touches files only through this module, so that a test can make any single operation fail, stop or be lost.
 """
 
 from __future__ import annotations
@@ -14,102 +13,94 @@ from pathlib import Path
 from common.errors import ConfigError
 from common.host_memory import available_host_bytes
 
-__all__ = [
-    "Storage",
-    "make_directories",
-    "read_file",
-    "remove_directory",
-    "sync_directory",
-    "write_all",
-    "write_file",
-]
+__all__ = ["Storage", "make_directories", "read_file", "remove_directory", "sync_directory", "write_all", "write_file"]
 
 _CHUNK_BYTES = 16 << 20
-_SMALL_BYTES = 256 << 20  # what any machine has; asking the system for its memory takes longer than reading small files
+_SMALL_BYTES = 256 << 20  # every machine has this much; querying the free memory takes longer than reading a small file
 
 
 class Storage:
     """A file system. Every method may raise OSError."""
 
     def names(self, directory: Path) -> list[str]:
-        """What is in a directory, sorted by name; a link to one is refused."""
+        """Return the names of the entries of a directory, sorted. Refuses a symbolic link."""
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            return sorted(os.listdir(descriptor))  # noqa: PTH208 - names are what is wanted, of this very directory
+            return sorted(os.listdir(descriptor))  # noqa: PTH208 - the names in the directory that was opened
         finally:
             os.close(descriptor)
 
     def is_directory(self, path: Path) -> bool:
-        """True where `path` is a directory itself, not a link to one."""
+        """Return True if `path` is a directory and not a symbolic link to one."""
         try:
             return stat.S_ISDIR(os.lstat(path).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return False
 
     def open(self, path: Path) -> int:
-        """A descriptor for reading a file; links are refused and a named pipe does not block."""
+        """Return a descriptor for reading a file. Refuses a symbolic link, and does not block on a named pipe."""
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
 
     def open_directory(self, path: Path) -> int:
-        """A descriptor for syncing a directory."""
+        """Return a descriptor for syncing a directory."""
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def size(self, descriptor: int) -> int:
-        """The bytes of a regular file."""
+        """Return the size of a regular file in bytes."""
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
         return status.st_size
 
     def read_into(self, descriptor: int, buffer: memoryview) -> int:
-        """Fills a part of `buffer` and returns how many bytes; 0 at the end of the file."""
+        """Read into the beginning of `buffer` and return the number of bytes; 0 at the end of the file."""
         return os.readv(descriptor, [buffer])
 
     def create(self, path: Path) -> int:
-        """A descriptor for writing a file that is not there yet."""
+        """Create a file, which must not exist, and return a descriptor for writing."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
 
     def write(self, descriptor: int, data: memoryview) -> int:
-        """Writes a part of `data` and returns how many bytes."""
+        """Write the beginning of `data` and return the number of bytes."""
         return os.write(descriptor, data)
 
     def sync(self, descriptor: int) -> None:
-        """Forces a file's content, or a directory's entries, to the device."""
+        """Force the content of a file, or the entries of a directory, to the device."""
         os.fsync(descriptor)
 
     def close(self, descriptor: int) -> None:
-        """Gives a descriptor back."""
+        """Close a descriptor."""
         os.close(descriptor)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Gives a file or directory another name at once; a file of that name is replaced."""
+        """Rename a file or directory atomically. Replaces an existing file."""
         os.rename(source, target)  # noqa: PTH104 - the system call itself
 
     def unlink(self, path: Path) -> None:
-        """Removes a file or a link."""
+        """Remove a file or a link."""
         os.unlink(path)  # noqa: PTH108 - the system call itself
 
     def make_directory(self, path: Path) -> None:
-        """Creates a directory that is not there yet."""
+        """Create a directory, which must not exist."""
         os.mkdir(path)  # noqa: PTH102 - the system call itself
 
     def remove_directory(self, path: Path) -> None:
-        """Removes an empty directory."""
+        """Remove an empty directory."""
         os.rmdir(path)  # noqa: PTH106 - the system call itself
 
 
 def write_all(storage: Storage, descriptor: int, data: memoryview) -> None:
-    """Writes all of `data`, in pieces, because one call may take less than it is given."""
+    """Write all of `data`. Several calls may be needed, because a call may write less than it is given."""
     written = 0
     while written < len(data):
         count = storage.write(descriptor, data[written : written + _CHUNK_BYTES])
         if count <= 0:
-            raise OSError(errno.EIO, "a write took no bytes")
+            raise OSError(errno.EIO, "a write call wrote no bytes")
         written += count
 
 
 def write_file(storage: Storage, path: Path, data: bytes) -> None:
-    """Writes a new file and forces it to the device. A failed fsync is not retried: the kernel may have dropped the pages."""
+    """Write a new file and sync it. A failed fsync is not retried, because the kernel may have dropped the pages."""
     descriptor = storage.create(path)
     try:
         write_all(storage, descriptor, memoryview(data))
@@ -119,18 +110,18 @@ def write_file(storage: Storage, path: Path, data: bytes) -> None:
 
 
 def read_file(storage: Storage, path: Path, max_bytes: int) -> bytearray:
-    """The content of a regular file.
+    """Return the content of a regular file.
 
     Raises:
-        OSError: it cannot be read, or it is no regular file.
-        ValueError: it has more than `max_bytes`, or became shorter meanwhile.
-        ConfigError: it does not fit the memory of this machine.
+        OSError: the file cannot be read or is not a regular file.
+        ValueError: the file has more than `max_bytes`, or became shorter while it was read.
+        ConfigError: the file does not fit the free memory of this machine.
     """
     descriptor = storage.open(path)
     try:
         num_bytes = storage.size(descriptor)
         if num_bytes > max_bytes:
-            raise ValueError(f"{num_bytes} bytes, more than the {max_bytes} that are allowed")
+            raise ValueError(f"{num_bytes} bytes, more than the allowed {max_bytes}")
         _check_memory(path, num_bytes)
         content = bytearray(num_bytes)
         view = memoryview(content)
@@ -146,7 +137,7 @@ def read_file(storage: Storage, path: Path, max_bytes: int) -> bytearray:
 
 
 def sync_directory(storage: Storage, path: Path) -> None:
-    """Forces a directory's entries to the device, so that what was renamed or removed in it stays so."""
+    """Force the entries of a directory to the device, so that renames and removals in it survive a power failure."""
     descriptor = storage.open_directory(path)
     try:
         storage.sync(descriptor)
@@ -155,7 +146,7 @@ def sync_directory(storage: Storage, path: Path) -> None:
 
 
 def make_directories(storage: Storage, path: Path) -> None:
-    """Creates a directory, and those above it that are missing, and forces their names to the device."""
+    """Create a directory and its missing parents, and sync the folders that contain them."""
     try:
         storage.make_directory(path)
     except FileExistsError:
@@ -167,7 +158,7 @@ def make_directories(storage: Storage, path: Path) -> None:
 
 
 def remove_directory(storage: Storage, path: Path) -> None:
-    """Removes a directory with the files in it, or the link or file that has its name."""
+    """Remove a directory with its content, or a link or file of that name."""
     if not storage.is_directory(path):
         storage.unlink(path)
         return
@@ -177,13 +168,13 @@ def remove_directory(storage: Storage, path: Path) -> None:
 
 
 def _check_memory(path: Path, num_bytes: int) -> None:
-    """Refuses to read more than this machine has memory left for: a file with holes can have any size, and take no space.
+    """Refuse to read more than the free memory of this machine. A sparse file can have any size without using disk space.
 
     Raises:
-        ConfigError: the bytes do not fit. It is no damage, so nothing is set aside because of it.
+        ConfigError: the bytes do not fit. This is not damage, so the checkpoint is not set aside.
     """
     if num_bytes >= _SMALL_BYTES and num_bytes > (free := available_host_bytes()):
         raise ConfigError(
-            f"{path}: {num_bytes / 1e9:.1f} GB are to be read, and {free / 1e9:.1f} GB of memory are free; use a larger machine, "
+            f"{path}: has {num_bytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free; use a machine with more memory, "
             "or another checkpoint"
         )

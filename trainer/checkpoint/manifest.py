@@ -1,11 +1,11 @@
-"""A checkpoint's manifest: sealed canonical JSON that says what is saved and in which files; reading it believes nothing.
+"""The manifest of a checkpoint: sealed canonical JSON with all tensors and their files. A reader checks every value.
 
 format   3
-step     the step that the state belongs to
-objects  name of an object file (the sha256 of its bytes) -> its size
+step     the step of the saved state
+objects  name of an object file (the sha256 of its bytes) -> its size in bytes
 tensors  "model/<weight>", "optimizer/<weight>/<kind>", "average/<weight>" -> object, sha256 of the numbers, dtype, shape, bytes
-state    counters and whatever else is plain data
-seal     sha256 over all of this
+state    counters and other plain data
+seal     sha256 over all fields above
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ __all__ = [
 ]
 
 FORMAT = 3
-"""Another number whenever a manifest, or the state in it, gets another layout."""
+"""Increases whenever the layout of the manifest, or of the state in it, changes."""
 MAX_MANIFEST_BYTES = 64 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _KEYS = {"format", "step", "objects", "tensors", "state"}
 
 
 class OtherFormatError(ValueError):
-    """Another version of this program wrote it, which is no damage."""
+    """Another version of this program wrote the manifest. This is not damage."""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where the numbers of a tensor are."""
+    """The place and the digest of a stored tensor."""
 
     object: str
-    """The object file that holds it, under its own name."""
+    """Name of the object file. The tensor has the same name there as in the manifest."""
     sha256: str
-    """Of its numbers."""
+    """Digest of the raw values of the tensor."""
     spec: TensorSpec
 
 
 @dataclass(frozen=True)
 class CheckpointManifest:
-    """All that a checkpoint consists of."""
+    """The content of a manifest."""
 
     step: int
     objects: Mapping[str, int]
@@ -61,10 +61,10 @@ class CheckpointManifest:
 
 
 def encode_manifest(manifest: CheckpointManifest) -> bytes:
-    """The file's content.
+    """Return the content of the manifest file.
 
     Raises:
-        ValueError, TypeError: the state holds what JSON has no word for.
+        ValueError, TypeError: the state contains a value that JSON cannot represent.
     """
     tensors = {
         name: {
@@ -76,30 +76,23 @@ def encode_manifest(manifest: CheckpointManifest) -> bytes:
         }
         for name, stored in manifest.tensors.items()
     }
-    return sealed(
-        {
-            "format": FORMAT,
-            "step": manifest.step,
-            "objects": dict(manifest.objects),
-            "tensors": tensors,
-            "state": dict(manifest.state),
-        }
-    )
+    content = {"format": FORMAT, "step": manifest.step, "objects": dict(manifest.objects), "tensors": tensors}
+    return sealed(content | {"state": dict(manifest.state)})
 
 
 def parse_manifest(data: bytes) -> CheckpointManifest:
-    """The manifest in a file's content.
+    """Return the manifest in the content of a file.
 
     Raises:
-        OtherFormatError: it is as it was written, in another format.
-        ValueError: it was changed since it was written, or it says what no manifest can say.
+        OtherFormatError: the manifest is undamaged, but has another format.
+        ValueError: the manifest was changed since it was written, or contains invalid values.
     """
     try:
         content = unsealed(data)
         found = content.get("format")
         if _length(found) != FORMAT:
             raise OtherFormatError(
-                f"it has format {found} of checkpoints, this version of the program reads {FORMAT}; use the version that wrote it"
+                f"it has format {found} of checkpoints, and this program reads {FORMAT}; use the version that wrote it"
             )
         if content.keys() != _KEYS:
             raise ValueError(f"fields {', '.join(sorted(content))}")
@@ -108,12 +101,12 @@ def parse_manifest(data: bytes) -> CheckpointManifest:
         if not isinstance(content["state"], dict):
             raise ValueError("its state is not an object")
         if objects.keys() != {stored.object for stored in tensors.values()}:
-            raise ValueError("its objects are not those that its tensors name")
+            raise ValueError("its objects differ from those that its tensors name")
         return CheckpointManifest(_length(content["step"]), objects, tensors, content["state"])
     except OtherFormatError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a checkpoint's manifest as it was written ({error})") from None
+        raise ValueError(f"the manifest is damaged or was changed ({error})") from None
 
 
 def _stored(name: str, entry: Mapping[str, Any]) -> StoredTensor:
@@ -124,7 +117,7 @@ def _stored(name: str, entry: Mapping[str, Any]) -> StoredTensor:
 
 
 def _digest(value: Any) -> str:
-    """A digest, and nothing else, becomes part of a path."""
+    """Check that the value is a digest, because it becomes part of a path."""
     if not isinstance(value, str) or not _DIGEST.fullmatch(value):
         raise ValueError(f"{value!r} is not a sha256 in hexadecimal")
     return value
@@ -132,5 +125,5 @@ def _digest(value: Any) -> str:
 
 def _length(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no whole number from 0 on")
+        raise ValueError(f"{value!r} is not a whole number of at least 0")
     return value

@@ -1,4 +1,4 @@
-"""Object files: tensors under the digest of the file that holds them, written once and checked whenever they are read."""
+"""Object files: files of tensors, named by their digest, written once and verified at each read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -19,44 +18,26 @@ from trainer.checkpoint.filesystem import Storage, read_file, sync_directory, wr
 from trainer.checkpoint.manifest import CheckpointManifest, StoredTensor
 from trainer.checkpoint.tensor_file import decode_tensors, digest_of, encode_header, raw_bytes, same_bytes, spec_of
 
-__all__ = ["LARGE_BYTES", "ObjectFiles", "StoredTensors", "damage_named"]
+__all__ = ["LARGE_BYTES", "ObjectFiles", "damage_named"]
 
 _log = logging.getLogger(__name__)
 
 LARGE_BYTES = 1 << 20
-"""A tensor of this size has a file of its own, so that no other keeps it alive; smaller ones share a file, which saves an fsync
-each: 100 tensors of 0.5 MB took 0.09 s in files of their own and 0.03 s in one (ext4, two cores, November 2026)."""
+"""A tensor of at least this size has a separate file, so that it can be deleted alone. Smaller tensors share a file, which saves
+an fsync each: 100 tensors of 0.5 MB took 0.09 s in separate files and 0.03 s in one (ext4, two cores, November 2026)."""
 
-_OPEN_FILES = 32  # so many are written before the first is forced to the device, which took a third of the time of one by one
+_OPEN_FILES = 32  # files that are written before the first is synced; one at a time took three times as long
 _NAME = re.compile(r"([0-9a-f]{64})\.safetensors")
 _UNFINISHED = re.compile(r"\.\d+\.tmp")
-_DAMAGE = {
-    errno.EIO,
-    errno.ENOENT,
-    errno.ELOOP,
-    errno.EISDIR,
-    errno.ENOTDIR,
-    errno.EINVAL,
-    errno.ENXIO,
-    errno.EBADMSG,
-    errno.EUCLEAN,
-}
-
-
-@dataclass(frozen=True)
-class StoredTensors:
-    """Where the tensors of one checkpoint are."""
-
-    tensors: Mapping[str, StoredTensor]
-    objects: Mapping[str, int]
-    """Sizes of the files by name."""
+_NOT_A_REGULAR_FILE = {errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.ENXIO}
+_DAMAGE = _NOT_A_REGULAR_FILE | {errno.EIO, errno.EBADMSG, errno.EUCLEAN}
 
 
 @contextmanager
 def damage_named(path: Path) -> Iterator[None]:
-    """Turns errors that mean damage, or another format, into a CheckpointError that names the file.
+    """Turn errors that mean damage or another format into a CheckpointError that names the file.
 
-    Others, like a missing permission or too many open files, pass: they say nothing about what is stored.
+    Other errors, such as a missing permission or too many open files, pass unchanged, because the files may be intact.
     """
     try:
         yield
@@ -78,14 +59,14 @@ class ObjectFiles:
         self._large_bytes = large_bytes
 
     def path(self, name: str) -> Path:
-        """Where an object is."""
+        """Return the path of an object file."""
         return self.directory / f"{name}.safetensors"
 
     def read(self, manifest: CheckpointManifest) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of a checkpoint, file by file, each checked against its digest in the bytes that are used.
+        """Yield each tensor of a checkpoint with its name, file by file. The verified bytes are those that are returned.
 
         Raises:
-            CheckpointError: a file is missing, differs, or does not hold what the manifest says.
+            CheckpointError: a file is missing, has another digest, or does not contain what the manifest says.
         """
         held: dict[str, list[str]] = {name: [] for name in manifest.objects}
         for tensor_name, stored in manifest.tensors.items():
@@ -94,7 +75,7 @@ class ObjectFiles:
             found = self._read_object(name, num_bytes)
             for tensor_name in held[name]:
                 if tensor_name not in found:
-                    raise CheckpointError(f"{self.path(name)}: no tensor {tensor_name!r} is in it")
+                    raise CheckpointError(f"{self.path(name)}: contains no tensor {tensor_name!r}")
                 tensor, stored = found[tensor_name], manifest.tensors[tensor_name]
                 if spec_of(tensor) != stored.spec:
                     raise CheckpointError(
@@ -102,14 +83,16 @@ class ObjectFiles:
                     )
                 yield tensor_name, tensor
 
-    def store(self, tensors: Mapping[str, Tensor], earlier: Iterable[CheckpointManifest]) -> StoredTensors:
-        """Makes sure that all `tensors` are on the device, and says where.
+    def store(
+        self, tensors: Mapping[str, Tensor], earlier: Iterable[CheckpointManifest]
+    ) -> tuple[dict[str, StoredTensor], dict[str, int]]:
+        """Store all `tensors`. Returns the place of each tensor, and the sizes of the object files in bytes by name.
 
-        A file of an earlier checkpoint serves again where it has its digest now and holds the very same bytes; a file
-        that has changed on the device does not, and what it held is written again.
+        A tensor is not written again if a file of an earlier checkpoint has the same bytes and still matches its digest. Tensors
+        from a file that has changed on the device are written again.
 
         Raises:
-            OSError: a file could not be written; the caller removes what no manifest names.
+            OSError: a file could not be written. The caller removes the files that no manifest names.
         """
         digests = {name: digest_of(tensor) for name, tensor in tensors.items()}
         stored, objects = self._reused(tensors, digests, earlier)
@@ -123,14 +106,14 @@ class ObjectFiles:
                 objects[object_name] = num_bytes
                 stored |= {name: StoredTensor(object_name, digests[name], spec_of(fresh[name])) for name in group}
         sync_directory(self._storage, self.directory)
-        return StoredTensors(stored, objects)
+        return stored, objects
 
     def names(self) -> list[str]:
-        """The objects that are there."""
+        """Return the names of the existing objects."""
         return [match[1] for name in self._storage.names(self.directory) if (match := _NAME.fullmatch(name))]
 
     def discard_unfinished(self) -> None:
-        """Removes files that were never finished."""
+        """Remove unfinished files."""
         for name in self._storage.names(self.directory):
             if _UNFINISHED.fullmatch(name):
                 self._storage.unlink(self.directory / name)
@@ -151,7 +134,7 @@ class ObjectFiles:
             try:
                 found = self._read_object(object_name, num_bytes)
             except CheckpointError as error:
-                _log.warning("%s; an earlier checkpoint is damaged, and what this file held is written again", error)
+                _log.warning("%s; an earlier checkpoint is damaged, and the tensors of this file are written again", error)
                 continue
             same = {name: stored for name, stored in wanted.items() if name in found and same_bytes(found[name], tensors[name])}
             if same:
@@ -160,7 +143,7 @@ class ObjectFiles:
         return reused, objects
 
     def _write_objects(self, groups: list[dict[str, Tensor]]) -> list[tuple[str, int]]:
-        """Writes a file for each group and gives it its name once it is on the device."""
+        """Write a file for each group, and rename it to its digest once it is synced."""
         written = []
         with ExitStack() as stack:
             descriptors = []
@@ -192,7 +175,7 @@ class ObjectFiles:
         with damage_named(path):
             content = read_file(self._storage, path, max_bytes=num_bytes)
             if len(content) != num_bytes:
-                raise ValueError(f"{len(content)} bytes, but {num_bytes} were written")
+                raise ValueError(f"has {len(content)} bytes, and {num_bytes} were written")
             if (found := hashlib.sha256(content).hexdigest()) != name:
                 raise ValueError(f"its digest is {found}")
             return decode_tensors(content)

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: saving, verifying, falling back to an earlier one, and deleting those that are not needed."""
+"""The checkpoints of a run: save, verify, fall back to an earlier one, and delete those that are not needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.checkpoint.filesystem import Storage, make_directories, read_file, 
 from trainer.checkpoint.manifest import MAX_MANIFEST_BYTES, CheckpointManifest, OtherFormatError, encode_manifest, parse_manifest
 from trainer.checkpoint.objects import LARGE_BYTES, ObjectFiles, damage_named
 
-__all__ = ["Checkpoint", "CheckpointStore", "steps_to_keep"]
+__all__ = ["Checkpoint", "CheckpointStore", "checkpoint_files", "steps_to_keep"]
 
 _log = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
@@ -32,31 +32,48 @@ _GROUPS = ("model", "optimizer", "average")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The whole state of a run at one step; tensors are on the CPU."""
+    """The complete state of a run at one step, with all tensors on the CPU."""
 
     step: int
     model: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
     state: Mapping[str, Any]
-    """Plain data, as JSON holds it."""
+    """Plain data that JSON can represent."""
     average: Mapping[str, Tensor] = field(default_factory=dict)
-    """The moving average of the weights, if there is one."""
+    """The moving average of the weights; empty if the run has none."""
 
 
 def steps_to_keep(steps: Iterable[int], *, last: int, every: int | None = None, best: int | None = None) -> set[int]:
-    """Those of `steps` that retention spares: the newest `last`, the multiples of `every`, and the `best`.
+    """Return the steps that retention keeps: the newest `last`, the multiples of `every`, and the `best`.
 
-    It goes by step alone; a clock that was set back changes nothing.
+    Only the step numbers count, so a clock that was set back has no effect.
     """
     there = sorted(steps)
     return {step for place, step in enumerate(there) if place >= len(there) - last or step == best or (every and step % every == 0)}
 
 
+def checkpoint_files(path: Path) -> list[Path]:
+    """Return the files of the checkpoint at `path`, such as `checkpoints/step-00000500`: its object files, then its manifest.
+
+    A copy must keep their paths relative to the folder of the checkpoints. Copy the manifest last: the copy is complete once it
+    has the manifest. Object files never change and are shared between checkpoints, so skip those that the copy already has.
+
+    Raises:
+        CheckpointError: the manifest is missing or damaged.
+    """
+    manifest = path / _MANIFEST
+    try:
+        objects = parse_manifest(manifest.read_bytes()).objects
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{manifest}: {error}; name a complete checkpoint") from None
+    return [*(path.parent / _OBJECTS / f"{name}.safetensors" for name in objects), manifest]
+
+
 class CheckpointStore:
     """The checkpoints of one run.
 
-    `steps`, `path`, `verify` and `load` only read. The other methods change the directory: they belong to the one process that
-    has the run's lock, and to one thread of it at a time.
+    `steps`, `path`, `verify` and `load` only read. The other methods change the directory. Only the process that holds the lock of
+    the run may call them, in one thread at a time.
     """
 
     def __init__(self, directory: Path, storage: Storage | None = None, *, large_bytes: int = LARGE_BYTES) -> None:
@@ -66,23 +83,23 @@ class CheckpointStore:
         self._prepared = False
 
     def steps(self) -> list[int]:
-        """The saved steps, oldest first."""
+        """Return the saved steps, oldest first."""
         steps = [(int(match[1]), name) for name in self._names() if (match := _NAME.fullmatch(name))]
         return sorted(step for step, name in steps if self.path(step).name == name)
 
     def path(self, step: int) -> Path:
-        """Where the manifest of `step` is; its tensors are in the object files that it names."""
+        """Return the folder with the manifest of `step`. Its tensors are in the object files that the manifest names."""
         return self.directory / f"step-{step:08d}"
 
     def manifest_path(self, step: int) -> Path:
-        """Where `step` says what it holds."""
+        """Return the path of the manifest of `step`."""
         return self.path(step) / _MANIFEST
 
     def manifest_bytes(self, step: int) -> bytes:
-        """The file in which `step` says what it holds, unchecked.
+        """Return the content of the manifest of `step`, unchecked.
 
         Raises:
-            CheckpointError: it is missing, no regular file, larger than a manifest may be, or in a folder that is a link.
+            CheckpointError: the manifest is missing, not a regular file, larger than the limit, or in a folder that is a link.
         """
         self._check_folders(self.path(step))
         path = self.manifest_path(step)
@@ -90,34 +107,33 @@ class CheckpointStore:
             return bytes(read_file(self._storage, path, MAX_MANIFEST_BYTES))
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Writes a checkpoint, durably: when this returns, a power failure cannot take it away.
+        """Write a checkpoint. Once this returns, the checkpoint survives a power failure.
 
-        An earlier checkpoint of the same step is replaced, at once or not at all.
+        An earlier checkpoint of the same step is replaced atomically.
 
         Raises:
-            OSError: no space, no permission or a failing device; nothing partial is left, and earlier checkpoints are untouched.
-            ValueError: the state is no plain data, or a tensor has a type that cannot be saved.
+            OSError: no space, no permission or a failing device. No partial checkpoint is left, and earlier ones are unchanged.
+            ValueError: the state is not plain data, or a tensor has a type that cannot be saved.
             CheckpointError: the directory is a link.
         """
         tensors = {f"{group}/{name}": tensor for group in _GROUPS for name, tensor in getattr(checkpoint, group).items()}
         self._prepare()
         try:
             self.discard_unfinished()
-            stored = self._objects.store(tensors, self._readable_manifests())
-            manifest = CheckpointManifest(checkpoint.step, stored.objects, stored.tensors, checkpoint.state)
-            self._commit(checkpoint.step, encode_manifest(manifest))
+            stored, objects = self._objects.store(tensors, self._readable_manifests())
+            self._commit(checkpoint.step, encode_manifest(CheckpointManifest(checkpoint.step, objects, stored, checkpoint.state)))
         except BaseException:
-            with suppress(OSError, CheckpointError):  # what cannot be removed now is removed at the next start
+            with suppress(OSError, CheckpointError):  # the next start removes what cannot be removed now
                 self.collect_trash()
             raise
         return self.path(checkpoint.step)
 
     def load(self, step: int) -> Checkpoint:
-        """Reads the checkpoint of `step`; every byte is verified before it is used.
+        """Read the checkpoint of `step`. Every byte is verified before it is used.
 
         Raises:
-            CheckpointError: there is none, or a file of it is not what was written; the message names the file.
-            ConfigError: a file of it does not fit the memory that this machine has left.
+            CheckpointError: there is no such checkpoint, or one of its files is missing or differs. The message names the file.
+            ConfigError: one of its files does not fit the free memory of this machine.
         """
         groups: dict[str, dict[str, Tensor]] = {group: {} for group in _GROUPS}
         with _advised():
@@ -128,7 +144,7 @@ class CheckpointStore:
         return Checkpoint(step, state=manifest.state, **groups)
 
     def num_weights(self, step: int) -> int:
-        """Weights of the model in the checkpoint of `step`, as its manifest says; no tensor is read.
+        """Return the number of weights of the model in the checkpoint of `step`, from its manifest. Reads no tensor.
 
         Raises:
             CheckpointError: there is no such checkpoint, or its manifest is damaged.
@@ -138,23 +154,22 @@ class CheckpointStore:
         return sum(math.prod(stored.spec.shape) for name, stored in tensors.items() if name.startswith("model/"))
 
     def verify(self, step: int) -> None:
-        """Reads a checkpoint as `load` does, and keeps nothing of it.
+        """Read and verify a checkpoint as `load` does, without keeping it.
 
         Raises:
-            CheckpointError: it names the first file that is missing or differs.
+            CheckpointError: a file is missing or differs. The message names the first such file.
         """
         with _advised():
             self._read_through(step)
 
     def newest_verified(self) -> int | None:
-        """The highest step whose checkpoint verifies, or None when nothing was ever saved.
+        """Return the highest step whose checkpoint verifies, or None if nothing was ever saved.
 
-        A damaged one is reported, and kept under the name `.bad-step-…` for inspection. What a killed process left behind
-        is removed.
+        A damaged checkpoint is logged and kept under the name `.bad-step-…` for inspection. Leftovers of a killed process are
+        removed.
 
         Raises:
-            CheckpointError: there are checkpoints and all are damaged, or one was written in another format; training anew silently
-                would lose the run.
+            CheckpointError: all checkpoints are damaged, or one has another format. Starting from step 0 would lose the run.
         """
         for step in reversed(self.steps()):
             try:
@@ -164,7 +179,7 @@ class CheckpointStore:
                     raise
                 self._set_aside(step, f"{error}; falling back to an earlier checkpoint")
             else:
-                # A killed process may have given it its name without forcing that to the device. What follows is built on it.
+                # A killed process may have renamed the checkpoint without syncing the rename. Later steps depend on it.
                 sync_directory(self._storage, self.path(step))
                 sync_directory(self._storage, self.directory)
                 self.collect_trash()
@@ -172,28 +187,28 @@ class CheckpointStore:
         if bad := [name for name in self._names() if _BAD.fullmatch(name)]:
             raise CheckpointError(
                 f"{self.directory}: no intact checkpoint is left (damaged: {', '.join(bad)}); "
-                "restore one from a copy, or start anew under another --run"
+                "restore one from a copy, or start again with another --run"
             )
         self.collect_trash()
         return None
 
     def retain(self, keep: Iterable[int]) -> None:
-        """Deletes all checkpoints but those of the steps in `keep`; the newest one stays in any case.
+        """Delete all checkpoints except those of the steps in `keep` and the newest one.
 
         Raises:
-            CheckpointError: the newest one, read back, is damaged; nothing was deleted.
+            CheckpointError: the newest checkpoint, read back, is damaged. Nothing was deleted.
         """
         steps, spared = self.steps(), set(keep)
         doomed = [step for step in steps[:-1] if step not in spared]
         if doomed:
             self.verify(steps[-1])
-            self._discard_directories()  # a name that an interrupted deletion left would be in the way
-            for step in doomed:  # no half-deleted checkpoint ever has a checkpoint's name
+            self._discard_directories()  # a leftover of an interrupted deletion would have the same name
+            for step in doomed:  # a half-deleted checkpoint never has the name of a checkpoint
                 self._storage.rename(self.path(step), self.directory / f".{self.path(step).name}.deleted")
         self.collect_trash()
 
     def collect_trash(self) -> None:
-        """Removes what was left half written or half deleted, and the object files that no manifest names any more.
+        """Remove half-written and half-deleted checkpoints, and the object files that no manifest names.
 
         Checkpoints that were set aside as `.bad-…` keep their objects until the user deletes their directories.
         """
@@ -203,17 +218,17 @@ class CheckpointStore:
         try:
             named = {name for manifest in self._all_manifests() for name in manifest.objects}
         except CheckpointError as error:
-            _log.warning("%s; no object file is deleted as long as this cannot be read", error)
+            _log.warning("%s; no object file is deleted while this file cannot be read", error)
             return
         orphans = [name for name in self._objects.names() if name not in named]
         for step in self.steps() if orphans else ():
-            # A manifest that was replaced may not be on the device yet; a power failure would bring back the one that names them.
+            # If a replaced manifest is not synced yet, a power failure would restore the old one, which names these objects.
             sync_directory(self._storage, self.path(step))
         for name in orphans:
             self._storage.unlink(self._objects.path(name))
 
     def discard_unfinished(self) -> None:
-        """Removes what a killed process left half written or half deleted."""
+        """Remove checkpoints and objects that a killed process left half written or half deleted."""
         self._discard_directories()
         if self._storage.is_directory(self._objects.directory):
             self._objects.discard_unfinished()
@@ -221,7 +236,7 @@ class CheckpointStore:
     def _discard_directories(self) -> None:
         trash = [name for name in self._names() if _TRASH.fullmatch(name)]
         if trash:
-            # Until then a power failure may give an emptied directory its checkpoint's name back, also when its objects are gone.
+            # Without this sync a power failure could undo the rename of a directory that is already empty.
             sync_directory(self._storage, self.directory)
         for name in trash:
             remove_directory(self._storage, self.directory / name)
@@ -232,8 +247,8 @@ class CheckpointStore:
         make_directories(self._storage, self._objects.directory)
         for folder in (self.directory, self._objects.directory):
             if not self._storage.is_directory(folder):
-                raise CheckpointError(f"{folder}: not a directory, but a link or a file; remove it, or use another --run")
-        sync_directory(self._storage, self.directory.parent)  # a killed process may have made the directory and not have synced it
+                raise CheckpointError(f"{folder}: a link or a file, not a directory; remove it, or use another --run")
+        sync_directory(self._storage, self.directory.parent)  # a killed process may have created it without a sync
         self._prepared = True
 
     def _commit(self, step: int, manifest: bytes) -> None:
@@ -288,7 +303,7 @@ class CheckpointStore:
                 raise CheckpointError(f"{folder}: not a directory")
 
     def _readable_manifests(self) -> list[CheckpointManifest]:
-        """Those of the checkpoints, newest first; a damaged one is not a reason to stop saving."""
+        """Return the manifests of the checkpoints, newest first. Skips damaged ones, which must not prevent a save."""
         manifests = []
         for step in reversed(self.steps()):
             with suppress(CheckpointError):
@@ -296,11 +311,11 @@ class CheckpointStore:
         return manifests
 
     def _all_manifests(self) -> Iterator[CheckpointManifest]:
-        """Those whose objects must stay; a damaged one among the checkpoints is set aside, since it says nothing any more.
+        """Yield the manifests whose objects must be kept. A checkpoint with a damaged manifest is set aside.
 
         Raises:
-            CheckpointError: the device did not give one, which it may the next time, or another version wrote it; what it says is
-                not known.
+            CheckpointError: the objects of a manifest are unknown, because the device could not read it, which may be temporary, or
+                another version of the program wrote it.
         """
         for step in self.steps():
             try:
@@ -337,14 +352,14 @@ class CheckpointStore:
                 if error.errno not in (errno.ENOTDIR, errno.ELOOP):
                     raise
             raise CheckpointError(
-                f"{self.directory} is a link or a file; the checkpoints of a run are in a directory of that name: put it back"
+                f"{self.directory} is a link or a file, and must be the directory with the checkpoints of the run; restore it"
             )
         return self._storage.names(self.directory)
 
 
 @contextmanager
 def _advised() -> Iterator[None]:
-    """Adds what the user can do to an error that says what is wrong."""
+    """Add advice for the user to an error."""
     try:
         yield
     except CheckpointError as error:

@@ -1,9 +1,9 @@
-"""Tensor files in the safetensors format: written without a copy, read from bytes whose digest has been checked.
+"""Tensor files in the safetensors format: written without a copy, read from bytes whose digest has been verified.
 
-The safetensors library maps the file that it reads, so what is checked first may not be what is used later, and a file that is
-cut short kills the process; what it writes it copies while holding the interpreter's lock, which training needs.
-The format is small: the length of a header (8 bytes, little-endian), the header in JSON (for each name its `dtype`, `shape` and
-`data_offsets`), and the tensors one after the other, little-endian and without gaps. https://github.com/huggingface/safetensors
+The safetensors library is not used. It maps the file that it reads, so the file may change after the check, and a truncated file
+kills the process. To write, it copies the tensors while it holds the GIL, which training needs.
+A file contains the length of the header (8 bytes, little-endian), the header in JSON (`dtype`, `shape` and `data_offsets` for
+each name), and the tensors, little-endian and without gaps. https://github.com/huggingface/safetensors
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _MAX_HEADER_BYTES = 64 << 20
 _ALIGNMENT = 8
 _MAX_AXES = 16
 _MAX_ELEMENTS = 1 << 58
-"""Their bytes, of the widest type, can still be counted in 63 bits."""
+"""The size in bytes of that many elements of the widest type still fits 63 bits."""
 _SHOWN_CHARS = 80
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a tensor is, without its numbers."""
+    """Type and shape of a tensor."""
 
     dtype: str
-    """Its name in the safetensors format."""
+    """Name of the type in the safetensors format."""
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -61,26 +61,26 @@ class TensorSpec:
             raise ValueError(f"dtype {self.dtype!r}; known are {', '.join(_DTYPES)}")
         if len(self.shape) > _MAX_AXES or not all(type(length) is int and length >= 0 for length in self.shape):
             raise ValueError(f"shape {str(self.shape)[:_SHOWN_CHARS]} is not a list of at most {_MAX_AXES} lengths")
-        # Strides count the elements behind an axis also where another one has the length 0.
+        # Axes of length 0 are ignored here, because the strides of the other axes must fit 63 bits too.
         if math.prod(length for length in self.shape if length) > _MAX_ELEMENTS:
             raise ValueError(f"shape {self.shape} is larger than any tensor can be")
 
     @property
     def num_bytes(self) -> int:
-        """The size of its numbers."""
+        """Size of the tensor in bytes."""
         return math.prod(self.shape) * self.item_bytes
 
     @property
     def item_bytes(self) -> int:
-        """The size of one number."""
+        """Size of one element in bytes."""
         return _DTYPES[self.dtype].itemsize
 
 
 def spec_of(tensor: Tensor) -> TensorSpec:
-    """What `tensor` is.
+    """Return type and shape of `tensor`.
 
     Raises:
-        ValueError: its dtype has no name in the format.
+        ValueError: the format has no name for the type.
     """
     if tensor.dtype not in _NAMES:
         raise ValueError(f"{tensor.dtype} cannot be saved; known are {', '.join(map(str, _NAMES))}")
@@ -88,14 +88,14 @@ def spec_of(tensor: Tensor) -> TensorSpec:
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
-    """The numbers of a tensor on the CPU, in order, as bytes; a view unless the tensor is not contiguous."""
+    """Return the elements of a CPU tensor in order, as bytes. A view if the tensor is contiguous, else a copy."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def encode_header(specs: Mapping[str, TensorSpec]) -> tuple[bytes, list[str]]:
-    """The beginning of a tensor file, and the names in the order in which their numbers must follow.
+    """Return the beginning of a tensor file, and the names in the order in which the tensors must follow.
 
-    Wide types come first, so that each tensor lies at a multiple of its type's size.
+    Wide types come first, so that the offset of each tensor is a multiple of its element size.
     """
     order = sorted(specs, key=lambda name: (-specs[name].item_bytes, name))
     header: dict[str, Any] = {}
@@ -109,10 +109,10 @@ def encode_header(specs: Mapping[str, TensorSpec]) -> tuple[bytes, list[str]]:
 
 
 def decode_tensors(content: bytearray) -> dict[str, Tensor]:
-    """The tensors of a file, by name. They share the memory of `content`.
+    """Return the tensors of a file by name. They share the memory of `content`.
 
     Raises:
-        ValueError: it is no such file, or its header does not describe exactly what follows it.
+        ValueError: `content` is not a tensor file, or its header does not describe exactly the bytes that follow.
     """
     header_bytes = int.from_bytes(content[:8], "little")
     if len(content) < 8 or header_bytes > min(len(content) - 8, _MAX_HEADER_BYTES):
@@ -122,28 +122,30 @@ def decode_tensors(content: bytearray) -> dict[str, Tensor]:
         header = parse_json(bytes(content[8:begin]))
         placed = sorted(_placed(header), key=lambda entry: entry[2:])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"its header is not that of a tensor file: {error}") from None
+        raise ValueError(f"its header is not the header of a tensor file: {error}") from None
     end = 0
     for name, spec, first, last in placed:
         if first != end or last - first != spec.num_bytes:
             raise ValueError(
-                f"tensor {name!r} of {spec.num_bytes} bytes claims bytes {first} to {last}, but the next free is {end}"
+                f"tensor {name!r} of {spec.num_bytes} bytes claims bytes {first} to {last}, and must begin at byte {end}"
             )
         if (begin + first) % spec.item_bytes:
-            raise ValueError(f"tensor {name!r} begins at byte {begin + first}, not at a multiple of its {spec.item_bytes}")
+            raise ValueError(
+                f"tensor {name!r} begins at byte {begin + first}, which is not a multiple of its element size {spec.item_bytes}"
+            )
         end = last
     if begin + end != len(content):
-        raise ValueError(f"its tensors end at byte {begin + end}, the file at {len(content)}")
+        raise ValueError(f"its tensors end at byte {begin + end}, and the file at byte {len(content)}")
     return {name: _view(content, spec, begin + first) for name, spec, first, _ in placed}
 
 
 def digest_of(tensor: Tensor) -> str:
-    """The sha256 of a tensor's numbers, in hexadecimal."""
+    """Return the sha256 of the raw values of a tensor, in hexadecimal."""
     return hashlib.sha256(raw_bytes(tensor)).hexdigest()
 
 
 def same_bytes(first: Tensor, second: Tensor) -> bool:
-    """True where two tensors are of one type and shape and equal bit for bit; NaN equals the same NaN."""
+    """Return True if two tensors have the same type, shape and bits. A NaN equals a NaN with the same bits."""
     if spec_of(first) != spec_of(second):
         return False
     return torch.equal(*(tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (first, second)))

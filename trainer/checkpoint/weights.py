@@ -1,4 +1,4 @@
-"""The weights of a model as a whole."""
+"""Checks and digests over all weights of a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["check_finite", "weights_digest"]
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
-    """sha256 over all weights in the order of their names, as fp32 in little-endian order."""
+    """Return the sha256 over all weights, sorted by name, as little-endian fp32."""
     digest = hashlib.sha256()
     for _, weight in sorted(weights.items()):
         digest.update(weight.detach().cpu().float().numpy().astype("<f4", copy=False).tobytes())
@@ -22,10 +22,10 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def check_finite(checkpoint: Checkpoint) -> None:
-    """Refuses to save weights from which no training can go on."""
+    """Refuse to save weights that are not finite, because training cannot continue from them."""
     for name, weight in checkpoint.model.items():
         if not weight.isfinite().all():
             raise GuardError(
                 f"step {checkpoint.step}: weight {name} is not finite, so nothing is saved; the last checkpoint is intact. Lower "
-                "optim.lr, or look for what changes weights beside the optimizer"
+                "optim.lr, or look for code other than the optimizer that changes weights"
             )

@@ -1,1 +1,1 @@
-"""The ranks of a run, and what they check about each other."""
+"""The group of ranks of a run, and the checks between ranks."""

@@ -1,7 +1,7 @@
-"""Which device a command computes on: the GPUs that torch sees, or the CPU where the machine has none or the user wants it.
+"""The device that a command computes on: the GPUs that torch sees, or the CPU if there is no GPU or the user chooses the CPU.
 
-A GPU that torch does not see (an old driver, a container without access, a PyTorch without CUDA) is an error: on the CPU the run
-would take many times as long, and nothing would say why.
+A GPU that torch does not see (an old driver, a container without access, a PyTorch without CUDA) is an error. On the CPU the run
+would take many times as long without an explanation.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ __all__ = ["check_no_gpu_is_hidden", "num_gpus", "signs_of_gpus"]
 _DEVICE_NODES = "dev/nvidia[0-9]*"
 _KERNEL_MODULE = "proc/driver/nvidia/gpus/*"
 _WSL_DEVICE = "dev/dxg"
-"""Windows offers it for a GPU of any maker."""
+"""Windows provides this device for GPUs of all vendors."""
 _WSL_LIBRARIES = ("usr/lib/wsl/lib/libcuda.so*", "usr/lib/wsl/drivers/*/libcuda.so*")
 _NO_GPU_WANTED = {
-    "CUDA_VISIBLE_DEVICES": ("", "-1", "NoDevFiles"),  # the last one is Slurm's, for a job without GPUs
+    "CUDA_VISIBLE_DEVICES": ("", "-1", "NoDevFiles"),  # Slurm sets NoDevFiles for a job without GPUs
     "NVIDIA_VISIBLE_DEVICES": ("none", "void"),
     "TRAIN_DEVICE": ("cpu",),
 }
-"""Values of variables with which a user, or a scheduler, chooses the CPU."""
+"""Values of environment variables with which a user or a scheduler chooses the CPU."""
 
 
 def num_gpus(device: str) -> int:
-    """The number of GPUs that a training on this machine can use; 0: it computes on the CPU.
+    """Return the number of GPUs that a run on this machine can use. 0 means that it computes on the CPU.
 
     Args:
         device: the setting `device`: `auto`, `cpu` or `cuda`.
 
     Raises:
-        ConfigError: the machine has GPUs, or the setting asks for one, and torch sees none.
+        ConfigError: torch sees no GPU, but the machine has one or the setting asks for one.
     """
     if device == "cpu":
         return 0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a driver that is too old is said once, by the error below
+        warnings.simplefilter("ignore")  # the error below reports a driver that is too old
         if torch.cuda.is_available():
             return torch.cuda.device_count()
     if device == "cuda":
@@ -53,14 +53,14 @@ def num_gpus(device: str) -> int:
 
 
 def check_no_gpu_is_hidden(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> None:
-    """Refuses to compute on the CPU of a machine with GPUs, unless a variable asks for the CPU. To be called if torch sees no GPU.
+    """Refuse to compute on the CPU of a machine with GPUs, unless a variable chooses the CPU. Call this if torch sees no GPU.
 
     Args:
-        environment: the variables of this process.
-        root: where `dev`, `proc` and `usr` are.
+        environment: the environment variables of this process.
+        root: the folder that contains `dev`, `proc` and `usr`.
 
     Raises:
-        ConfigError: there are signs of a GPU; the message gives torch's reason.
+        ConfigError: the machine has a GPU. The message contains torch's reason for not seeing it.
     """
     if any(environment.get(name) in values for name, values in _NO_GPU_WANTED.items()):
         return
@@ -73,7 +73,7 @@ def check_no_gpu_is_hidden(environment: Mapping[str, str] = os.environ, root: Pa
 
 
 def signs_of_gpus(root: Path = Path("/")) -> list[str]:
-    """Paths that only a machine with an NVIDIA GPU has, those of its device nodes first."""
+    """Return the paths that exist only on a machine with an NVIDIA GPU, device nodes first."""
     found = [*sorted(root.glob(_DEVICE_NODES)), *sorted(root.glob(_KERNEL_MODULE))]
     if (device := root / _WSL_DEVICE).exists() and any(any(root.glob(pattern)) for pattern in _WSL_LIBRARIES):
         found.append(device)
@@ -81,19 +81,19 @@ def signs_of_gpus(root: Path = Path("/")) -> list[str]:
 
 
 def _hint(root: Path = Path("/")) -> str:
-    """What to do about a container that cannot reach the GPUs of its machine."""
+    """Return the advice for a container without access to the GPUs of its machine, or nothing."""
     if any(root.glob(_DEVICE_NODES)) or not any(root.glob(_KERNEL_MODULE)):
         return ""
     return " There is no device node /dev/nvidia0: if this is a container, give it the GPUs (docker run --gpus all)."
 
 
 def _reason(environment: Mapping[str, str]) -> str:
-    """Why torch sees no GPU, in its words."""
+    """Return torch's message about why it sees no GPU."""
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return f"this PyTorch ({torch.__version__}) is built without CUDA"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        reason = "it does not say why"
+        reason = "torch gives no reason"
     except (AssertionError, RuntimeError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
     visible = environment.get("CUDA_VISIBLE_DEVICES")

@@ -1,4 +1,4 @@
-"""The group of ranks: who this process is, and the few collectives that training needs. One rank alone needs no group."""
+"""The group of ranks: the rank of this process, and the collectives that training needs. A single rank needs no process group."""
 
 from __future__ import annotations
 
@@ -27,46 +27,46 @@ _ValueT = TypeVar("_ValueT")
 _TIMEOUT = timedelta(minutes=10)
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before PyTorch 2.13
 LET_GO_S = 0.1
-"""Seconds after which a collective of gloo has let go of its tensors: see `joined_group`."""
+"""Seconds after which gloo has released the tensors of a finished collective: see `joined_group`."""
 
 
 class RemoteError(ProjectError):
-    """Another rank failed and says why; this one ends with its exit code, silently where both are on one node."""
+    """Another rank failed. This rank ends with the same exit code, and without a message if the other rank is on this node."""
 
     def __init__(self, code: int, *, same_node: bool) -> None:
-        super().__init__("" if same_node else "a rank of another node has ended the run; the log of that node says why")
+        super().__init__("" if same_node else "a rank on another node ended the run; see the log of that node for the reason")
         self.exit_code = ExitCode(code)
 
 
 @dataclass(frozen=True)
 class Group:
-    """This process among the ranks of a run."""
+    """The place of this process among the ranks of a run."""
 
     rank: int
     world_size: int
     local_rank: int
     device: torch.device
     local_world_size: int = 1
-    """Ranks on this machine."""
+    """Number of ranks on this node."""
 
     @property
     def is_main(self) -> bool:
-        """True on rank 0, which alone writes the run directory."""
+        """True on rank 0, the only rank that writes the run directory."""
         return self.rank == 0
 
     def has_here(self, rank: int) -> bool:
-        """Whether a rank is on this node."""
+        """Return whether a rank is on this node."""
         first = self.rank - self.local_rank
         return first <= rank < first + self.local_world_size
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum of `values` over all ranks, on every rank, in place."""
+        """Add `values` over all ranks in place, and return the sum on every rank."""
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
 
     def smallest(self, value: int) -> int:
-        """The smallest of the ranks' values, on every rank."""
+        """Return the smallest value of all ranks, on every rank."""
         if self.world_size == 1:
             return value
         values = torch.tensor(value, dtype=torch.int64, device=self.device)
@@ -74,19 +74,19 @@ class Group:
         return int(values.item())
 
     def exchange(self, values_P: Tensor, out: Tensor) -> Tensor:
-        """`out`: this rank's shares, one from each rank in their order; a share is one of W equal parts of `values_P`."""
+        """Send each rank one of W equal parts of `values_P`. Fill `out` with the W parts for this rank, in rank order."""
         dist.all_to_all_single(out, values_P)
         return out
 
     def gather(self, share_C: Tensor, out: Tensor) -> Tensor:
-        """`out`: the shares of all ranks, one after the other."""
+        """Fill `out` with the shares of all ranks, in rank order."""
         _all_gather(out, share_C)
         return out
 
     def on_main(self, action: Callable[[], _ValueT]) -> _ValueT:
-        """Runs `action` on rank 0 and gives its result to every rank; an error there is raised on every rank.
+        """Run `action` on rank 0 and return its result on every rank. An error on rank 0 is raised on every rank.
 
-        The result travels pickled between the ranks of this run, so it must be small; nothing of it touches a file.
+        The result is sent to the other ranks as a pickle, so it must be small. It is never written to a file.
         """
         if self.world_size == 1:
             return action()
@@ -108,14 +108,14 @@ class Group:
 
 @contextmanager
 def joined_group(device: str, slow_s: float = 0.0) -> Iterator[Group]:
-    """Joins the group that torchrun's variables describe, and leaves it at the end.
+    """Join the process group that torchrun's environment variables describe, and leave it at the end.
 
     Args:
         device: `auto`, `cpu` or `cuda`.
-        slow_s: how long one rank may take for what the others wait for; ten minutes if that is more.
+        slow_s: seconds for which a rank waits for the others in a collective. The timeout is at least ten minutes.
 
     Raises:
-        ConfigError: torch sees no GPU, though `device` or the machine says that there is one, or fewer GPUs than local ranks.
+        ConfigError: torch sees no GPU, but `device` asks for one or the machine has one; or there are fewer GPUs than local ranks.
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -138,18 +138,18 @@ def joined_group(device: str, slow_s: float = 0.0) -> Iterator[Group]:
         yield Group(rank, world_size, local_rank, chosen, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     finally:
         if world_size > 1:
-            # Gloo's thread needs the interpreter's lock to let go of the last collective's tensors. DDP's reducer, when it
-            # is destroyed, waits for that thread with the lock held: about one stop in three hung for ever (torch 2.13.0,
-            # two ranks, November 2026).
+            # Gloo's thread needs the GIL to release the tensors of the last collective. The destructor of DDP's reducer
+            # waits for that thread while it holds the GIL. Without this pause about one exit in three deadlocked (torch
+            # 2.13.0, two ranks, November 2026).
             time.sleep(LET_GO_S)
             dist.destroy_process_group()
 
 
 def _private_store(world_size: int, timeout: timedelta) -> Store | None:
-    """Where ranks of one node find each other without a socket; None under a torchrun of other makes, which has a store itself."""
+    """Return the store in which ranks of one node meet without a socket; None if another launcher provides its own store."""
     if not (folder := os.environ.get(STORE_VARIABLE)):
         return None
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # what an earlier attempt has left must not be read
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the files of an earlier attempt must not be read
     store = FileStore(str(Path(folder, f"attempt-{attempt}")), world_size)
     store.set_timeout(timeout)
     return store

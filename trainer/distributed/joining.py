@@ -1,6 +1,7 @@
-"""A request to stop that comes while a rank waits for the others to start.
+"""Stop requests that arrive while a rank waits for the other ranks to start.
 
-The wait is in C++, where no signal handler of Python runs, and a node that was stopped before its ranks started never comes.
+That wait runs in C++, so Python's signal handlers do not run. It would never end if another node was stopped before its ranks
+started.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from common.errors import ExitCode
 __all__ = ["OTHERS_S", "stoppable_wait"]
 
 OTHERS_S = 5.0
-"""How long a rank that was asked to stop still waits for the others. If they come, the run stops in its usual way."""
+"""Seconds for which a rank still waits for the others after a stop request. If they join in time, the run stops as usual."""
 _POLL_S = 0.1
 
 
 @contextmanager
 def stoppable_wait(others_s: float = OTHERS_S) -> Iterator[None]:
-    """Around the wait for other ranks: ends this process with STOPPED if it is asked to stop and the wait goes on for `others_s`.
+    """End this process with STOPPED if a stop request arrives during the wait for other ranks and the wait lasts `others_s` longer.
 
-    Nothing is lost, as nothing was trained. A request that comes just before the end of the wait stays pending. Only signals that
-    this thread blocks are looked at: the launcher's ranks block SIGTERM and SIGINT, and in other processes both act by themselves.
+    No work is lost, because no step was trained. If the wait ends sooner, the signal stays pending. Only signals that this thread
+    blocks are handled here. The launcher's ranks block SIGTERM and SIGINT; in other processes both have their default effect.
     """
     numbers = signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM, signal.SIGINT}
     if not numbers:

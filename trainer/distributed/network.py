@@ -1,7 +1,7 @@
-"""Who can reach a group of ranks: on one node nobody else may, and on several nodes the network between them must be private.
+"""Access to a group of ranks: one node opens no port to others, and several nodes need a private network between them.
 
-Neither torchrun's rendezvous nor the stores and sockets of gloo and NCCL ask for a password, and the agents of a c10d rendezvous
-unpickle what they read. Anyone who can connect to them can run code as the user who trains.
+torchrun's rendezvous and the stores and sockets of gloo and NCCL ask for no password, and the agents of a c10d rendezvous
+unpickle what they receive. Anyone who can connect to them can run code as the user who trains.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import psutil
 __all__ = ["STORE_VARIABLE", "chosen_interfaces", "keep_private", "public_addresses"]
 
 STORE_VARIABLE = "TRAINER_STORE"
-"""Names a private directory in which the ranks of one node find each other."""
+"""Environment variable with the private directory in which the ranks of one node meet."""
 
 _LOOPBACK = "lo"
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -27,23 +27,22 @@ _log = logging.getLogger(__name__)
 
 _STARTED_BY_HAND = (
     "torchrun was started by hand: its rendezvous listens on all network interfaces, and anyone who connects to it can run code as "
-    "this user. Use entrypoints/train, which opens nothing to other machines, or a machine that no other can reach"
+    "this user. Use entrypoints/train, which opens no port to other machines, or a machine that no other machine can reach"
 )
 _PUBLIC = (
     "this group of several nodes uses the public address %s. Its ports need no password, and anyone who connects to them can run "
     "code as this user. Use a private network between the nodes (PET_MASTER_ADDR, GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), and a "
-    "firewall against all others"
+    "firewall against all other machines"
 )
 
 
 def keep_private(variables: Mapping[str, str]) -> None:
-    """Keeps gloo and NCCL on loopback where all ranks are on this node, and warns of what other machines can reach.
+    """Restrict gloo and NCCL to loopback if all ranks are on this node, and warn if other machines can reach the group.
 
-    To be called by every rank before it joins its group. On one node other interfaces than loopback are never used, also where
-    a variable names one.
+    Every rank calls this before it joins its group. Loopback on one node overrides the interfaces that a variable names.
 
     Args:
-        variables: the environment, in which torchrun describes the group; a process that is none of its ranks is left alone.
+        variables: the environment, in which torchrun describes the group. Without WORLD_SIZE nothing is done.
     """
     if "WORLD_SIZE" not in variables:
         return
@@ -58,19 +57,20 @@ def keep_private(variables: Mapping[str, str]) -> None:
 
 
 def public_addresses(addresses: Sequence[str]) -> list[str]:
-    """Those of the IP addresses that are valid in the whole internet, each once, in their order."""
-    plain = dict.fromkeys(address.partition("%")[0] for address in addresses)  # fe80::1%eth0 names its interface too
+    """Return the IP addresses that are globally routable, each once, in the given order."""
+    plain = dict.fromkeys(address.partition("%")[0] for address in addresses)  # fe80::1%eth0 includes the interface
     return [address for address in plain if ipaddress.ip_address(address).is_global]
 
 
 def chosen_interfaces(names: Sequence[str], variables: Mapping[str, str]) -> list[str]:
-    """The network interfaces on which a node listens.
+    """Return the network interfaces on which a node listens.
+
+    All interfaces are returned if a variable is missing, and on the first node, where the rendezvous listens on all of them.
 
     Args:
         names: all interfaces of this node.
-        variables: gloo takes the names in GLOO_SOCKET_IFNAME. NCCL takes all that begin with a word of NCCL_SOCKET_IFNAME; `=`
-            before the words asks for equal names, and `^` for all others. Without one of the two, and on the first node, where
-            the rendezvous listens on all interfaces, all are taken.
+        variables: gloo uses the names in GLOO_SOCKET_IFNAME. NCCL uses all interfaces that begin with a word of
+            NCCL_SOCKET_IFNAME. `=` before the words requires equal names, and `^` selects all other interfaces.
     """
     gloo, nccl = (variables.get(name) for name in _INTERFACE_VARIABLES)
     if not gloo or not nccl or variables.get("GROUP_RANK") == "0":
@@ -90,7 +90,7 @@ def _own_addresses(variables: Mapping[str, str]) -> list[str]:
 
 
 def _resolved(host: str) -> list[str]:
-    """The addresses of a host; none where it cannot be looked up, which the group itself will report."""
+    """Return the addresses of a host; none if the lookup fails, because joining the group reports that error."""
     with suppress(OSError):
         return [str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
     return []

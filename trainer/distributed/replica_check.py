@@ -1,8 +1,8 @@
-"""Compares the weights of the ranks: replicas that were updated alike are equal to the last bit, or something is broken.
+"""Compares the weights of the ranks: replicas with the same updates are equal bit for bit, unless hardware is broken.
 
-A bit that flips in the memory of one rank makes no step bad at once; its weights only drift away from those of the others, and
-what rank 0 saves is one of several truths. Each rank adds up the bit patterns of each tensor, and all see all sums. A flipped bit
-changes a sum by a power of two, so one alone is always found.
+A flipped bit in the memory of one rank makes no step fail at once. The weights of that rank drift away from the others, and
+checkpoints hold only the weights of rank 0. Each rank adds up the bit patterns of each tensor, and all ranks compare the sums. A
+flipped bit changes a sum by a power of two, so a single flip is always found.
 
     P parameters   R ranks
 """
@@ -27,40 +27,40 @@ _PIECE = 1 << 24
 
 @dataclass(frozen=True)
 class Difference:
-    """What is not the same on all ranks."""
+    """The tensors that differ between ranks, and the ranks on which they differ."""
 
     names: tuple[str, ...]
-    """Of the tensors, in the order of the weights."""
+    """Names of the tensors, in the order of the weights."""
     ranks: tuple[int, ...]
-    """Those that differ from the majority; all where there is none."""
+    """Ranks that differ from the majority; all ranks if there is no majority."""
 
     def describe(self, step: int, agreed_step: int) -> str:
-        """One line for people."""
+        """Return the error message."""
         others = f" and {len(self.names) - 1} more" if len(self.names) > 1 else ""
         who = f"rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
         return (
-            f"the weights of the ranks are no longer the same after step {step}: {self.names[0]}{others} on {who}; they last "
-            f"agreed after step {agreed_step}. Most likely memory or a processor is broken: run a memory test there, or leave that "
-            f"machine out, move checkpoints of later steps than {agreed_step} away, and run the same command again"
+            f"the weights of the ranks are no longer the same after step {step}: {self.names[0]}{others} on {who}; they were last "
+            f"equal after step {agreed_step}. Probably memory or a processor is broken: run a memory test on that machine or leave "
+            f"it out, move checkpoints of steps after {agreed_step} away, and run the same command again"
         )
 
 
 def bit_sums(parameters: Mapping[str, Tensor]) -> Tensor:
-    """The sum of the bit patterns of each tensor, read as integers and added modulo 2^64: (P,) int64 on their device.
+    """Return the sum of the bit patterns of each tensor, read as integers and added modulo 2^64: (P,) int64 on their device.
 
-    The host waits for nothing.
+    The host does not wait for the device.
     """
     sums = [_sum(parameter.detach().contiguous().view(_INTEGERS[parameter.element_size()])) for parameter in parameters.values()]
     return torch.stack(sums)
 
 
 def _sum(bits: Tensor) -> Tensor:
-    """The sum of all elements as int64; in pieces, because torch widens what it adds before it does."""
+    """Return the sum of all elements as int64. Adds in pieces, because torch converts its whole input to int64 first."""
     return torch.stack([piece.sum(dtype=torch.int64) for piece in torch.split(bits.flatten(), _PIECE)]).sum()
 
 
 def find_difference(sums_RP: Tensor, names: tuple[str, ...]) -> Difference | None:
-    """Which tensors differ between ranks, and on which of them; None where all agree."""
+    """Return the tensors that differ between ranks, and the ranks that differ; None if all ranks are equal."""
     differs_P = (sums_RP != sums_RP[:1]).any(dim=0)
     if not bool(differs_P.any()):
         return None
@@ -72,13 +72,13 @@ def find_difference(sums_RP: Tensor, names: tuple[str, ...]) -> Difference | Non
 
 
 class ReplicaCheck:
-    """Compares every few steps; the outcome of a comparison is read when the host reads the numbers of that step.
+    """Compares weights every `every_steps` steps. The host reads a comparison when it reads the results of that step.
 
     Args:
         parameters: the weights by name, whole on every rank.
-        group: the ranks; one alone has nothing to compare with.
-        every_steps: steps between comparisons; 0: none.
-        step: the last step done, at which the ranks agree because they have loaded the same.
+        group: the ranks. A single rank compares nothing.
+        every_steps: steps between comparisons; 0 turns them off.
+        step: the last completed step. The ranks are equal there, because all have loaded the same state.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], group: Group, every_steps: int, step: int = 0) -> None:
@@ -90,20 +90,20 @@ class ReplicaCheck:
         self._pending: deque[tuple[int, Tensor]] = deque()
 
     def due(self, step: int) -> bool:
-        """Whether the weights after this step are to be compared."""
+        """Return whether the weights after this step must be compared."""
         return bool(self._every_steps) and step % self._every_steps == 0
 
     def begin(self, step: int) -> None:
-        """Compares the weights as they are after `step`; to be called by all ranks, and the device does it when it comes to it."""
+        """Queue the comparison of the weights after `step` on the device. All ranks call this."""
         own_P = bit_sums(self._parameters)
         all_RP = self._group.gather(own_P, own_P.new_empty(self._group.world_size * len(own_P)))
         self._pending.append((step, all_RP.view(self._group.world_size, -1)))
 
     def read(self, step: int) -> None:
-        """Waits for the comparisons up to `step`.
+        """Wait for the comparisons up to `step`.
 
         Raises:
-            GuardError: on every rank; weights differ. No checkpoint later than the step that the message names can be trusted.
+            GuardError: weights differ; raised on every rank. Checkpoints after the step in the message cannot be trusted.
         """
         while self._pending and self._pending[0][0] <= step:
             compared, sums_RP = self._pending.popleft()
@@ -112,7 +112,7 @@ class ReplicaCheck:
             self._agreed_step = compared
 
     def check(self, step: int) -> None:
-        """Compares the weights as they are after `step`, and waits for it; nothing where comparisons are turned off.
+        """Compare the weights after `step` and wait for the result. Does nothing if comparisons are turned off.
 
         Raises:
             GuardError: see `read`.
@@ -122,10 +122,10 @@ class ReplicaCheck:
             self.read(step)
 
     def drop_pending(self) -> None:
-        """Drops comparisons that have not been read: their steps are made again."""
+        """Drop the comparisons that have not been read, because their steps are repeated."""
         self._pending.clear()
 
     def forget(self, step: int) -> None:
-        """Goes back to a step whose checkpoint all ranks have loaded."""
+        """Go back to a step whose checkpoint all ranks have loaded."""
         self._pending.clear()
         self._agreed_step = step

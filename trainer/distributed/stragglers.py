@@ -1,7 +1,7 @@
-"""Finds a rank that is slower than the others, from the time that each one works before it waits for them.
+"""Finds a rank that is slower than the others, by the time that each rank works before it waits for the others.
 
-The last exchange of a step ends on all ranks at one moment, so what a rank needs from there to the first exchange of the next
-step is its own. The step's duration says nothing: it is the same on all ranks.
+The last exchange of a step ends at the same moment on all ranks. The own time of a rank is the time from there to its first
+exchange of the next step. The duration of a step does not help, because it is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ __all__ = ["OwnTime", "OwnTimer", "SlowRank", "StragglerDetector", "slow_rank"]
 
 WINDOW_STEPS = 15
 _SLOW_STEPS = 11
-"""Of the window, in which a slow rank must have been slow: a few long pauses are no slow rank."""
+"""Steps of the window in which a slow rank must have been slow. A few long pauses do not make a rank slow."""
 _STEP_FACTOR = 1.5
 _FACTOR = 2.0
 _LEAST_EXCESS_S = 0.01
@@ -31,51 +31,51 @@ _SILENT_STEPS = 1000
 
 @dataclass(frozen=True)
 class OwnTime:
-    """How long a rank worked in one step before it could wait for another."""
+    """Time for which a rank worked in one step before it waited for other ranks."""
 
     seconds: float
     data_s: float
-    """The part in which it waited for its own data."""
+    """The part of `seconds` in which the rank waited for its own data."""
 
 
 @dataclass(frozen=True)
 class SlowRank:
-    """A rank for which the others wait."""
+    """A rank that the other ranks wait for."""
 
     rank: int
     factor: float
-    """Its own time, relative to the median of the other ranks."""
+    """Own time of the rank, divided by the median of the other ranks."""
     phase: Literal["data", "compute"]
-    """Where most of the difference arises."""
+    """The phase that causes most of the difference."""
     seconds: float
-    """Its own time in one step; median over the window."""
+    """Own time of the rank in one step, median over the window."""
     others_s: float
-    """The same for the other ranks."""
+    """Own time of the other ranks in one step, median over ranks and window."""
 
     def describe(self) -> str:
-        """One line for people."""
+        """Return the text of the alert."""
         advice = (
-            "look at its storage, or raise prefetch"
+            "check its storage, or increase prefetch"
             if self.phase == "data"
-            else "look at the clock and temperature of its device, and at other processes on its machine"
+            else "check the clock rate and temperature of its device, and other processes on its machine"
         )
         return (
-            f"rank {self.rank} is slow: {self.seconds * 1000:.0f} ms of its own in each step, where the other ranks take "
+            f"rank {self.rank} is slow: it works {self.seconds * 1000:.0f} ms in each step, and the other ranks "
             f"{self.others_s * 1000:.0f} ms ({self.factor:.1f} times), most of the difference in {self.phase}; "
-            f"all ranks wait for it. Training goes on; {advice}"
+            f"all ranks wait for it. Training continues; {advice}"
         )
 
 
 def slow_rank(own_SR: NDArray[np.float64], data_SR: NDArray[np.float64], step_s: float) -> SlowRank | None:
-    """The rank that is slowest, if it is slow by any measure; S steps, R ranks.
+    """Return the slowest rank if it is slow, else None; S steps, R ranks.
 
-    It is where its median is at least twice that of the other ranks, where it has been 1.5 times slower than they in 11 of
-    15 steps, and where what it costs matters: 10 ms and a tenth of a step.
+    A rank is slow if its median own time is at least twice that of the other ranks, if it took at least 1.5 times their median in
+    11 of 15 steps, and if the difference is at least 10 ms and a tenth of a step.
 
     Args:
-        own_SR: each rank's own time in each step, in seconds.
-        data_SR: the part of it in which the rank waited for data.
-        step_s: duration of a step.
+        own_SR: own time of each rank in each step, in seconds.
+        data_SR: the part of `own_SR` in which the rank waited for data, in seconds.
+        step_s: duration of a step, in seconds.
     """
     num_steps, num_ranks = own_SR.shape
     if num_ranks < 2:
@@ -104,17 +104,17 @@ def slow_rank(own_SR: NDArray[np.float64], data_SR: NDArray[np.float64], step_s:
 
 
 class StragglerDetector:
-    """Reports a slow rank once, and again when another one is slow, or after 1,000 steps."""
+    """Reports a slow rank once, and again if another rank is slow or after 1,000 steps."""
 
     def __init__(self) -> None:
         self._times: deque[tuple[Sequence[OwnTime], float]] = deque(maxlen=WINDOW_STEPS)
         self._uneven: deque[bool] = deque(maxlen=WINDOW_STEPS)
-        """Whether any rank was slow in the step: where too few were so, there is nothing to compute."""
+        """Whether any rank was slow in the step. With too few such steps `slow_rank` need not run."""
         self._reported: tuple[int, int] | None = None
-        """Rank, and steps since then."""
+        """The rank that was reported last, and the steps since then."""
 
     def observe(self, times_by_rank: Sequence[OwnTime], step_s: float) -> SlowRank | None:
-        """The rank that is found slow with this step, if one is and it has not been reported lately."""
+        """Add the times of a step. Return the slow rank, if there is one and it was not reported recently."""
         *others, slowest = sorted(times.seconds for times in times_by_rank)
         self._times.append((times_by_rank, step_s))
         self._uneven.append(bool(others) and slowest >= _STEP_FACTOR * others[(len(others) - 1) // 2])
@@ -132,89 +132,81 @@ class StragglerDetector:
         return found
 
 
-class Mark(Protocol):
-    """A moment on the host, or in the work of a device."""
-
-    def reached(self) -> bool:
-        """True once it has passed."""
-
-    def seconds_since(self, earlier: Mark) -> float:
-        """Time from `earlier`, which is of the same kind; both have passed."""
-
-
 class HostMark:
-    """Now, on this processor."""
+    """The present moment on the host."""
 
     def __init__(self) -> None:
         self._seconds = time.monotonic()
 
     def reached(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
-    def seconds_since(self, earlier: Mark) -> float:
-        """Time between the two."""
-        assert isinstance(earlier, HostMark)
-        return self._seconds - earlier._seconds
+    def seconds_since(self, earlier: Any) -> float:
+        """Return the seconds since `earlier`, a mark of the same class. Both must have passed."""
+        return self._seconds - float(earlier._seconds)
 
 
 class DeviceMark:
-    """The moment at which a GPU has done all that it has been given until now; nothing waits for it."""
+    """The moment at which a GPU has finished all work that was queued so far. Creating a mark does not wait."""
 
     def __init__(self) -> None:
         self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._event.record()
 
     def reached(self) -> bool:
-        """True once the GPU has come so far."""
+        """Return True once the GPU has finished that work."""
         return bool(self._event.query())  # type: ignore[no-untyped-call]
 
-    def seconds_since(self, earlier: Mark) -> float:
-        """Time between the two."""
-        assert isinstance(earlier, DeviceMark)
+    def seconds_since(self, earlier: Any) -> float:
+        """Return the seconds since `earlier`, a mark of the same class. Both must have passed."""
         return float(earlier._event.elapsed_time(self._event)) / 1000
 
 
-class OwnTimer:
-    """Measures a rank's own time in each step, without a wait for the device.
+Mark: TypeAlias = HostMark | DeviceMark
+"""A moment on the host, or in the work queue of a device."""
 
-    Under `parallel = fsdp` ranks exchange weights from the beginning of a step on, so of the computation nothing is a rank's own;
-    what is found there are slow data and a slow host.
+
+class OwnTimer:
+    """Measures the own time of a rank in each step without waiting for the device.
+
+    Under `parallel = fsdp` ranks exchange weights from the beginning of a step, so the own time contains no computation. It then
+    shows only slow data and a slow host.
 
     Args:
-        mark: makes a mark of the present moment; `HostMark` or `DeviceMark`.
+        mark: creates a mark of the present moment: `HostMark` or `DeviceMark`.
     """
 
     def __init__(self, mark: Callable[[], Mark]) -> None:
         self._mark = mark
         self._spans: list[tuple[Mark, Mark]] = []
-        """Of the step under way, those that are over."""
+        """Finished time spans of the current step."""
         self._begun = mark()
         self._data_s = 0.0
         self._pending: deque[tuple[list[tuple[Mark, Mark]], float]] = deque()
         self._latest = OwnTime(0.0, 0.0)
 
     def begin(self) -> None:
-        """To be called after the last exchange of a step."""
+        """Start the own time of a step. Call this after the last exchange of the step before."""
         self._spans, self._begun, self._data_s = [], self._mark(), 0.0
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Around anything that is no part of a step and may wait for the other ranks."""
+        """Exclude the body from the own time: work outside of steps, which may wait for other ranks."""
         self._spans.append((self._begun, self._mark()))
         yield
         self._begun = self._mark()
 
     def waited_for_data(self, seconds: float) -> None:
-        """Notes for how long the batch of this step was waited for."""
+        """Store the seconds for which this rank waited for the batch of the current step."""
         self._data_s = seconds
 
     def end(self) -> None:
-        """To be called before the first exchange of a step."""
+        """End the own time of a step. Call this before the first exchange of the step."""
         self._pending.append(([*self._spans, (self._begun, self._mark())], self._data_s))
 
     def latest(self) -> OwnTime:
-        """The newest step that is known: on the host this one, on a device one that it has finished."""
+        """Return the own time of the newest known step. On a GPU that is the newest step that it has finished."""
         while self._pending and self._pending[0][0][-1][1].reached():
             spans, data_s = self._pending.popleft()
             seconds = sum(ended.seconds_since(begun) for begun, ended in spans)

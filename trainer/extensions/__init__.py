@@ -1,1 +1,1 @@
-"""Code of the user: hooks, losses and models."""
+"""Extensions: Python files of the user with hooks, a loss or a model."""

@@ -1,4 +1,4 @@
-"""The hooks that an extension may have, and what they see of a run."""
+"""The functions that an extension may define, and the view of a run that hooks get."""
 
 from __future__ import annotations
 
@@ -33,83 +33,77 @@ LIKENESS = 0.8
 
 @dataclass(frozen=True)
 class RunView:
-    """What a hook sees of a run, at the moment it is called. Its parts cannot be replaced."""
+    """The state of a run at the moment of a hook call. Its fields cannot be replaced."""
 
     rank: int
     world_size: int
     config: TrainConfig
     model: nn.Module
-    """The weights that are trained. They are the run's own, not a copy: whoever changes them changes the run. Under
-    `parallel = fsdp` each rank has a part of them."""
+    """The trained model, not a copy: changes to its weights change the run. Under `parallel = fsdp` each rank has a part."""
     progress: Progress
-    """How far the run has come."""
+    """The counters of the run."""
 
     @property
     def is_main(self) -> bool:
-        """True on rank 0. Hooks are called on every rank; what writes files or sends messages asks this first."""
+        """True on rank 0. Hooks are called on every rank, so check this before you write files or send messages."""
         return self.rank == 0
 
 
 @dataclass(frozen=True)
 class Extension:
-    """The functions of a user's file, by name; none of them where there is no file."""
+    """The functions of a user's file by name; empty if there is no file."""
 
     path: Path | None = None
     source: bytes | None = field(default=None, repr=False)
-    """The file's content when it was run."""
+    """The content of the file that was executed."""
     hooks: Mapping[str, Callable[..., Any]] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def digest(self) -> str | None:
-        """sha256 of the file. It belongs to a run's identity, because model and loss change the bits."""
+        """sha256 of the file. It belongs to the identity of a run, because model and loss change the bits."""
         return None if self.source is None else f"sha256:{hashlib.sha256(self.source).hexdigest()}"
 
     @property
-    def loss(self) -> Callable[..., Any] | None:
-        """The user's loss as it stands in the file; training calls it through `loss_sum`."""
-        return self.hooks.get("loss")
-
-    @property
     def own_loss(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
-        """`loss_sum` where the file has a loss, else None."""
-        return None if self.loss is None else self.loss_sum
+        """`loss_sum` if the file defines a loss, else None."""
+        return self.loss_sum if "loss" in self.hooks else None
 
     @property
     def build_model(self) -> Callable[..., Any] | None:
-        """The user's model as it stands in the file; it is called through `seeded_model`."""
+        """The user's function that builds the model. `seeded_model` calls it."""
         return self.hooks.get("build_model")
 
     def train_start(self, run: RunView) -> None:
-        """Before the first step of this process. Raises as `loss_sum` does, as all that follow."""
+        """Call the hook before the first step of this process. This and the next methods raise the errors of `loss_sum`."""
         self._notify("on_train_start", run)
 
     def step_end(self, run: RunView, metrics: object) -> None:
-        """After each step."""
+        """Call the hook after each step."""
         self._notify("on_step_end", run, metrics)
 
     def evaluated(self, run: RunView, evaluation: object) -> None:
-        """After each validation."""
+        """Call the hook after each evaluation."""
         self._notify("on_evaluate", run, evaluation)
 
     def saved(self, run: RunView, step: int, path: Path) -> None:
-        """Once a checkpoint is complete."""
+        """Call the hook once a checkpoint is complete."""
         self._notify("on_save", run, step, path)
 
     def train_end(self, run: RunView) -> None:
-        """After the last save of this process."""
+        """Call the hook after the last save of this process."""
         self._notify("on_train_end", run)
 
     def loss_sum(self, logits_BLV: Tensor, targets_BL: Tensor, weights_BL: Tensor | None) -> Tensor:
-        """The user's loss, summed over all targets, as a fp32 scalar.
+        """Return the user's loss, summed over all targets, as an fp32 scalar.
 
         Args:
-            logits_BLV: in the type of the computation, bf16 for example; `.float()` before any exponential.
-            targets_BL: int64 ids, `trainer.api.IGNORE` where there is no target; there may be none at all.
-            weights_BL: fp32 weight of each target, or None where all count alike.
+            logits_BLV: logits in the type of the computation, for example bf16. Use `.float()` before any exponential.
+            targets_BL: int64 ids, `trainer.api.IGNORE` at positions without a target. There may be no target at all.
+            weights_BL: fp32 weight of each target, or None if all weights are 1.
 
         Raises:
-            ConfigError: the function failed, or returned something else; the message names file, line and function.
-            ProjectError: the function raised one itself, which keeps its kind and exit code.
+            ConfigError: the function failed or returned an invalid value. The message names file, line and function.
+            ProjectError: the function raised a ProjectError. Its class and exit code are kept.
         """
         try:
             result = self.hooks["loss"](logits_BLV, targets_BL, weights_BL)
@@ -127,7 +121,7 @@ class Extension:
             return
         training = run.model.training
         try:
-            with torch.no_grad():  # and whatever the hook does to the gradient mode ends here
+            with torch.no_grad():  # also restores a gradient mode that the hook changes
                 hook(run, *arguments)
         except (Exception, SystemExit) as error:
             self._fail(name, error)
@@ -137,7 +131,7 @@ class Extension:
 
     def _fail(self, name: str, error: BaseException) -> NoReturn:
         place = f"{place_of(self.path, line_in(self.path, error) or line_of(self.hooks[name]))}, in {name}"
-        if isinstance(error, torch.OutOfMemoryError):  # the trainer answers with smaller micro-batches
+        if isinstance(error, torch.OutOfMemoryError):  # the trainer continues with smaller micro-batches
             raise error
         if isinstance(error, ProjectError):
             error.args = (f"{place}: {error}",)

@@ -1,14 +1,14 @@
-"""A user's own Python file: called at named places of the training, or in place of the model or the loss.
+"""Loads a Python file of the user, with functions that are called during training or that replace the model or the loss.
 
-The file defines plain functions by fixed names, all of them optional:
+The file defines functions with these names, all of them optional:
 
-    on_train_start(run)                        before the first step, also of a run that goes on
+    on_train_start(run)                        before the first step, also of a resumed run
     on_step_end(run, metrics)                  after each step; metrics: `trainer.api.StepMetrics`
-    on_evaluate(run, evaluation)               after each validation; evaluation: `trainer.api.Evaluation`
+    on_evaluate(run, evaluation)               after each evaluation; evaluation: `trainer.api.Evaluation`
     on_save(run, step, path)                   once the checkpoint of a step is complete; see `trainer.api.checkpoint_files`
-    on_train_end(run)                          after the last save, also when a signal ended the training
+    on_train_end(run)                          after the last save, also if a signal stopped the training
     build_model(model_config, vocab_size)      returns the model: see `seeded_model`
-    loss(logits_BLV, targets_BL, weights_BL)   returns the sum that is minimised: see `Extension.loss_sum`
+    loss(logits_BLV, targets_BL, weights_BL)   returns the sum to minimise: see `Extension.loss_sum`
 
 `run` is a `RunView`. B rows of a micro-batch   L tokens of a row   V vocabulary
 """
@@ -32,10 +32,10 @@ __all__ = ["execute_extension", "load_extension"]
 
 
 def load_extension(path: Path | None) -> Extension:
-    """Reads a user's file and executes it: see `execute_extension`. None gives an empty extension.
+    """Read a user's file and execute it: see `execute_extension`. Returns an empty extension if `path` is None.
 
     Raises:
-        ConfigError: as `execute_extension`, or the file cannot be read.
+        ConfigError: the file cannot be read, or see `execute_extension`.
     """
     if path is None:
         return Extension()
@@ -48,17 +48,17 @@ def load_extension(path: Path | None) -> Extension:
 
 
 def execute_extension(path: Path, source: bytes) -> Extension:
-    """Runs a user's file once, as a separate module, and takes the functions that it defines.
+    """Execute a user's file once, as a separate module, and return the functions that it defines.
 
-    The file can import what is installed; its own directory is not searched.
+    The file can import installed packages. Its directory is not searched.
 
     Args:
-        path: of the file, for messages; it is not read again.
-        source: its content.
+        path: path of the file, for messages. The file is not read again.
+        source: content of the file.
 
     Raises:
-        ConfigError: the file cannot be run, defines none of the functions, one with other arguments, or one whose name is nearly
-            that of another.
+        ConfigError: the file fails, defines none of the functions, or defines a function with other arguments or with a name that
+            resembles one of the names.
     """
     module = _run_file(path, source)
     _refuse_near_misses(path, module)
@@ -74,9 +74,9 @@ def _run_file(path: Path, source: bytes) -> ModuleType:
     name = f"trainer_extension_{hashlib.sha256(source).hexdigest()[:16]}"
     module = ModuleType(name)
     module.__file__ = str(path)
-    sys.modules[name] = module  # dataclasses look their module up by name
+    sys.modules[name] = module  # dataclasses look up their module by name
     try:
-        # Compiled here and not by the import system: what runs is what the digest was made of, never a stale .pyc.
+        # The import system could run a stale .pyc. Compiling here runs the bytes that the digest covers.
         exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:
         line = error.lineno if isinstance(error, SyntaxError) else line_in(path, error)
@@ -87,7 +87,7 @@ def _run_file(path: Path, source: bytes) -> ModuleType:
 
 
 def _refuse_near_misses(path: Path, module: ModuleType) -> None:
-    """A function that was meant as a hook and never called would be missed too late."""
+    """Refuse a function whose name resembles that of a hook, because nothing would call it."""
     for name, value in vars(module).items():
         own = inspect.isfunction(value) and value.__module__ == module.__name__
         if name in HOOKS or name.startswith("_") or not (own or name.startswith("on_")):
@@ -96,7 +96,7 @@ def _refuse_near_misses(path: Path, module: ModuleType) -> None:
         if nearest:
             raise ConfigError(
                 f"{place_of(path, line_of(value))}: nothing calls {name}; did you mean {nearest[0]}? "
-                f"If it is a function for the file's own use, begin its name with an underscore"
+                f"If only the file itself uses this function, begin its name with an underscore"
             )
 
 
@@ -110,7 +110,7 @@ def _check_signature(path: Path, name: str, hook: object) -> None:
         )
     try:
         signature = inspect.signature(hook)
-    except ValueError:  # some built-in functions tell nothing about their arguments
+    except ValueError:  # some built-in functions have no signature
         return
     try:
         signature.bind(*HOOKS[name])

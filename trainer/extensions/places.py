@@ -1,4 +1,4 @@
-"""The place in an extension that an error is about."""
+"""The place in an extension that caused an error, as text for messages."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from torch import Tensor
 
 
 def place_of(path: Path | None, line: int | None) -> str:
-    """A file and its line, as a message names them."""
+    """Return a file and its line as text."""
     return f"{path}" if line is None else f"{path}, line {line}"
 
 
 def line_in(path: Path | None, error: BaseException) -> int | None:
-    """The line of the file in which an error was raised, or through which it passed last."""
+    """Return the last line of the file in the traceback of an error, or None if the file is not in it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return lines[-1] if lines else None
 
 
 def line_of(function: object) -> int | None:
-    """The line in which a function begins."""
+    """Return the first line of a function, or None if it is unknown."""
     code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
     return None if code is None else cast(int, code.co_firstlineno)
 
 
 def described(value: object) -> str:
-    """The type of a value, and shape and type of a tensor, as a message names them."""
+    """Return the type of a value as text, and for a tensor its shape and type."""
     return f"a tensor of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

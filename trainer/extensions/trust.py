@@ -1,9 +1,9 @@
-"""Code from a run folder: which of it may be executed.
+"""Decides whether the extension in a run folder may be executed.
 
-A run folder may come from a stranger, and its `extension.py` is code. It is executed only if its content has the digest that the
-record names, and if the user agrees: by the option `--trust-code`, or because this user has trained with the very same content on
-this machine. A list of such digests is kept per user, outside all runs, in `$XDG_STATE_HOME/training-environment/extensions`
-(`~/.local/state` if the variable is not set). A list that another user can write counts for nothing.
+A run folder may come from a stranger, and its `extension.py` is code. It is executed only if its content has the digest in the
+record of the run, and if the user trusts it: by the option `--trust-code`, or because this user has trained with the same content
+on this machine. The digests of such files are in a list of the user, `$XDG_STATE_HOME/training-environment/extensions`
+(`~/.local/state` if the variable is not set). A list that another user can write is ignored.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ __all__ = ["EXTENSION", "checked_extension", "note_trained_with", "recorded_sour
 _log = logging.getLogger(__name__)
 
 EXTENSION = "extension.py"
-"""The name of a run's copy of the file."""
+"""Name of the copy of the extension in a run folder."""
 _MAX_LIST_BYTES = 1 << 20
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def run_extension(run: Path, recorded: object, *, trust_code: bool) -> Extension:
-    """The extension of a run, executed; an empty one if the run was trained without.
+    """Execute the extension of a run and return it. Returns an empty extension if the run was trained without one.
 
     Args:
         run: directory of the run.
-        recorded: `extension` of the identity in the run's record.
-        trust_code: the user agrees that code from this folder is executed.
+        recorded: `extension` of the identity in the record of the run.
+        trust_code: whether the user allows code from this folder to be executed.
 
     Raises:
-        CheckpointError: the file is missing, or it is not the one that the record names.
-        ConfigError: the user has not agreed, or the file cannot be used.
+        CheckpointError: the file is missing, or its digest differs from the record.
+        ConfigError: the user has not allowed the file, or it cannot be used.
     """
     source = checked_extension(run, recorded, trust_code=trust_code)
     if source is None and os.path.lexists(run / EXTENSION):
@@ -50,65 +50,59 @@ def run_extension(run: Path, recorded: object, *, trust_code: bool) -> Extension
 
 
 def checked_extension(run: Path, recorded: object, *, trust_code: bool) -> bytes | None:
-    """The content of a run's extension, which may be executed; None if the run was trained without. See `run_extension`."""
+    """Return the content of a run's extension if it may be executed; None if the run has none. Raises as `run_extension` does."""
     source = recorded_source(run, recorded)
     if source is not None and not trust_code and digest_bytes(source) not in _listed():
         raise ConfigError(
             f"{run / EXTENSION} is code that came with the run, and you have not trained with this file on this machine, so it is "
-            "not executed; read it, and if you trust it add --trust-code"
+            "not executed; read it, and if you trust it, add --trust-code"
         )
     return source
 
 
 def recorded_source(run: Path, recorded: object) -> bytes | None:
-    """The content of a run's extension, if it is the one that the record names; None if the record names none.
+    """Return the content of a run's extension, or None if the record names no extension.
 
     Raises:
-        CheckpointError: the file is missing or another one, or the record holds no digest.
+        CheckpointError: the file is missing, its digest differs from the record, or the record holds no digest.
     """
-    path, digest = run / EXTENSION, _recorded_digest(run, recorded)
-    if digest is None:
+    if recorded is None:
         return None
+    if not isinstance(recorded, str) or not _DIGEST.fullmatch(recorded):
+        raise CheckpointError(f"{run / 'record.json'}: extension is not a digest; the record was changed, restore it from a copy")
+    path = run / EXTENSION
     try:
         source = read_input(path, MAX_EXTENSION_BYTES, below=run)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: missing, but the record names it; restore it from a copy") from None
     except UnusableFileError as error:
         raise CheckpointError(f"{error}; restore it from a copy") from None
-    if (found := digest_bytes(source)) != digest:
+    if (found := digest_bytes(source)) != recorded:
         raise CheckpointError(
-            f"{path}: {found}, but the record says {digest}; the file was changed and is not executed, restore it from a copy"
+            f"{path}: {found}, but the record says {recorded}; the file was changed and is not executed; restore it from a copy"
         )
     return source
 
 
-def _recorded_digest(run: Path, recorded: object) -> str | None:
-    if recorded is None:
-        return None
-    if not isinstance(recorded, str) or not _DIGEST.fullmatch(recorded):
-        raise CheckpointError(f"{run / 'record.json'}: extension is no digest, so the record was changed; restore it from a copy")
-    return recorded
-
-
 def note_trained_with(digest: str) -> None:
-    """Adds the digest of an extension to the user's list. A list that cannot be written is a warning: training goes on."""
+    """Add the digest of an extension to the user's list. If the list cannot be written, log a warning."""
     try:
         if digest not in _listed():
             _append(digest)
     except (OSError, ValueError) as error:
         _log.warning(
-            "that you have trained with this extension cannot be noted (%s); generate, evaluate and verify --replay will ask for "
+            "the extension cannot be added to your list of trusted files (%s); generate, evaluate and verify --replay will require "
             "--trust-code",
             error,
         )
 
 
 def _listed() -> frozenset[str]:
-    """The digests that this user has trained with on this machine."""
+    """Return the digests of the extensions that this user has trained with on this machine."""
     path = _list_path()
     try:
         if any(_others_write(place) for place in (path.parent, path)):
-            _log.warning("%s is not used: another user owns or can write it; remove it", path)
+            _log.warning("%s is ignored, because another user owns it or can write it; remove it", path)
             return frozenset()
         return frozenset(_DIGEST.findall(read_input(path, _MAX_LIST_BYTES, below=path.parent).decode("ascii", "replace")))
     except (OSError, ValueError):
@@ -124,7 +118,7 @@ def _append(digest: str) -> None:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or _others_write(path) or status.st_size + len(digest) >= _MAX_LIST_BYTES:
-            raise PermissionError(f"{path} is no file of this user alone, or it is full; remove it")
+            raise PermissionError(f"{path} is not a private regular file of this user, or it is full; remove it")
         os.write(descriptor, f"{digest}\n".encode())
     finally:
         os.close(descriptor)
@@ -136,9 +130,9 @@ def _others_write(path: Path) -> bool:
 
 
 def _list_path() -> Path:
-    """Raises ValueError if there is no folder for it."""
+    """Return the path of the list. Raises ValueError if there is no home directory."""
     state = os.environ.get("XDG_STATE_HOME") or ""
-    if Path(state).is_absolute():  # others are to be ignored, says the XDG base directory specification
+    if Path(state).is_absolute():  # the XDG specification says to ignore relative paths
         return Path(state) / "training-environment" / "extensions"
     try:
         return Path.home() / ".local" / "state" / "training-environment" / "extensions"

@@ -1,4 +1,4 @@
-"""A model that the user wrote."""
+"""Builds the model: that of the user, or the decoder."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["seeded_model"]
 
 
 def seeded_model(extension: Extension, config: ModelConfig, vocab_size: int, seed: int) -> nn.Module:
-    """The user's model with fresh weights, or the decoder where there is none: the same for the same seed (CPU, fp32).
+    """Return the user's model, or the decoder if the extension has none, with new weights that depend only on the seed (CPU, fp32).
 
-    A user's `build_model(model_config, vocab_size)` returns a module with `forward(tokens_BL, layout)`, which gives the logits
+    A user's `build_model(model_config, vocab_size)` returns a module with `forward(tokens_BL, layout)`, which returns the logits
     (B, L, V or more) of the next token; `layout` is a `trainer.model.attention.Layout`. It takes random numbers from torch's global
-    generator, which is seeded here and afterwards as it was before. One pass over two tokens tries the model.
+    generator, which is seeded here and restored afterwards. A pass over two tokens tests the model.
 
     Raises:
-        ConfigError: the function or that pass failed, or the model is not what is described here; the message names the file.
+        ConfigError: the function or that pass failed, or the model does not meet this description. The message names the file.
     """
     if extension.build_model is None:
         return build_model(config, vocab_size, seed)
@@ -44,8 +44,8 @@ def seeded_model(extension: Extension, config: ModelConfig, vocab_size: int, see
     if not isinstance(logits_BLV, Tensor) or logits_BLV.shape[:2] != (1, 2) or logits_BLV.shape[2:] < (vocab_size,):
         raise extension._wrong(
             "build_model",
-            f"returned a model that makes {described(logits_BLV)} of 1 row of 2 tokens; its forward(tokens_BL, layout) must "
-            f"return logits of shape (1, 2, {vocab_size}), or more in the last place",
+            f"returned a model that computes {described(logits_BLV)} from 1 row of 2 tokens; its forward(tokens_BL, layout) must "
+            f"return logits of shape (1, 2, {vocab_size}) or with a larger last axis",
         )
     return cast(nn.Module, model)
 
@@ -71,7 +71,7 @@ def _fault_of_model(model: object) -> str | None:
 
 @torch.no_grad()
 def _try_model(model: nn.Module) -> object:
-    """What the model returns for two tokens of one document."""
+    """Return the output of the model for two tokens of one document."""
     training = model.training
     segments_BL = torch.zeros(1, 2, dtype=torch.int32)
     try:

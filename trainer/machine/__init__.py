@@ -1,1 +1,1 @@
-"""What a process runs on: host, GPUs, memory, versions."""
+"""The machine of a process: host, GPUs, memory, versions."""

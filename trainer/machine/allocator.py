@@ -1,7 +1,7 @@
-"""Memory of a process that makes the same large tensors in every step.
+"""Memory allocation of a process that creates the same large tensors in every step.
 
-By default glibc takes large blocks from the kernel and gives them back when a tensor dies. The kernel then clears the same
-pages in every step, 4 KiB at a time, and processors look up their addresses anew.
+By default glibc takes large blocks from the kernel and returns them when a tensor is freed. The kernel then clears the same
+pages in every step, 4 KiB at a time, and their addresses must be translated again.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import os
 __all__ = ["keep_memory"]
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""From malloc.h."""
+"""Parameters of `mallopt`, from malloc.h."""
 _NEVER, _LARGEST = -1, 2**31 - 1
 
 
 def keep_memory() -> None:
-    """Lets this process keep the memory of freed tensors for those to come, and hold tensors of 2 MiB and more in huge pages.
+    """Make this process reuse the memory of freed tensors, and place tensors of 2 MiB and more in huge pages.
 
-    Call it before torch is imported, which reads the environment once. What the environment says already is left alone,
-    as are C libraries other than glibc.
+    Call this before torch is imported, because torch reads the environment once. Settings in the environment take precedence. C
+    libraries other than glibc are left unchanged.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -1,4 +1,4 @@
-"""Settings of the process on which the bits of a run depend."""
+"""Process settings that the bits of a run depend on."""
 
 from __future__ import annotations
 
@@ -26,43 +26,43 @@ _FLAGS = (
     "ONEDNN_MAX_CPU_ISA",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )
-"""Environment variables that choose other kernels, and so other bits."""
+"""Environment variables that select other kernels and thus change bits."""
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _REPEATABLE_WORKSPACES = (":4096:8", ":16:8")
 
 
 def configure_determinism(config: TrainConfig) -> None:
-    """Fixes thread count, TF32 and, unless `reproducibility = off`, deterministic kernels. Call it before anything runs on a GPU.
+    """Set thread count, TF32 and, unless `reproducibility = off`, deterministic kernels. Call this before the first use of a GPU.
 
     Raises:
-        ConfigError: the environment would undo what `reproducibility` promises.
+        ConfigError: an environment variable contradicts the setting `reproducibility` or `tf32`.
     """
     torch.set_num_threads(threads_per_rank(config))
     deterministic = config.reproducibility != "off"
     if deterministic:
         _check_environment(config)
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _REPEATABLE_WORKSPACES[0])  # read once, with the first cuBLAS handle
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _REPEATABLE_WORKSPACES[0])  # cuBLAS reads it once, with the first handle
     torch.use_deterministic_algorithms(deterministic)
-    # Else every fresh tensor is written twice, for the sake of kernels with a bug.
+    # The default fills every new tensor, which protects only against kernels that read uninitialised memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = not deterministic
-    if config.compile == "on" or torch.cuda.is_available():  # on GPUs `flex` attention is compiled in any case
-        torch._inductor.config.deterministic = deterministic  # else reductions may be configured by what a trial found faster
-        # Inductor of some releases before 2.13 says so where it chooses another kernel; there is nothing that a user could do.
+    if config.compile == "on" or torch.cuda.is_available():  # on GPUs `flex` attention is always compiled
+        torch._inductor.config.deterministic = deterministic  # else timing trials may choose the configuration of reductions
+        # Inductor of some releases before 2.13 warns if it chooses another kernel. The user cannot do anything about it.
         warnings.filterwarnings("ignore", r"\s*Online softmax is disabled on the fly", UserWarning)
     torch.backends.cuda.matmul.allow_tf32 = config.tf32
     torch.backends.cudnn.allow_tf32 = config.tf32
 
 
 def threads_per_rank(config: TrainConfig) -> int:
-    """CPU threads of one rank: the setting, else OMP_NUM_THREADS, else an equal share of the cores this process may use.
+    """Return the CPU threads of one rank: the setting, else OMP_NUM_THREADS, else an equal share of the cores of this process.
 
-    Under `elastic` one, unless set: a share of the cores would differ with the number of ranks, and a sum over other threads has
-    other bits.
+    Under `elastic` the default is 1. A share of the cores would depend on the number of ranks, and the number of threads changes
+    the bits of sums.
 
     Raises:
-        ConfigError: OMP_NUM_THREADS is no number of threads.
+        ConfigError: OMP_NUM_THREADS is not a number of threads.
     """
     if config.threads is not None:
         return config.threads
@@ -72,15 +72,15 @@ def threads_per_rank(config: TrainConfig) -> int:
 
 
 def device_name(device: torch.device) -> str:
-    """The model of the GPU; of a CPU, which has no name that tells, what chooses its kernels."""
+    """Return the model of the GPU. For a CPU, return the properties that select its kernels, because its name does not."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {cpu_kernels()}"
 
 
 def cpu_kernels() -> str:
-    """What chooses the CPU's kernels and the blocks they cut matrices into: its maker, its instruction sets, its caches.
+    """Return the properties of the CPU that select kernels and the block sizes of matrices: vendor, instruction sets, caches.
 
-    Two CPUs of torch's level AVX512 can give other bits: MKL looks at the maker, oneDNN at instructions beyond that level and at
-    the caches' sizes.
+    Two CPUs of torch's level AVX512 can compute different bits. MKL depends on the vendor, oneDNN on instructions beyond that
+    level and on the cache sizes.
     """
     known = torch.cpu.get_capabilities()
     narrow = sorted(
@@ -92,17 +92,17 @@ def cpu_kernels() -> str:
 
 
 def flags() -> dict[str, str]:
-    """The environment variables that are set and choose kernels, by name."""
+    """Return the set environment variables that select kernels, by name."""
     return {name: os.environ[name] for name in _FLAGS if name in os.environ}
 
 
 def seed_micro_batch(seed: int, step: int, number: int) -> None:
-    """Seeds torch's generators for one micro-batch of one step, by its number within the global batch.
+    """Seed torch's generators for one micro-batch of one step, by its number within the global batch.
 
-    The generators' state is then a function of the counters: it never has to be saved, and does not depend on the ranks.
+    The state of the generators is then a function of the counters. It is not saved, and does not depend on the ranks.
     """
     mixed = (seed * 1_000_003 + step) * 65_537 + number & (1 << 63) - 1
-    torch.default_generator.manual_seed(mixed)  # torch.manual_seed also visits devices that are not there: 1.2 ms each time
+    torch.default_generator.manual_seed(mixed)  # torch.manual_seed also queries missing devices, 1.2 ms for each call
     if torch.cuda.is_available():
         torch.cuda.manual_seed(mixed)
 
@@ -111,9 +111,9 @@ def _check_environment(config: TrainConfig) -> None:
     workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     if workspace is not None and workspace not in _REPEATABLE_WORKSPACES:
         raise ConfigError(
-            f"CUBLAS_WORKSPACE_CONFIG = {workspace}, with which cuBLAS may give other bits each time; unset it, set it to "
+            f"CUBLAS_WORKSPACE_CONFIG = {workspace} lets cuBLAS compute other bits in each run; unset it, set it to "
             f"{' or '.join(_REPEATABLE_WORKSPACES)}, or use --reproducibility off"
         )
     for name in ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):
         if os.environ.get(name) == "1" and not config.tf32:
-            raise ConfigError(f"{name} = 1 turns TF32 on behind the setting tf32 = false; unset it, or use --tf32 true")
+            raise ConfigError(f"{name} = 1 turns TF32 on, and the setting is tf32 = false; unset it, or use --tf32 true")

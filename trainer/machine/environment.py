@@ -1,4 +1,4 @@
-"""What a process runs on and with, and how that differs from what another one ran on and with."""
+"""The environment of a process: hardware, versions and code; and the differences between two environments."""
 
 from __future__ import annotations
 
@@ -26,39 +26,40 @@ _CHANGES_BITS_BELOW = ("flags.", "packages.torch", "packages.triton", "packages.
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that is not as it was."""
+    """A fact whose recorded and found values differ."""
 
     name: str
     recorded: Any
     found: Any
     changes_bits: bool
-    """The same steps may have other bits because of it."""
+    """True if the same steps may compute other bits because of this."""
 
     def describe(self) -> str:
-        """The difference in a line; a star marks one that can change bits."""
-        return f"{'*' if self.changes_bits else ' '} {self.name}: {_short(self.recorded)} then, {_short(self.found)} now"
+        """Return the difference as one line. A star marks a difference that can change bits."""
+        return f"{'*' if self.changes_bits else ' '} {self.name}: {_short(self.recorded)} before, {_short(self.found)} now"
 
 
 def find_differences(
     recorded: Mapping[str, Any], found: Mapping[str, Any], deciding: Collection[str] = ()
 ) -> tuple[Difference, ...]:
-    """What is not the same in both, by name; `deciding` are names that change bits, whatever they are."""
+    """Return the facts that differ, sorted by name. `deciding` holds further names that change bits."""
+    certain = {*_CHANGES_BITS, *deciding}
     return tuple(
-        Difference(name, recorded.get(name), found.get(name), name in deciding or _can_change_bits(name))
+        Difference(name, recorded.get(name), found.get(name), name in certain or name.startswith(_CHANGES_BITS_BELOW))
         for name in sorted(recorded.keys() | found.keys())
         if recorded.get(name) != found.get(name)
     )
 
 
 def environment_facts() -> dict[str, Any]:
-    """What this process runs on and with, by name."""
+    """Return the environment of this process: facts by name."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "packages": _packages(),
         "locks": {path.name: digest_file(path) for path in sorted(_LOCKS.glob("requirements*.lock"))},
-        "processor": _processor(),
+        "processor": next(iter(from_cpuinfo("model name")), platform.machine()),
         "platform": platform.platform(),
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
         "image": os.environ.get("IMAGE_REVISION"),
@@ -67,7 +68,7 @@ def environment_facts() -> dict[str, Any]:
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by their full names, with dots between: `{"torch.version": …}`."""
+    """Return nested values by their full names, joined with dots: `{"torch.version": …}`."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
@@ -76,26 +77,17 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @cache
 def _packages() -> dict[str, str]:
-    # What an installer has left half-removed has no name.
+    # A half-removed package has no name.
     return {name.lower(): found.version for found in distributions() if (name := found.metadata["Name"])}
 
 
 def from_cpuinfo(*names: str) -> list[str]:
-    """What Linux says of the CPUs under these names, each value once; nothing on other systems."""
+    """Return the values of these fields in /proc/cpuinfo, each once. Empty on systems other than Linux."""
     try:
         lines = _CPUINFO.read_text().splitlines()
     except OSError:
         return []
     return list(dict.fromkeys(line.partition(":")[2].strip() for line in lines if line.startswith(names)))
-
-
-def _can_change_bits(name: str) -> bool:
-    return name in _CHANGES_BITS or name.startswith(_CHANGES_BITS_BELOW)
-
-
-def _processor() -> str:
-    """The model of the CPU, as Linux names it."""
-    return next(iter(from_cpuinfo("model name")), platform.machine())
 
 
 def _git_revision() -> str | None:

@@ -1,4 +1,4 @@
-"""What GPUs do while a run trains, through NVML and the kernel's log."""
+"""Readings of GPUs while a run trains, from NVML and the kernel log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pynvml
 
@@ -28,19 +28,19 @@ _REASONS = {
     0x080: "hw_power_brake",
     0x100: "display_clocks",
 }
-"""Bits of NVML's clocks event reasons (nvml.h)."""
+"""Names of the bits of NVML's clocks event reasons (nvml.h)."""
 _XID = re.compile(r"NVRM: Xid \((?P<device>PCI:[0-9A-Fa-f:.]+)\): (?P<number>\d+)")
-_MIB, _GB = 2**20, 10**9
+_MIB = 2**20
 
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One GPU at one moment; None: it does not tell."""
+    """The state of one GPU at one moment. A value is None if the GPU does not report it."""
 
     index: int
     name: str
     answers: bool = True
-    """False where the driver has lost it."""
+    """False if the driver has lost the GPU."""
     utilisation: float | None = None
     """Share of the last sampling period in which a kernel ran, 0 to 1."""
     memory_used_mib: float | None = None
@@ -51,53 +51,40 @@ class GpuReading:
     sm_clock_mhz: float | None = None
     memory_clock_mhz: float | None = None
     throttle: tuple[str, ...] | None = None
-    """Why the clocks are not higher, by the names of `throttle_reasons`."""
+    """Reasons why the clock rates are limited, with the names of `throttle_reasons`."""
     ecc_corrected: int | None = None
-    """Errors since the driver was loaded."""
+    """Corrected memory errors since the driver was loaded."""
     ecc_uncorrected: int | None = None
 
 
 def throttle_reasons(bits: int) -> tuple[str, ...]:
-    """The names of the bits that are set, lowest first; a bit without a name is `0x…`."""
+    """Return the names of the bits that are set, lowest first. A bit without a name is `0x…`."""
     named = [1 << place for place in range(bits.bit_length()) if bits >> place & 1]
     return tuple(_REASONS.get(bit, f"{bit:#x}") for bit in named)
 
 
 def xids_in(text: str) -> tuple[int, ...]:
-    """The numbers of the Xid errors in lines of the kernel's log, in their order."""
+    """Return the numbers of the Xid errors in text of the kernel log, in order."""
     return tuple(int(found["number"]) for found in _XID.finditer(text))
 
 
-class Gpus(Protocol):
-    """Where readings of GPUs come from."""
-
-    def read(self) -> tuple[GpuReading, ...]:
-        """Each of them, now."""
-
-    def xids(self) -> tuple[int, ...]:
-        """Xid errors since the last call."""
-
-    def close(self) -> None:
-        """Lets go of the driver."""
-
-
 class NoGpus:
-    """A machine, or a run, without GPUs."""
+    """Readings of a machine or a run without GPUs."""
 
     def read(self) -> tuple[GpuReading, ...]:
-        """None."""
+        """Return no readings."""
         return ()
 
     def xids(self) -> tuple[int, ...]:
-        """None."""
+        """Return no errors."""
         return ()
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Do nothing."""
 
 
 class KernelLog:
-    """Xid errors in the kernel's log, from now on; a log that may not be read, as in most containers, has none."""
+    """Xid errors in the kernel log from now on. If the log cannot be read, as in most containers, there are none."""
 
     def __init__(self, path: Path = Path("/dev/kmsg")) -> None:
         self._file: int | None = None
@@ -106,11 +93,11 @@ class KernelLog:
             os.lseek(self._file, 0, os.SEEK_END)
 
     def xids(self) -> tuple[int, ...]:
-        """Those since the last call."""
+        """Return the Xid errors since the last call."""
         return xids_in("".join(self._records()))
 
     def close(self) -> None:
-        """Closes the log."""
+        """Close the log."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -119,7 +106,7 @@ class KernelLog:
         while self._file is not None:
             try:
                 record = os.read(self._file, 8192)
-            except BrokenPipeError:  # older records were overwritten before they were read; the next ones are there
+            except BrokenPipeError:  # records were overwritten before they were read; later ones can be read
                 continue
             except OSError:
                 return
@@ -129,104 +116,102 @@ class KernelLog:
 
 
 class NvmlGpus:
-    """GPUs through NVML. Each number is asked for by itself, because most devices lack one or the other.
+    """GPUs through NVML. Each value is queried separately, because most devices lack some of them.
 
     Args:
-        uuids: those to read, in the order of their index, as torch names them; none: all of the machine.
+        uuids: the GPUs to read, in the order of their index, as torch names them.
 
     Raises:
         pynvml.NVMLError: there is no driver.
     """
 
-    def __init__(self, uuids: Sequence[str] | None = None) -> None:
+    def __init__(self, uuids: Sequence[str]) -> None:
         pynvml.nvmlInit()
-        self._handles = [_handle(uuid) for uuid in uuids] if uuids is not None else _all_handles()
+        self._handles = [
+            pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}") for uuid in uuids
+        ]
         self._names = [_name(handle) for handle in self._handles]
         self._events = _xid_events(self._handles)
 
     def read(self) -> tuple[GpuReading, ...]:
-        """Each GPU, now."""
+        """Return a reading of each GPU."""
         return tuple(self._reading(index) for index in range(len(self._handles)))
 
     def xids(self) -> tuple[int, ...]:
-        """Xid errors since the last call, from the driver's events, where it gives them to this process."""
+        """Return the Xid errors since the last call. Empty if the driver gives this process no events."""
         found: list[int] = []
         while self._events is not None:
-            event = _asked(lambda: pynvml.nvmlEventSetWait_v2(self._events, 0))
+            event = _answer(lambda: pynvml.nvmlEventSetWait_v2(self._events, 0))
             if event is None:
                 break
             found.append(int(event.eventData))
         return tuple(found)
 
     def close(self) -> None:
-        """Lets go of the driver."""
+        """Close the connection to the driver."""
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 
     def _reading(self, index: int) -> GpuReading:
         handle, name = self._handles[index], self._names[index]
         try:
-            memory = _told(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
-            busy = _told(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
-            reasons = _told(lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+            memory = _supported(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+            busy = _supported(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
+            reasons = _supported(lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
             return GpuReading(
                 index,
                 name,
                 utilisation=None if busy is None else busy.gpu / 100,
                 memory_used_mib=None if memory is None else memory.used / _MIB,
                 memory_total_mib=None if memory is None else memory.total / _MIB,
-                temperature_c=_told(lambda: float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))),
-                power_w=_told(lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000),
-                power_limit_w=_told(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
-                sm_clock_mhz=_told(lambda: float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))),
-                memory_clock_mhz=_told(lambda: float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM))),
+                temperature_c=_supported(lambda: float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))),
+                power_w=_supported(lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000),
+                power_limit_w=_supported(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
+                sm_clock_mhz=_supported(lambda: float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))),
+                memory_clock_mhz=_supported(lambda: float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM))),
                 throttle=None if reasons is None else throttle_reasons(int(reasons)),
-                ecc_corrected=_told(lambda: _ecc(handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)),
-                ecc_uncorrected=_told(lambda: _ecc(handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)),
+                ecc_corrected=_supported(lambda: _ecc(handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)),
+                ecc_uncorrected=_supported(lambda: _ecc(handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)),
             )
         except pynvml.NVMLError:
             return GpuReading(index, name, answers=False)
 
 
+Gpus: TypeAlias = NvmlGpus | NoGpus
+"""A source of readings of GPUs."""
+
+
 def opened_gpus(uuids: Sequence[str]) -> Gpus:
-    """The GPUs of these names; without a driver that answers, none, and a line in the log says so."""
+    """Return the GPUs with these UUIDs. If NVML does not respond, log a warning and return no GPUs."""
     if not uuids:
         return NoGpus()
     try:
         return NvmlGpus(uuids)
     except pynvml.NVMLError as error:
-        _log.warning("GPUs are not watched, as NVML does not answer (%s); run `nvidia-smi` to see why", error)
+        _log.warning("GPUs are not monitored, because NVML does not respond (%s); run `nvidia-smi` to see why", error)
         return NoGpus()
 
 
-def _asked(question: Callable[[], _ValueT]) -> _ValueT | None:
-    """The answer, or None where the driver gives none for whatever reason."""
+def _answer(query: Callable[[], _ValueT]) -> _ValueT | None:
+    """Return the result of a query, or None if it fails."""
     try:
-        return question()
+        return query()
     except pynvml.NVMLError:
         return None
 
 
-def _told(question: Callable[[], _ValueT]) -> _ValueT | None:
-    """The answer, or None where this device does not know it; a device that is gone raises."""
+def _supported(query: Callable[[], _ValueT]) -> _ValueT | None:
+    """Return the result of a query, or None if this device does not support it. Raises if the device is lost."""
     try:
-        return question()
+        return query()
     except (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_Uninitialized, pynvml.NVMLError_ResetRequired):
         raise
     except pynvml.NVMLError:
         return None
 
 
-def _handle(uuid: str) -> Any:
-    return pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
-
-
-def _all_handles() -> list[Any]:
-    return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-
-
 def _name(handle: Any) -> str:
-    name = _asked(lambda: pynvml.nvmlDeviceGetName(handle)) or "unknown"
+    name = _answer(lambda: pynvml.nvmlDeviceGetName(handle)) or "unknown"
     return name.decode() if isinstance(name, bytes) else str(name)
 
 
@@ -235,7 +220,7 @@ def _ecc(handle: Any, kind: int) -> int:
 
 
 def _xid_events(handles: Sequence[Any]) -> Any | None:
-    """The set of the driver's events that tells Xid errors; None where a device has no such events."""
+    """Return the event set that reports Xid errors, or None if a device does not support such events."""
 
     def register() -> Any:
         events = pynvml.nvmlEventSetCreate()
@@ -243,4 +228,4 @@ def _xid_events(handles: Sequence[Any]) -> Any | None:
             pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
         return events
 
-    return _asked(register) if handles else None
+    return _answer(register) if handles else None

@@ -1,4 +1,4 @@
-"""What the host does while a run trains."""
+"""Readings of the host while a run trains."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ _MIB, _GB = 2**20, 10**9
 
 @dataclass(frozen=True)
 class HostReading:
-    """The machine, and the processes of this run on it, at one moment."""
+    """The state of the machine and of the processes of this run at one moment."""
 
     rss_mib: float
-    """Of all processes of the run; pages that they share count in each."""
+    """Resident memory of all processes of the run. Shared pages count for each process."""
     private_mib: float
-    """The part that is no file and not shared: it alone grows when memory leaks, the rest also when data is read."""
+    """The part of `rss_mib` that is neither shared nor backed by a file. A leak increases it; reading data increases the rest."""
     available_mib: float
-    """What the machine, or the container, has left."""
+    """Free memory of the machine or the container."""
     cpu: float | None
-    """Share of all processors' time that was used since the reading before, 0 to 1; None at the first."""
+    """Used share of the time of all processors since the last reading, 0 to 1. None in the first reading."""
     disk_free_gb: float
-    """Of the disk that holds the run."""
+    """Free space on the disk of the run."""
     disk_read_mb_per_s: float | None = None
-    """Of all disks of the machine, since the reading before; None at the first."""
+    """Rate over all disks of the machine since the last reading. None in the first reading."""
     disk_written_mb_per_s: float | None = None
 
 
 class Host:
-    """Memory, processor and disk.
+    """Reads memory, processor and disk.
 
     Args:
-        run: directory whose disk counts.
-        process: the process whose tree counts: the launcher of the ranks, or this one.
+        run: directory of the run, whose disk is read.
+        process: id of the process whose tree is read: the launcher of the ranks, or this process.
     """
 
     def __init__(self, run: Path, process: int) -> None:
@@ -51,10 +51,10 @@ class Host:
         self._is_first = True
 
     def read(self) -> HostReading:
-        """Now."""
+        """Return a reading."""
         resident, private = self._memory()
         read_rate, write_rate = self._disk_rates()
-        busy = psutil.cpu_percent(None) / 100  # since the call before in this thread
+        busy = psutil.cpu_percent(None) / 100  # since the last call in this thread
         is_first, self._is_first = self._is_first, False
         return HostReading(
             rss_mib=resident / _MIB,
@@ -67,7 +67,7 @@ class Host:
         )
 
     def _memory(self) -> tuple[int, int]:
-        """Resident and private bytes of the tree; a process that ends meanwhile counts nothing."""
+        """Return resident and private bytes of the process tree. A process that ends meanwhile counts as 0."""
         resident = private = 0
         with suppress(psutil.Error):
             root = psutil.Process(self._process)
@@ -81,7 +81,7 @@ class Host:
     def _disk_rates(self) -> tuple[float | None, float | None]:
         try:
             counters = psutil.disk_io_counters()
-        except (OSError, RuntimeError, NotImplementedError):  # a container may hide them
+        except (OSError, RuntimeError, NotImplementedError):  # a container may hide the counters
             return None, None
         if counters is None:
             return None, None

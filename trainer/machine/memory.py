@@ -1,11 +1,10 @@
-"""Memory of a process and its device: used, free, and run out."""
+"""Memory of a process and its device: used, free, and out of memory."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,31 +14,31 @@ from common.host_memory import available_host_bytes, process_bytes
 __all__ = ["PeakMeter", "available_bytes", "is_out_of_memory", "isolated_rng", "release_memory"]
 
 USABLE_SHARE = 0.9
-"""Share of the free memory that is planned with; the rest is for the allocator's gaps and what the model leaves out."""
+"""Share of the free memory that a run plans to use. The rest covers fragmentation and errors of the estimate."""
 _OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """True where an allocation failed, on a GPU or on the host, and a smaller one might not; also as the cause of another error."""
+    """Return True if an allocation failed on a GPU or on the host. Also checks the causes of the error."""
     if error is None:
         return False
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    said = isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS)
-    return said or is_out_of_memory(error.__cause__)
+    matches = isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS)
+    return matches or is_out_of_memory(error.__cause__)
 
 
 def release_memory() -> None:
-    """Gives what no tensor holds any more back to the device, so that other sizes fit in."""
+    """Return unused cached memory to the device, so that tensors of other sizes fit."""
     gc.collect()
-    torch.cuda.empty_cache()  # does nothing where no GPU is in use
+    torch.cuda.empty_cache()  # does nothing if no GPU is in use
 
 
 @contextmanager
 def isolated_rng() -> Iterator[None]:
-    """Leaves torch's generators, of the CPU and of this process's GPU, as they were before the body, also where it raises."""
+    """Restore torch's generators, of the CPU and of the GPU of this process, after the body, also after an error."""
     host = torch.get_rng_state()
-    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # asking a GPU that is not in use would start it
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # querying an unused GPU would initialise it
     device = torch.cuda.get_rng_state() if in_use else None
     try:
         yield
@@ -49,41 +48,35 @@ def isolated_rng() -> Iterator[None]:
             torch.cuda.set_rng_state(device)
 
 
-@dataclass(frozen=True)
 class PeakMeter:
-    """Measures the most memory that was in use since it was made; to be made before the model is.
+    """Measures the peak memory since it was created. Create it before the model.
 
-    On a GPU that is what tensors held. On the CPU it is what the process held beyond what it held at the start; where the
-    kernel does not let a process reset its own peak, an earlier peak counts too.
+    On a GPU this is the memory of tensors. On the CPU it is the growth of the process since the start. If the kernel does not let a
+    process reset its peak, an earlier peak counts too.
     """
 
-    device: torch.device
-    resident_before: int
-    """Bytes that the process held at the start, on the CPU."""
-
-    @classmethod
-    def start(cls, device: torch.device) -> PeakMeter:
-        """Forgets earlier peaks."""
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-            return cls(device, 0)
+            return
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        return cls(device, process_bytes("VmRSS"))
+        self._resident_before = process_bytes("VmRSS")
 
     def bytes(self) -> int:
-        """The peak until now."""
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
-        return max(0, process_bytes("VmHWM") - self.resident_before)
+        """Return the peak so far, in bytes."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        return max(0, process_bytes("VmHWM") - self._resident_before)
 
 
 def available_bytes(device: torch.device, num_local_ranks: int) -> int:
-    """Memory that this rank may still take: what is free on its GPU, or its part of what the container has left.
+    """Return the bytes that this rank may still allocate: the free memory of its GPU, or its share of the free host memory.
 
     Args:
-        device: of this rank.
-        num_local_ranks: ranks on this machine, which share the host's memory.
+        device: the device of this rank.
+        num_local_ranks: ranks on this machine, which share the memory of the host.
     """
     if device.type != "cuda":
         return available_host_bytes() // num_local_ranks

@@ -1,12 +1,12 @@
-"""How much of a GPU's published peak rate the training arithmetic reaches: model FLOPs utilisation (MFU).
+"""Model FLOPs utilisation (MFU): the share of a GPU's published peak rate that training reaches.
 
     D width of the residual stream   N query heads   K key and value heads   H width of a head   F hidden width of SwiGLU
     V vocabulary, padded             T attended length, in tokens
 
-The table holds dense rates. NVIDIA's newer data sheets print tensor rates with 2:4 sparsity, which training does not use; those
-stand here as the printed number divided by two. Rates of tensor cores are those with fp32 accumulation, which is what torch
-uses: on GeForce cards that halves them. A GPU that is not in the table has an unknown peak; nothing is guessed from a part
-of a name, because a laptop's, a MIG slice's or a vGPU's name contains that of a faster device.
+The table holds dense rates. NVIDIA's newer data sheets print tensor rates with 2:4 sparsity, which training does not use. The
+table has these rates as the printed number divided by two. Rates of tensor cores are those with fp32 accumulation, which torch
+uses; on GeForce cards it halves the rate. The peak of a GPU that is not in the table is unknown. A part of a name is not enough
+for a match, because the names of laptop GPUs, MIG slices and vGPUs contain the name of a faster device.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ RateKind = Literal["fp32", "tf32", "bf16", "fp16", "float8"]
 
 @dataclass(frozen=True)
 class PeakRates:
-    """What a data sheet promises for one GPU, in 10^12 floating-point operations a second, without sparsity."""
+    """Peak rates of one GPU from its data sheet, in 10^12 floating-point operations per second, without sparsity."""
 
     names: tuple[str, ...]
-    """Whole names as `torch.cuda.get_device_name` gives them."""
+    """Complete names as `torch.cuda.get_device_name` returns them."""
     source: str
     bf16: float | None
-    """None here and below: this GPU has no such unit, or the source gives no rate for it."""
+    """A rate is None if this GPU has no such unit, or the source gives no rate."""
     fp16: float | None
     tf32: float | None
     fp32: float | None
-    """Of the CUDA cores."""
+    """Rate of the CUDA cores."""
     float8: float | None = None
 
     def rate(self, kind: RateKind) -> float | None:
-        """The rate of one kind of arithmetic, in 10^12 operations a second."""
+        """Return the rate of one kind of arithmetic, in 10^12 operations per second."""
         return {"bf16": self.bf16, "fp16": self.fp16, "tf32": self.tf32, "fp32": self.fp32, "float8": self.float8}[kind]
 
 
@@ -46,7 +46,7 @@ PEAK_RATES: tuple[PeakRates, ...] = (
     PeakRates(("Tesla V100S-PCIE-32GB",), "V100 data sheet, 2020", None, 130, None, 16.4),
     PeakRates(("Tesla V100-SXM3-32GB",), "DGX-2 data sheet, 2019: 2 PFLOPS of 16 GPUs", None, 2000 / 16, None, None),
     PeakRates(("Tesla T4",), "T4 data sheet, 2019", None, 65, None, 8.1),
-    # Ampere. SXM and PCIe boards of the A100 have the same rates; what differs is the power they may draw.
+    # Ampere. SXM and PCIe boards of the A100 have the same rates; only their power limits differ.
     PeakRates(
         ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe"),
         "A100 data sheet, 2021",
@@ -65,15 +65,7 @@ PEAK_RATES: tuple[PeakRates, ...] = (
     PeakRates(("NVIDIA L4",), "L4 data sheet, 2023", 242 / 2, 242 / 2, 120 / 2, 30.3, 485 / 2),
     PeakRates(("NVIDIA L40",), "L40 data sheet, 2023", 181.05, 181.05, 90.5, 90.5, 362),
     PeakRates(("NVIDIA L40S",), "L40S data sheet, 2023", 362.05, 362.05, 183, 91.6, 733),
-    PeakRates(
-        ("NVIDIA RTX 6000 Ada Generation",),
-        "Ada professional GPU architecture whitepaper 1.1, 2023",
-        364.2,
-        364.2,
-        182.1,
-        91.1,
-        728.5,
-    ),
+    PeakRates(("NVIDIA RTX 6000 Ada Generation",), "Ada professional GPU whitepaper 1.1, 2023", 364.2, 364.2, 182.1, 91.1, 728.5),
     PeakRates(("NVIDIA GeForce RTX 4090",), "Ada GPU architecture whitepaper 2.01, 2023", 165.2, 165.2, 82.6, 82.6, 330.3),
     # Hopper.
     PeakRates(("NVIDIA H100 80GB HBM3",), "H100 data sheet, 2023: SXM", 1979 / 2, 1979 / 2, 989 / 2, 67, 3958 / 2),
@@ -90,15 +82,15 @@ PEAK_RATES: tuple[PeakRates, ...] = (
 
 
 def rate_kind(precision: Literal["fp32", "bf16", "fp16", "float8"], *, tf32: bool) -> RateKind:
-    """The rate that a run's matrix products are held against.
+    """Return the kind of rate that the matrix products of a run are compared with.
 
-    float8 counts as float8 throughout, although attention and the output projection stay in bf16.
+    For float8 this is the float8 rate, although attention and output projection are computed in bf16.
     """
     return "tf32" if precision == "fp32" and tf32 else precision
 
 
 def peak_flops(device_name: str, kind: RateKind) -> float | None:
-    """The published peak of one GPU in operations a second; None where the table has none."""
+    """Return the published peak of one GPU in operations per second, or None if the table has none."""
     for rates in PEAK_RATES:
         if _board(device_name) in map(_board, rates.names):
             rate = rates.rate(kind)
@@ -107,23 +99,23 @@ def peak_flops(device_name: str, kind: RateKind) -> float | None:
 
 
 def mfu(tokens_per_s: float, flops_each: float, peak: float | None, num_gpus: int) -> float | None:
-    """Model FLOPs utilisation, 0 to 1: the operations that the model needs over those that the GPUs could do.
+    """Return model FLOPs utilisation, 0 to 1: the operations that the model needs, divided by the peak of the GPUs.
 
     Args:
-        tokens_per_s: tokens trained on in a second by all GPUs together, without padding.
-        flops_each: what `flops_per_token` returns.
-        peak: what `peak_flops` returns for one GPU; None gives None.
+        tokens_per_s: tokens per second of all GPUs together, without padding.
+        flops_each: operations per token, from `flops_per_token`.
+        peak: peak of one GPU in operations per second, from `peak_flops`. If it is None, the result is None.
         num_gpus: GPUs of the run.
     """
     return None if peak is None else tokens_per_s * flops_each / (peak * num_gpus)
 
 
 def unknown_mfu(device_name: str, kind: RateKind) -> str:
-    """One phrase for people: why a GPU has no MFU.
+    """Return a message that says why a GPU has no MFU.
 
     Args:
-        device_name: what `torch.cuda.get_device_name` returns.
-        kind: the rate that was looked up.
+        device_name: name of the GPU, from `torch.cuda.get_device_name`.
+        kind: the rate that is missing.
     """
     return (
         f'MFU unknown for "{device_name}" in {kind}: trainer/machine/peak_rates.py has no peak rate for it; add one with its source'
@@ -131,5 +123,5 @@ def unknown_mfu(device_name: str, kind: RateKind) -> str:
 
 
 def _board(device_name: str) -> str:
-    """The name without its vendor: drivers before 2021 leave "NVIDIA" out and later ones put it before "Tesla" too."""
+    """Return the name without vendor. Drivers before 2021 omit "NVIDIA", and later drivers also put it before "Tesla"."""
     return device_name.removeprefix("NVIDIA ").removeprefix("Tesla ")

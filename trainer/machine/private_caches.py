@@ -1,6 +1,6 @@
-"""Caches of compiled code for this user alone: anyone who can write there can make other users run code.
+"""Caches of compiled code that only this user can write. Anyone who can write to a cache can run code as its user.
 
-torch's own default is a directory in /tmp that another user can create beforehand.
+torch's default is a directory in /tmp that another user can create first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 from common.errors import ConfigError
@@ -25,10 +24,10 @@ _log = logging.getLogger(__name__)
 
 
 def use_private_caches() -> None:
-    """Names a cache folder of this user for inductor, Triton, CUDA and matplotlib, where the environment names none.
+    """Set private cache folders for inductor, Triton, CUDA and matplotlib, unless the environment names them.
 
-    Call it before torch is imported. The folder is `trainer-UID` below XDG_CACHE_HOME or `~/.cache`; where that cannot be made
-    or belongs to somebody else, it is a new one in the folder for temporary files, which goes with this process.
+    Call this before torch is imported. The folder is `trainer-UID` in XDG_CACHE_HOME or `~/.cache`. If that folder cannot be
+    created or is not private, a temporary folder is used and deleted at the end of this process.
 
     Raises:
         ConfigError: another user can write into a cache folder that the environment names.
@@ -38,7 +37,7 @@ def use_private_caches() -> None:
             try:
                 check_private(Path(given))
             except OSError as error:
-                raise ConfigError(f"{name} = {given}: {error}; name a folder of your own, or unset it") from None
+                raise ConfigError(f"{name} = {given}: {error}; set it to a folder that only you can write, or unset it") from None
     missing = {name: folder for name, folder in _FOLDERS.items() if not os.environ.get(name)}
     if missing:
         base = _base()
@@ -46,41 +45,37 @@ def use_private_caches() -> None:
 
 
 def check_private(path: Path) -> None:
-    """Makes a folder for this user alone if it is missing, with its parents.
+    """Create a folder that only this user can access, with its parents, unless it exists. Check that it is private.
 
     Raises:
-        OSError: it cannot be made, it is a link, it belongs to another user, or another user can write into it or replace it.
+        OSError: the folder cannot be created, is a link, belongs to another user, or another user can write into it or replace it.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.mkdir(exist_ok=True, mode=0o700)
     found, above = path.lstat(), path.parent.stat()
     if not stat.S_ISDIR(found.st_mode):
-        raise OSError(f"{path} is a link, which could lead anywhere")
+        raise OSError(f"{path} is a symbolic link")
     if found.st_uid != os.geteuid():
         raise OSError(f"{path} belongs to user {found.st_uid}, and this is user {os.geteuid()}")
     if _others_may_write(found):
-        raise OSError(f"other users can write into {path} (chmod go-w ends that)")
+        raise OSError(f"other users can write into {path} (run chmod go-w to prevent that)")
     if above.st_uid not in (0, os.geteuid()) or (_others_may_write(above) and not above.st_mode & stat.S_ISVTX):
-        raise OSError(f"other users can replace {path}, as they can write into {path.parent}")
+        raise OSError(f"other users can replace {path}, because they can write into {path.parent}")
 
 
 def _others_may_write(found: os.stat_result) -> bool:
-    # A group with the number of its user is that user's alone, by the custom of Linux distributions.
+    # Linux distributions give each user a private group with the number of the user.
     private_group = found.st_gid == found.st_uid
     return bool(found.st_mode & (stat.S_IWOTH if private_group else stat.S_IWOTH | stat.S_IWGRP))
 
 
 def _base() -> Path:
     try:
-        folder = _cache_home(os.environ) / f"trainer-{os.geteuid()}"
+        named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        folder = (named if named.is_absolute() else Path.home() / ".cache") / f"trainer-{os.geteuid()}"
         check_private(folder)
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
         folder = Path(tempfile.mkdtemp(prefix="trainer-cache-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        _log.warning("compiled code is not kept after this process: %s", error)
+        _log.warning("compiled code is not cached after this process: %s", error)
     return folder
-
-
-def _cache_home(variables: Mapping[str, str]) -> Path:
-    named = Path(variables.get("XDG_CACHE_HOME", ""))
-    return named if named.is_absolute() else Path.home() / ".cache"

@@ -1,7 +1,7 @@
-"""What the machine is doing while it trains: GPUs through NVML, host memory, processor and disk through psutil.
+"""Readings of the machine while a run trains: GPUs through NVML; host memory, processor and disk through psutil.
 
-A thread reads at its own interval and training takes what is there, so that no step waits for a driver. Whatever a device does not
-tell is None; a reading never fails as a whole. Nothing here is needed for training, and nothing here changes a bit of it.
+A thread takes a reading at a fixed interval, and training collects the finished readings, so no step waits for a driver. A value
+that a device does not report is None. Readings have no effect on training.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ from trainer.machine.host import Host, HostReading
 __all__ = ["HardwareReading", "HardwareSampler"]
 
 _log = logging.getLogger(__name__)
-_MIB, _GB = 2**20, 10**9
 _JOIN_S = 2.0
 _QUEUED_READINGS = 64
 
 
 @dataclass(frozen=True)
 class HardwareReading:
-    """All of it."""
+    """One reading of GPUs and host."""
 
     gpus: tuple[GpuReading, ...]
     host: HostReading
     xids: tuple[int, ...] = ()
-    """Xid errors that the driver has reported since the reading before."""
+    """Xid errors that the driver has reported since the last reading."""
 
 
 class HardwareSampler:
-    """Reads every so many seconds in a thread of its own; `take` gives what has been read, without waiting."""
+    """Takes a reading every `every_s` seconds in a separate thread. `take` returns the finished readings without waiting."""
 
     def __init__(self, gpus: Gpus, host: Host, every_s: float, kernel_log: KernelLog | None = None) -> None:
         self._gpus, self._host, self._every_s = gpus, host, every_s
@@ -46,7 +45,7 @@ class HardwareSampler:
 
     @contextmanager
     def running(self) -> Iterator[HardwareSampler]:
-        """Reads inside, the first time at once."""
+        """Take readings during the body, the first one at once."""
         self._thread.start()
         try:
             yield self
@@ -59,16 +58,16 @@ class HardwareSampler:
                     self._kernel_log.close()
 
     def take(self) -> list[HardwareReading]:
-        """The readings since the last call, oldest first."""
+        """Return the readings since the last call, oldest first."""
         taken = []
         while self._readings:
             taken.append(self._readings.popleft())
         return taken
 
     def read(self) -> HardwareReading:
-        """One reading, in the thread that calls."""
+        """Take one reading in the calling thread."""
         gpus, host = self._gpus.read(), self._host.read()
-        # Both are emptied, and last: what is left there would be told twice, and what a reading that fails has taken not at all.
+        # Read both sources, or the same error is reported twice. Read them last, or a failed reading loses their errors.
         logged = () if self._kernel_log is None else self._kernel_log.xids()
         return HardwareReading(gpus, host, self._gpus.xids() or logged)
 
@@ -80,7 +79,7 @@ class HardwareSampler:
                 fails = False
             except Exception as error:
                 if not fails:
-                    _log.warning("the machine is not watched for now: %s: %s; training goes on", type(error).__name__, error)
+                    _log.warning("hardware is not monitored for now: %s: %s; training continues", type(error).__name__, error)
                 fails = True
             if self._stop.wait(self._every_s):
                 return

@@ -30,7 +30,7 @@ class MemoryEstimate:
     weights: int
     gradients: int
     optimizer: int
-    """AdamW's two averages, or Muon's one for the matrices of the layers."""
+    """State of the optimizers."""
     average: int
     """The moving average of the weights, if it is on."""
     tree: int
@@ -64,13 +64,14 @@ def estimate(
     row_length: int,
     world_size: int,
     micro: int,
+    optimizer_bytes: tuple[int, int],
     backend: Backend = "sdpa",
     device_type: str = "cuda",
 ) -> MemoryEstimate:
     """The memory of one of `world_size` ranks with micro-batches of `micro` rows of `row_length` tokens.
 
-    Bytes of a weight: 4 itself, 4 its gradient, 8 AdamW's averages or 4 Muon's, 4 its moving average; FSDP divides these by
-    the number of ranks, but holds whole gradients as long as a rank sums over several micro-batches.
+    Bytes of a weight: 4 itself, 4 its gradient, `optimizer_bytes`, 4 its moving average; FSDP divides these by the number of
+    ranks, but holds whole gradients as long as a rank sums over several micro-batches.
 
     Args:
         config: all settings; its `batch.micro` is not read.
@@ -78,6 +79,7 @@ def estimate(
         row_length: tokens of a row.
         world_size: ranks of the run.
         micro: rows of a micro-batch.
+        optimizer_bytes: optimizer state for one weight of the layers' matrices, and for any other weight, in bytes.
         backend: of the attention; `sdpa` holds a mask for every layer.
         device_type: "cpu" or "cuda", on which the loss's choice of a chunk depends.
     """
@@ -85,7 +87,7 @@ def estimate(
     vocab = model.padded_vocab(vocab_size)
     weights, matrices = num_weights(model, vocab_size), model.layers * _layer_matrices(model)
     sharded = world_size if config.parallel == "fsdp" else 1
-    states = 2 * weights - (matrices if config.optim.kind == "muon" else 0)
+    of_matrix, of_other = optimizer_bytes
     micro_batches = -(-config.batch.global_rows // micro // world_size)
     mixed = config.precision != "fp32"
     gathered = 0
@@ -98,7 +100,7 @@ def estimate(
         micro=micro,
         weights=_share(_FP32 * weights, sharded),
         gradients=_share(_FP32 * weights, sharded),
-        optimizer=_share(_FP32 * states, sharded),
+        optimizer=_share(of_matrix * matrices + of_other * (weights - matrices), sharded),
         average=_share(_FP32 * weights, sharded) if config.ema.decay is not None else 0,
         tree=_FP32 * weights * max(1, (micro_batches - 1).bit_length()) if config.reproducibility == "elastic" else 0,
         casts=2 * matrices if mixed else 0,

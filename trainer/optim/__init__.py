@@ -1,1 +1,1 @@
-"""Updates the weights."""
+"""Optimizers, learning-rate schedule and moving average of the weights."""

@@ -1,7 +1,7 @@
-"""The optimizers: AdamW over two groups, or Muon for the matrices of the layers and AdamW for all others.
+"""The optimizers: AdamW, or Muon for the matrices of the layers and AdamW for all other weights.
 
-Matrices decay, vectors (norm weights) do not. All state exists from the start, so that its names depend on the model and the
-settings alone; it is handled by name and may be sharded (DTensor).
+Weight decay applies to matrices and not to vectors (norm weights). All state exists from the start, so its names depend only on
+the model and the settings. State is identified by name and may be sharded (DTensor).
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ __all__ = [
     "overwrite",
     "restore_optimizer",
     "set_learning_rate",
+    "state_bytes_per_weight",
     "step_unless",
 ]
 
 
 def check_optimizer(config: TrainConfig) -> None:
-    """Refuses an optimizer that the run's other settings rule out.
+    """Refuse an optimizer that does not work with the other settings of the run.
 
     Raises:
-        ConfigError: Muon with sharded weights. Its iteration needs whole matrices: torch 2.13.0 gathers one anew in each of
-            its products, ten times for each matrix and step.
+        ConfigError: Muon with sharded weights. Its iteration needs whole matrices, and torch 2.13.0 gathers a matrix in each of its
+            products, ten times per matrix and step.
     """
     if config.optim.kind == "muon" and config.parallel == "fsdp":
         raise ConfigError(
-            "optim.kind = muon works on whole matrices, and parallel = fsdp cuts them up; use parallel = ddp, or optim.kind = adamw"
+            "optim.kind = muon works on whole matrices, and parallel = fsdp shards them; use parallel = ddp, or optim.kind = adamw"
         )
 
 
 def build_optimizers(model: nn.Module, config: OptimConfig) -> tuple[torch.optim.Optimizer, ...]:
-    """The optimizers of `model`, which must be on its device and sharded already; frozen parameters have none.
+    """Return the optimizers of `model`, which must already be on its device and sharded. Frozen parameters have none.
 
-    AdamW (Loshchilov and Hutter, 2019) is the fused kernel. Muon (Jordan et al., 2024) replaces the averaged gradient of a matrix
-    by the nearest half-orthogonal matrix, about, and here scales it by 0.2 sqrt(max(rows, columns)), which is the size of
-    an update of AdamW (Liu et al., 2025), so that both use the same learning rate and decay.
+    AdamW (Loshchilov and Hutter, 2019) uses the fused kernel. Muon (Jordan et al., 2024) replaces the averaged gradient of a matrix
+    by an approximation of the nearest semi-orthogonal matrix. It is scaled by 0.2 sqrt(max(rows, columns)), the size of an AdamW
+    update (Liu et al., 2025), so both use the same learning rate and decay.
 
     Raises:
         ConfigError: Muon finds no matrix in a module list called `layers`.
@@ -62,23 +63,31 @@ def build_optimizers(model: nn.Module, config: OptimConfig) -> tuple[torch.optim
     return tuple(optimizers)
 
 
+def state_bytes_per_weight(config: OptimConfig) -> tuple[int, int]:
+    """Return the bytes of optimizer state for one weight of the layers' matrices, and for any other weight.
+
+    AdamW keeps two fp32 averages, Muon one. AdamW's step counters, 4 bytes for each tensor, are not counted.
+    """
+    return (4 if config.kind == "muon" else 8), 8
+
+
 def set_learning_rate(optimizers: Sequence[torch.optim.Optimizer], rate: float) -> None:
-    """Makes the next update use `rate` in every group."""
+    """Set the learning rate of the next update in every group."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = rate
 
 
 def step_unless(optimizers: Sequence[torch.optim.Optimizer], skip: Tensor) -> None:
-    """Updates all parameters, unless `skip` is 1: then weights, moments and counters keep their bits.
+    """Update all parameters, unless `skip` is 1: then weights, moments and counters keep their bits.
 
     Args:
         optimizers: from `build_optimizers`.
-        skip: fp32 scalar, 0 or 1, on the device of the parameters. AdamW's kernel reads it there; Muon makes the host wait.
+        skip: fp32 scalar, 0 or 1, on the device of the parameters. AdamW's kernel reads it there; with Muon the host waits for it.
     """
     for optimizer in optimizers:
         if isinstance(optimizer, torch.optim.AdamW):
-            optimizer.found_inf = skip  # type: ignore[attr-defined]  # the way in for a gradient scaler's verdict
+            optimizer.found_inf = skip  # type: ignore[attr-defined]  # the interface for gradient scalers
             optimizer.step()
             del optimizer.found_inf  # type: ignore[attr-defined]
         elif not skip.item():
@@ -86,7 +95,7 @@ def step_unless(optimizers: Sequence[torch.optim.Optimizer], skip: Tensor) -> No
 
 
 def optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """The state by parameter name: `{"model.norm.weight/exp_avg": …, …}`; the tensors themselves, not copies.
+    """Return the state by parameter name: `{"model.norm.weight/exp_avg": …, …}`. The tensors are not copied.
 
     AdamW has `exp_avg`, `exp_avg_sq` and `step` (a scalar) for each parameter, Muon `momentum_buffer`.
     """
@@ -99,26 +108,26 @@ def optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimiz
 
 
 def restore_optimizer(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], tensors: Mapping[str, Tensor]) -> None:
-    """Gives the optimizers the state that `optimizer_tensors` returned, bit for bit; it may be on another device.
+    """Restore the state that `optimizer_tensors` returned, bit for bit. It may be on another device.
 
-    A sharded optimizer takes sharded tensors, see `trainer.parallel.fsdp.distribute_like`.
+    A sharded optimizer needs sharded tensors: see `trainer.parallel.fsdp.distribute_like`.
 
     Raises:
-        CheckpointError: a name is missing or unknown, or a tensor has another shape or type; the state is as it was.
+        CheckpointError: a name is missing or unknown, or a tensor has another shape or type. The state is unchanged.
     """
     overwrite(optimizer_tensors(model, optimizers), tensors, "optimizer state")
 
 
 def overwrite(held: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:
-    """Copies each saved tensor, from whatever device, over the held one of its name; both are sharded, or both whole.
+    """Copy each saved tensor, from any device, over the held tensor of the same name. Both must be sharded, or both whole.
 
     Raises:
-        CheckpointError: names, shapes or types differ; nothing is copied.
+        CheckpointError: names, shapes or types differ. Nothing is copied.
     """
     missing, unknown = sorted(held.keys() - saved.keys()), sorted(saved.keys() - held.keys())
     if missing or unknown:
         raise CheckpointError(
-            f"the checkpoint's {what} lacks {_some(missing)} and has {_some(unknown)} beyond what is needed; "
+            f"the checkpoint's {what} lacks {_some(missing)}, and {_some(unknown)} in it is unknown; "
             "continue with the settings that wrote it, or start a new run"
         )
     for name, tensor in held.items():
@@ -137,7 +146,7 @@ def _trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _is_hidden_matrix(name: str, parameter: Tensor) -> bool:
-    """True in the layers; embedding and output projection look tokens up, where orthogonal updates have no meaning."""
+    """Return True for a matrix of the layers. Embedding and output projection are lookups, for which Muon is not intended."""
     return parameter.ndim == 2 and ".layers." in f".{name}"
 
 
@@ -158,11 +167,7 @@ def _adamw(parameters: Sequence[nn.Parameter], config: OptimConfig) -> torch.opt
 
 def _muon(matrices: Sequence[nn.Parameter], config: OptimConfig) -> torch.optim.Muon:
     optimizer = torch.optim.Muon(
-        matrices,
-        lr=config.lr,
-        weight_decay=config.weight_decay,
-        momentum=config.muon_momentum,
-        adjust_lr_fn="match_rms_adamw",
+        matrices, lr=config.lr, weight_decay=config.weight_decay, momentum=config.muon_momentum, adjust_lr_fn="match_rms_adamw"
     )
     for matrix in matrices:
         optimizer.state[matrix] = {"momentum_buffer": torch.zeros_like(matrix)}

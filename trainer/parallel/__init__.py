@@ -1,1 +1,1 @@
-"""Gradients and weights over ranks."""
+"""Exchange of gradients and weights between ranks."""

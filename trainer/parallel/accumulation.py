@@ -1,10 +1,10 @@
-"""How gradients of micro-batches become those of the global batch: on one rank, under DDP or FSDP, or in the order of the tree."""
+"""Sums gradients of micro-batches to the gradient of the global batch: on one rank, with DDP or FSDP, or in the order of a tree."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol, cast
+from typing import cast
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -13,70 +13,51 @@ from trainer.parallel.ddp_buckets import BucketExchange
 from trainer.parallel.fsdp import ShardedModule
 from trainer.parallel.gradient_tree import GradientTree
 
-__all__ = ["Accumulation", "DdpAccumulation", "FsdpAccumulation", "PlainAccumulation", "TreeAccumulation"]
+__all__ = ["Accumulation", "DdpAccumulation", "FsdpAccumulation", "TreeAccumulation"]
 
 
-class Accumulation(Protocol):
-    """Sums gradients over micro-batches and ranks; after `finish` every rank has what belongs to the whole global batch."""
+class Accumulation:
+    """Sums gradients over micro-batches and ranks. After `finish` every rank has the gradient of the global batch.
 
-    averages: bool
-    """True where the sum over ranks is divided by their number, as FSDP does."""
-    can_join: bool
-    """Whether a rank whose passes broke off can still do its part of the exchanges, so that the others do not wait for ever."""
-
-    def begin(self) -> None:
-        """Forgets the gradients of the step before."""
-
-    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """The context of one forward and backward pass; `last` is that of the rank's last one."""
-
-    def finish(self) -> None:
-        """Completes the sum."""
-
-    def join(self, num_passes: int) -> None:
-        """Does this rank's part of the exchanges of a step that broke off; the sum is worthless then, on all ranks.
-
-        Args:
-            num_passes: this rank's passes in a step.
-        """
-
-
-class PlainAccumulation:
-    """One rank: `backward` adds to what is there."""
+    This class serves a single rank, where `backward` adds to the existing gradients. Subclasses serve several ranks.
+    """
 
     averages = False
+    """True if the sum over ranks is divided by their number, as in FSDP."""
     can_join = True
+    """Whether a rank whose pass failed can still take part in the exchanges, so that the others do not wait for ever."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = tuple(parameters)
 
     def begin(self) -> None:
-        """Forgets the gradients of the step before."""
-        self._forget()
+        """Drop the gradients of the last step."""
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """Nothing around a pass."""
+        """Return the context of one forward and backward pass. `last` marks the last pass of this rank."""
         del last
         return nullcontext()
 
     def finish(self) -> None:
-        """Nothing is left to do."""
+        """Complete the sum."""
 
     def join(self, num_passes: int) -> None:
-        """There is nobody to wait."""
+        """Take part in the exchanges of a step whose pass failed on this rank. The sum is then invalid on all ranks.
+
+        Args:
+            num_passes: number of passes of this rank in a step.
+        """
         del num_passes
-        self._forget()
-
-    def _forget(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
+        self.begin()
 
 
-class DdpAccumulation(PlainAccumulation):
-    """DDP exchanges gradients during the last backward pass, bucket by bucket, while the others are still computed.
+class DdpAccumulation(Accumulation):
+    """DDP exchanges gradients during the last backward pass, bucket by bucket, while later ones are still computed.
 
-    They are added and not averaged, which spares the division, and has the same bits for a power of two of ranks. A module whose
-    pass broke off cannot be used again.
+    Gradients are added and not averaged. This saves the division, and has the same bits if the number of ranks is a power of two.
+    A module cannot be used again after a failed pass.
     """
 
     def __init__(self, module: DistributedDataParallel, parameters: Sequence[nn.Parameter]) -> None:
@@ -86,43 +67,40 @@ class DdpAccumulation(PlainAccumulation):
         module.register_comm_hook(None, self._exchange.exchange)
 
     def begin(self) -> None:
-        """Forgets the gradients of the step before."""
-        self._forget()
+        """Drop the gradients of the last step."""
+        super().begin()
         self._exchange.begin()
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """Without an exchange in all passes but the last."""
+        """Turn the exchange off in all passes except the last."""
         return nullcontext() if last else cast("AbstractContextManager[None]", self._module.no_sync())
 
     def join(self, num_passes: int) -> None:
-        """Gives zeros for the buckets that are left."""
+        """Send zeros for the remaining buckets."""
         del num_passes
-        self._forget()
+        super().begin()
         self._exchange.complete()
 
 
-class FsdpAccumulation(PlainAccumulation):
-    """FSDP scatters the sum of gradients during the last backward pass, so that each rank has those of its part of the weights."""
+class FsdpAccumulation(Accumulation):
+    """FSDP reduces and scatters gradients during the last backward pass. Each rank keeps those of its part of the weights."""
 
     averages = True
     can_join = False
-    """Weights are gathered in the middle of every pass; a rank that dropped out of one does not know what the others wait for."""
+    """Weights are gathered within every pass. A rank whose pass failed does not know which exchange the others wait for."""
 
     def __init__(self, module: ShardedModule, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__(parameters)
         self._module = module
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """Without an exchange in all passes but the last."""
+        """Turn the exchange off in all passes except the last."""
         self._module.set_requires_gradient_sync(last)
         return nullcontext()
 
 
-class TreeAccumulation:
-    """Every sum in the order of a binary tree over the micro-batches: see `reduction`."""
-
-    averages = False
-    can_join = True
+class TreeAccumulation(Accumulation):
+    """Adds in the order of a binary tree over the micro-batches: see `trainer.parallel.gradient_tree`."""
 
     def __init__(self, tree: GradientTree) -> None:
         self._tree = tree
@@ -130,25 +108,25 @@ class TreeAccumulation:
         self._finished = False
 
     def begin(self) -> None:
-        """Forgets the gradients of the step before."""
+        """Drop the gradients of the last step."""
         self._tree.begin()
         self._num_leaves, self._finished = 0, False
 
     @contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:
-        """Takes the gradients of the pass as the next leaf."""
+        """Add the gradients of the pass as the next leaf."""
         del last
         yield
         self._tree.add()
         self._num_leaves += 1
 
     def finish(self) -> None:
-        """Adds the sums of all ranks."""
+        """Add the sums of all ranks."""
         self._tree.finish()
         self._finished = True
 
     def join(self, num_passes: int) -> None:
-        """Adds a tree with empty leaves in place of the passes that are left."""
+        """Complete the tree with empty leaves for the remaining passes."""
         for _ in range(num_passes - self._num_leaves):
             self._tree.add()
         self._num_leaves = num_passes

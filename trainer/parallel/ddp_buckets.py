@@ -1,6 +1,6 @@
-"""The exchange of DDP's buckets of gradients, which a rank can complete that has no gradients to give."""
+"""The exchange of DDP's gradient buckets. A rank without gradients can complete it."""
 
-# No `from __future__ import annotations`: DDP compares the annotations of a hook with the types themselves.
+# No `from __future__ import annotations`: DDP compares the annotations of a hook with types, not with strings.
 
 from typing import cast
 
@@ -12,19 +12,19 @@ __all__ = ["BucketExchange"]
 
 
 class BucketExchange:
-    """A communication hook for DDP that adds up each bucket over the ranks, and knows which of a backward pass are done.
+    """A communication hook for DDP that adds each bucket over the ranks and counts the finished buckets of a backward pass.
 
-    DDP exchanges its buckets in one order on all ranks, each as soon as its gradients are there. A rank whose backward pass
-    broke off gives zeros for the rest, so that the others do not wait for ever.
+    DDP exchanges its buckets in the same order on all ranks, each as soon as its gradients are computed. A rank whose backward
+    pass failed sends zeros for the remaining buckets, so that the others do not wait for ever.
     """
 
     def __init__(self) -> None:
         self._sizes: list[tuple[int, torch.dtype, torch.device]] = []
-        """Of all buckets, as the last complete pass had them."""
+        """Number of elements, type and device of each bucket in the last complete pass."""
         self._num_done = 0
 
     def begin(self) -> None:
-        """To be called before each step."""
+        """Start a step."""
         self._num_done = 0
 
     def exchange(
@@ -32,7 +32,7 @@ class BucketExchange:
         _state: object,
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[torch.Tensor]:
-        """The hook: the sum of a bucket, once it is there."""
+        """Return a future with the sum of a bucket over the ranks. This is the hook."""
         gradients_P = bucket.buffer()
         self._num_done = bucket.index() + 1
         self._sizes[bucket.index() : None if bucket.is_last() else self._num_done] = [
@@ -40,14 +40,10 @@ class BucketExchange:
         ]
         work = dist.all_reduce(gradients_P, async_op=True)
         assert work is not None
-        return cast("torch.futures.Future[Tensor]", work.get_future().then(_only_value))
+        return cast("torch.futures.Future[Tensor]", work.get_future().then(lambda done: done.value()[0]))
 
     def complete(self) -> None:
-        """Takes part in the exchange of all buckets that this rank has not begun."""
+        """Take part in the exchange of all buckets that this rank has not started."""
         for num_elements, dtype, device in self._sizes[self._num_done :]:
             dist.all_reduce(torch.zeros(num_elements, dtype=dtype, device=device))
         self._num_done = len(self._sizes)
-
-
-def _only_value(done: torch.futures.Future[list[Tensor]]) -> Tensor:
-    return done.value()[0]

@@ -1,11 +1,11 @@
-"""Weights and optimizer state in parts, one for each rank, for models that do not fit one GPU: `parallel = fsdp`.
+"""Weights and optimizer state sharded over the ranks, for models that do not fit one GPU: `parallel = fsdp`.
 
-PyTorch's FSDP2 cuts every weight along its first axis. A decoder layer's parts are gathered before its forward and before its
-backward pass and let go after each; the embedding, the last norm and the output matrix stay gathered from the forward to the
-backward pass. Gradients are averaged over the ranks, and each rank keeps those of its own parts (Rajbhandari et al., 2020:
-ZeRO, stage 3).
+PyTorch's FSDP2 splits every weight along its first axis. The parts of a decoder layer are gathered before its forward pass and
+before its backward pass, and released after each. Embedding, last norm and output matrix stay gathered from the forward to the
+backward pass. Gradients are averaged over the ranks, and each rank keeps those of its part (Rajbhandari et al., 2020: ZeRO,
+stage 3).
 
-Everything here that gathers is collective: all ranks call it, in the same order, the same number of times.
+All functions that gather are collective: all ranks must call them in the same order and equally often.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ _ResultT = TypeVar("_ResultT")
 
 
 class ShardedModule(FSDPModule, nn.Module):
-    """For types only: what `shard` makes of a module, in place."""
+    """The type of a module after `shard`. It exists only for type checks."""
 
 
 def check_parallel(config: TrainConfig, group: Group) -> None:
-    """Refuses a global batch that FSDP cannot share out: all ranks gather weights for every micro-batch, so each needs as many.
+    """Refuse a global batch that FSDP cannot divide. All ranks gather weights for every micro-batch, so each needs the same number.
 
     Raises:
-        ConfigError: the ranks' numbers of micro-batches would differ.
+        ConfigError: the number of micro-batches would differ between ranks.
     """
     batch = config.batch
     if config.parallel == "fsdp" and batch.micro_batches % group.world_size:
         raise ConfigError(
-            f"parallel = fsdp needs as many micro-batches on each rank, and batch.global_rows = {batch.global_rows} with "
+            f"parallel = fsdp needs equally many micro-batches on each rank, and batch.global_rows = {batch.global_rows} with "
             f"batch.micro = {batch.micro} make {batch.micro_batches} for {group.world_size} ranks; choose batch.global_rows as a "
             f"multiple of {batch.micro_rows * group.world_size}, another batch.micro, or parallel = ddp"
         )
 
 
 def shard(module: nn.Module, group: Group) -> ShardedModule:
-    """Spreads a module over the ranks, in place, and moves it to the group's device, part by part.
+    """Shard a module over the ranks in place, and move each part to the device of the group.
 
-    Each element of the outermost module lists (the decoder's layers) is gathered for itself, and the rest together with
-    `module`. Whatever uses the rest must therefore run inside `module.forward`, or inside `gathered`. Weights that are shared,
-    as tied embeddings are, stay shared.
+    Each element of the outermost module lists (the decoder's layers) is gathered separately, and all other weights together.
+    Code that uses the other weights must run inside `module.forward` or `gathered`. Shared weights, such as tied embeddings, stay
+    shared.
 
-    Weights are gathered, and gradients averaged, in fp32. Gathering them in bf16 would halve the traffic, and it would round
-    the norms' weights and the residual stream, which autocast leaves in fp32: `parallel` then changed the numbers of a run.
+    Weights are gathered and gradients averaged in fp32. Gathering in bf16 would halve the traffic. It would also round the weights
+    of the norms and the residual stream, which autocast keeps in fp32, so `parallel` would change the numbers of a run.
 
     Args:
-        module: the root, with the same whole weights on every rank. It may be on the CPU still: then a GPU never holds all of
-            it. Its optimizer is built afterwards.
+        module: the root module, with the same whole weights on every rank. If it is on the CPU, a GPU never holds the whole module.
+            Build the optimizer after this call.
         group: two ranks or more.
 
     Raises:
@@ -74,23 +74,24 @@ def shard(module: nn.Module, group: Group) -> ShardedModule:
             f"parallel = fsdp gathers one layer at a time, and {type(module).__name__} has no torch.nn.ModuleList of layers; "
             "put the model's layers into one, or use parallel = ddp"
         )
-    mesh = DeviceMesh.from_group(_world(), group.device.type)
+    assert dist.group.WORLD is not None
+    mesh = DeviceMesh.from_group(dist.group.WORLD, group.device.type)
     for block in blocks:
         fully_shard(block, mesh=mesh)
     sharded = cast(ShardedModule, fully_shard(module, mesh=mesh))
-    # Without a backward pass to come, the root would stay gathered, and whoever asks for parameters would get other ones.
-    sharded.register_forward_hook(_let_go_after_forward)
-    root = cast(Any, sharded)  # for nn.Module's types, an attribute is a tensor or a module
+    # Without a backward pass the root would stay gathered, and its parameters would not be the sharded ones.
+    sharded.register_forward_hook(_reshard_after_forward)
+    root = cast(Any, sharded)  # nn.Module types attributes as tensors or modules
     root.visited, root.visit = False, MethodType(_visit, sharded)
     register_fsdp_forward_method(sharded, "visit")
     return sharded
 
 
 def gathered(module: nn.Module, action: Callable[[], _ResultT]) -> _ResultT:
-    """Runs `action`, without gradients, while parts of a sharded `module` can be called, such as the model without its loss.
+    """Run `action` without gradients. It may call submodules of a sharded `module`, such as the model without its loss.
 
-    The layers are still gathered one by one as they are called. Every rank must run the same forward passes. Any other module
-    needs nothing, and `action` is merely called.
+    Layers are still gathered one by one as they are called, and every rank must run the same forward passes. If `module` is not
+    sharded, this only calls `action`.
     """
     with torch.no_grad():
         if not isinstance(module, FSDPModule):
@@ -105,10 +106,10 @@ def gathered(module: nn.Module, action: Callable[[], _ResultT]) -> _ResultT:
 
 
 def full_tensors(tensors: Mapping[str, Tensor], group: Group) -> dict[str, Tensor]:
-    """Copies of whole tensors on the CPU, on rank 0; other ranks get an empty dictionary.
+    """Return copies of the whole tensors on the CPU on rank 0, and an empty dictionary on other ranks.
 
-    One tensor is gathered at a time, so that a device needs room for the largest one only. Tensors that are whole on every
-    rank, such as step counters, are copied from rank 0.
+    One tensor is gathered at a time, so the device needs memory only for the largest one. Tensors that are whole on every rank,
+    such as step counters, are copied from rank 0.
     """
     full = {}
     for name, tensor in tensors.items():
@@ -119,18 +120,18 @@ def full_tensors(tensors: Mapping[str, Tensor], group: Group) -> dict[str, Tenso
 
 
 def load_full(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copies whole weights by name into a model, sharded or not; every rank passes the same and takes its part of each.
+    """Copy whole weights by name into a model. Every rank passes the same tensors; a sharded model takes its part of each.
 
     Raises:
-        CheckpointError: names or shapes are not those of the model; nothing is copied.
+        CheckpointError: names or shapes differ from those of the model. Nothing is copied.
     """
     parameters = parameters_by_name(model)
     held, saved = ({name: tuple(tensor.shape) for name, tensor in each.items()} for each in (parameters, tensors))
     if wrong := sorted(name for name in held.keys() | saved.keys() if held.get(name) != saved.get(name)):
         name = wrong[0]
         raise CheckpointError(
-            f"{len(wrong)} weights of the checkpoint are not those of the model, such as {name}: {_shape(saved.get(name))} is "
-            f"saved, {_shape(held.get(name))} is needed; continue with the settings that wrote it, or start a new run"
+            f"{len(wrong)} weights of the checkpoint do not fit the model, such as {name}: saved {_shape(saved.get(name))}, "
+            f"needed {_shape(held.get(name))}; continue with the settings that wrote it, or start a new run"
         )
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -142,12 +143,12 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def distribute_like(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Optimizer state, or averaged weights, in the form in which they are kept beside a sharded model.
+    """Return optimizer state or averaged weights, sharded like the weights that they belong to.
 
     Args:
         parameters: the weights by name.
-        tensors: whole tensors by `<weight>/<kind>` or `<weight>`, the same on every rank. Those with the shape of their weight are
-            cut as it is, others, such as step counters, stay whole.
+        tensors: whole tensors by `<weight>/<kind>` or `<weight>`, the same on every rank. A tensor with the shape of its weight is
+            sharded in the same way. Other tensors, such as step counters, stay whole.
     """
     distributed = {}
     for key, tensor in tensors.items():
@@ -157,26 +158,20 @@ def distribute_like(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tens
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:
-    """The elements of the module lists that are not inside another module list."""
+    """Return the elements of the outermost module lists."""
     blocks: list[nn.Module] = []
     for child in module.children():
         blocks += list(child) if isinstance(child, nn.ModuleList) else _blocks(child)
     return blocks
 
 
-def _world() -> dist.ProcessGroup:
-    world = dist.group.WORLD
-    assert world is not None
-    return world
-
-
-def _let_go_after_forward(module: nn.Module, _arguments: object, _result: object) -> None:
+def _reshard_after_forward(module: nn.Module, _arguments: object, _result: object) -> None:
     if not torch.is_grad_enabled() and not cast(Any, module).visited:
         cast(FSDPModule, module).reshard()
 
 
 def _visit(module: nn.Module, action: Callable[[], _ResultT]) -> _ResultT:
-    """A second forward method of the root, which calls anything: FSDP gathers the root for it as for `forward`."""
+    """Call `action` as a second forward method of the root. FSDP gathers the root for it as for `forward`."""
     root = cast(Any, module)
     root.visited = True
     try:
@@ -186,7 +181,7 @@ def _visit(module: nn.Module, action: Callable[[], _ResultT]) -> _ResultT:
 
 
 def _like(parameter: Tensor, whole: Tensor) -> Tensor:
-    """`whole`, cut as `parameter` is; without communication, because every rank has it."""
+    """Return `whole` sharded like `parameter`. Needs no communication, because every rank has the whole tensor."""
     if not isinstance(parameter, DTensor):
         return whole
     on_device = whole.to(parameter.device, parameter.dtype)

@@ -1,7 +1,7 @@
-r"""Adds the gradients of a global batch in one fixed order, whatever number of ranks computes them.
+r"""Adds the gradients of a global batch in a fixed order that does not depend on the number of ranks.
 
-Floating-point addition is not associative, so a sum has the same bits on 1, 2, 4 and 8 ranks only where the same numbers are
-added in the same pairs. The pairs here are those of a binary tree over the micro-batches of the global batch in their order:
+Floating-point addition is not associative, so a sum has the same bits on 1, 2, 4 and 8 ranks only if the same numbers are added
+in the same pairs. The pairs here form a binary tree over the micro-batches of the global batch in their order:
 
     m0   m1   m2   m3   m4   m5   m6   m7        gradients of micro-batches
      \ /      \ /      \ /      \ /
@@ -11,12 +11,12 @@ added in the same pairs. The pairs here are those of a binary tree over the micr
              \            /
                    +
 
-A rank owns a run of 2^j neighbouring leaves, which is a subtree, and adds it as a binary counter adds: a new leaf is joined with
-the sum beside it as often as both are of one height, so no more than log2(leaves) + 1 sums exist at any time. The roots of the
-ranks' subtrees are the leaves of what is left: each rank receives its share of the elements of all of them, adds those in the
-same tree, and gives the result to all. That moves as many bytes as a ring all-reduce.
+A rank has 2^j neighbouring leaves, which form a subtree, and adds them like a binary counter: a new leaf is added to the sum on its
+left as long as both have the same height. So at most log2(leaves) + 1 sums exist at any time. The roots of the subtrees of the
+ranks are the leaves of the remaining tree: each rank receives its share of the elements of all roots, adds them in the same tree,
+and sends the result to all ranks. This transfers as many bytes as a ring all-reduce.
 
-P elements of all gradients, padded to a multiple of the ranks   W ranks   C elements of a rank's share, P / W
+P elements of all gradients, padded to a multiple of W   W ranks   C elements in the share of a rank, P / W
 """
 
 # ruff: noqa: N815 - names of arrays carry their shape
@@ -35,7 +35,7 @@ __all__ = ["GradientTree", "add_pairwise"]
 
 
 def add_pairwise(parts: Sequence[Tensor]) -> Tensor:
-    """The sum of a power of two of tensors in the order of the tree; the tensors are used up."""
+    """Return the sum of the tensors in the order of the tree. Overwrites them. Their number must be a power of two."""
     assert len(parts) & (len(parts) - 1) == 0
     while len(parts) > 1:
         parts = [left.add_(right) for left, right in zip(parts[::2], parts[1::2], strict=True)]
@@ -44,35 +44,35 @@ def add_pairwise(parts: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class _Buffer:
-    """All gradients in one piece of memory, and a view of it for each parameter."""
+    """A contiguous tensor for all gradients, and a view of it for each parameter."""
 
     flat_P: Tensor
     views: tuple[Tensor, ...]
 
 
 class GradientTree:
-    """Sums the gradients that backward passes leave in `parameters`, over the micro-batches of this rank and then over the ranks.
+    """Sums the gradients that backward passes leave in `parameters` over the micro-batches of this rank, then over the ranks.
 
-    Backward passes add to `parameter.grad`, which this class owns: a caller must not replace it between `begin` and `finish`.
+    Backward passes add to `parameter.grad`, which this class provides. Do not replace it between `begin` and `finish`.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], group: Group) -> None:
-        """Raises ValueError where the number of ranks is no power of two, or the parameters differ in type or device."""
+        """Raise ValueError if the number of ranks is not a power of two, or the parameters differ in type or device."""
         if group.world_size & (group.world_size - 1):
-            raise ValueError(f"{group.world_size} ranks are no power of two")
+            raise ValueError(f"{group.world_size} ranks are not a power of two")
         if len({(parameter.dtype, parameter.device) for parameter in parameters}) != 1:
-            raise ValueError("parameters of several types or devices")
+            raise ValueError("the parameters have several types or devices")
         self._parameters = tuple(parameters)
         self._group = group
         num_elements = sum(parameter.numel() for parameter in parameters)
         self._padded = -(-num_elements // group.world_size) * group.world_size
         self._free: list[_Buffer] = []
         self._partial: list[tuple[int, _Buffer]] = []
-        """Heights and sums of the finished subtrees, from left to right, each higher than the next."""
+        """Heights and sums of the finished subtrees, from left to right, with falling heights."""
         self._current: _Buffer | None = None
 
     def begin(self) -> None:
-        """Starts a global batch: every gradient is zero."""
+        """Start a global batch with zero gradients."""
         self._free += [buffer for _, buffer in self._partial]
         self._partial = []
         if self._current is None:
@@ -80,9 +80,9 @@ class GradientTree:
         self._attach(self._current)
 
     def add(self) -> None:
-        """Takes the gradients of one micro-batch as the next leaf; the gradients are zero after it.
+        """Add the gradients of one micro-batch as the next leaf. The gradients are zero afterwards.
 
-        Where memory does not suffice for what holds the next ones, nothing has changed.
+        If the memory for the next gradients cannot be allocated, nothing has changed.
         """
         assert self._current is not None
         merges = bool(self._partial) and self._partial[-1][0] == 0
@@ -94,17 +94,17 @@ class GradientTree:
             self._free.append(buffer)
             height, buffer = height + 1, left
         self._partial.append((height, buffer))
-        self._current = following or self._take()  # of two that were added up, one is free
+        self._current = following or self._take()  # after an addition of two buffers, one is free
         self._attach(self._current)
 
     def finish(self) -> None:
-        """Leaves the sum over the whole global batch in the parameters' gradients, the same on every rank.
+        """Leave the sum over the global batch in the gradients of the parameters, the same on every rank.
 
         Raises:
-            ValueError: the number of leaves was no power of two.
+            ValueError: the number of leaves is not a power of two.
         """
         if len(self._partial) != 1:
-            raise ValueError("the number of micro-batches of a rank is no power of two")
+            raise ValueError("the number of micro-batches of a rank is not a power of two")
         [(_, root)] = self._partial
         assert self._current is not None
         if self._group.world_size > 1:

@@ -1,4 +1,4 @@
-"""A model wrapped for training on several ranks."""
+"""Wraps a model for training on one or several ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.machine.memory import is_out_of_memory
 from trainer.model.decoder import Decoder
 from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
 from trainer.model.parameters import parameters_by_name
-from trainer.parallel.accumulation import Accumulation, DdpAccumulation, FsdpAccumulation, PlainAccumulation, TreeAccumulation
+from trainer.parallel.accumulation import Accumulation, DdpAccumulation, FsdpAccumulation, TreeAccumulation
 from trainer.parallel.fsdp import shard
 from trainer.parallel.gradient_tree import GradientTree
 from trainer.run.context import RunContext
@@ -20,22 +20,22 @@ from trainer.run.context import RunContext
 __all__ = ["MicroTooLarge", "wrap_for_training"]
 
 
-class MicroTooLarge(Exception):  # noqa: N818 - a finding that leads to smaller ones, no error
-    """A pass over a micro-batch of padding ran out of memory on some rank; raised on all of them."""
+class MicroTooLarge(Exception):  # noqa: N818 - not an error: smaller micro-batches follow
+    """A pass over a micro-batch of padding ran out of memory on a rank. Raised on all ranks."""
 
 
 def wrap_for_training(loss: LossModule, context: RunContext) -> tuple[nn.Module, Accumulation]:
-    """The model with its loss, compiled if wanted, and spread over the ranks as the settings say.
+    """Return the model with its loss, compiled and distributed over the ranks according to the settings.
 
     Raises:
-        MicroTooLarge: memory does not suffice for a micro-batch, as far as that is known before the first step.
+        MicroTooLarge: a trial pass with DDP ran out of memory.
         ConfigError: the number of ranks does not fit `reproducibility = elastic`.
     """
     config, group = context.config, context.group
     compiled = config.compiles(group.device.type)
     if config.parallel == "fsdp" and group.world_size > 1:
         if compiled and isinstance(loss.model, Decoder):
-            for layer in loss.model.model.layers:  # whole, and between the exchanges
+            for layer in loss.model.model.layers:  # each layer as a whole, because exchanges run between layers
                 layer.compile(dynamic=False)
         sharded = shard(loss, group)
         return sharded, FsdpAccumulation(sharded, list(loss.parameters()))
@@ -45,14 +45,14 @@ def wrap_for_training(loss: LossModule, context: RunContext) -> tuple[nn.Module,
     if config.reproducibility == "elastic":
         if group.world_size & (group.world_size - 1):
             raise ConfigError(
-                f"reproducibility = elastic adds gradients in a binary tree, which {group.world_size} ranks do not make; "
-                "start 1, 2, 4 or 8 of them (any power of two up to the number of micro-batches)"
+                f"reproducibility = elastic adds gradients in a binary tree, and {group.world_size} ranks are not a power of two; "
+                "start 1, 2, 4 or 8 ranks (any power of two up to the number of micro-batches)"
             )
         return loss, TreeAccumulation(GradientTree(parameters, group))
     if group.world_size == 1:
-        return loss, PlainAccumulation(parameters)
+        return loss, Accumulation(parameters)
     device_ids = [group.device] if group.device.type == "cuda" else None
-    # Buffers are equal on all ranks from the beginning, and are no state (trainer.extensions.loading): no exchange keeps them so.
+    # Buffers need no exchange: they are equal on all ranks from the start, and are no state (trainer.extensions.user_model).
     module = DistributedDataParallel(loss, device_ids=device_ids, gradient_as_bucket_view=True, forward_sync_buffers=False)
     accumulation = DdpAccumulation(module, parameters)
     _settle_buckets(module, context)
@@ -60,11 +60,11 @@ def wrap_for_training(loss: LossModule, context: RunContext) -> tuple[nn.Module,
 
 
 def _settle_buckets(module: DistributedDataParallel, context: RunContext) -> None:
-    """Runs passes over an empty batch, so that the first step of a fresh run and of a resumed one add alike.
+    """Run passes over an empty batch, so that gradients are added in the same order in a new run and in a resumed one.
 
-    DDP regroups its gradient buckets after the first backward pass, and with three or more ranks another grouping is another
-    order of addition. The second pass shows what the new groups are. One without an exchange comes before, as a rank that ran out
-    of memory before it knows the groups could not do its part.
+    DDP regroups its gradient buckets after the first backward pass. With three or more ranks other buckets change the order of
+    addition. The second pass shows the new buckets. A pass without an exchange comes first, because a rank that runs out of
+    memory before it knows the buckets cannot take part in the exchange.
     """
     config, group, backend = context.config, context.group, context.backend
     by_sequence = config.loss.normalise == "sequences"

@@ -17,6 +17,7 @@ from trainer.extensions.user_model import seeded_model
 from trainer.machine.memory import USABLE_SHARE, available_bytes, is_out_of_memory, isolated_rng, release_memory
 from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
 from trainer.model.memory_estimate import MemoryEstimate, estimate
+from trainer.optim.optimizers import state_bytes_per_weight
 from trainer.run.context import RunContext
 
 __all__ = ["choose_micro", "expected_memory", "micro_candidates", "probe", "with_micro"]
@@ -113,7 +114,8 @@ def _fits(run: Callable[[int], None], micro: int) -> bool:
 def expected_memory(context: RunContext, micro: int) -> MemoryEstimate:
     """Return the memory that one rank needs with micro-batches of `micro` rows."""
     config, manifest, group = context.config, context.manifest, context.group
-    return estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, micro, context.backend, group.device.type)
+    state, device = state_bytes_per_weight(config.optim), group.device.type
+    return estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, micro, state, context.backend, device)
 
 
 def with_micro(context: RunContext, extension: Extension, recorded: int | None) -> RunContext:

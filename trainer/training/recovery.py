@@ -11,7 +11,7 @@ from trainer.data.bad_shards import shared_faults
 from trainer.distributed.group import LET_GO_S
 from trainer.distributed.replica_check import ReplicaCheck
 from trainer.machine.memory import release_memory
-from trainer.parallel.accumulation import PlainAccumulation
+from trainer.parallel.accumulation import Accumulation
 from trainer.run.progress import Progress
 from trainer.run.state import load_whole
 from trainer.training.adjuster import Adjuster, smaller_batches
@@ -74,7 +74,7 @@ class Recovery:
         scaler = make_scaler(trainable.context)
         scaler.load_state_dict(trainable.scaler.state_dict())
         # Dropping DDP removes its hooks on the weights. Its destructor waits for its exchanges: see `trainer.distributed.group`.
-        trainable.module, trainable.accumulation, trainable.scaler = trainable.loss, PlainAccumulation(()), scaler
+        trainable.module, trainable.accumulation, trainable.scaler = trainable.loss, Accumulation(()), scaler
         time.sleep(LET_GO_S)
         release_memory()
         trainable.module, trainable.accumulation = self.adjuster.wrapped(trainable.loss, step)

@@ -48,7 +48,7 @@ from trainer.model.flops import flops_per_token
 from trainer.model.forward import LossModule
 from trainer.model.memory_estimate import estimate
 from trainer.model.parameters import parameters_by_name
-from trainer.optim.optimizers import build_optimizers, check_optimizer
+from trainer.optim.optimizers import build_optimizers, check_optimizer, state_bytes_per_weight
 from trainer.optim.weight_average import WeightAverage
 from trainer.parallel.fsdp import check_parallel
 from trainer.report import report_at_end
@@ -169,7 +169,7 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
     compiled = config.compiles(group.device.type)
     backend = choose_backend(config.attention, group.device, config.precision, config.model.head_size, compiled=compiled)
-    memory = PeakMeter.start(group.device)
+    memory = PeakMeter(group.device)
     context = RunContext(config, manifest, group, backend)
     context = with_micro(context, extension, group.on_main(lambda: _first_look(config.run)))
     config = context.config
@@ -185,7 +185,8 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     def prepare_run() -> tuple[int | None, list[dict[str, Any]]]:
         stack.enter_context(locked_run(config.run))
         newest, record = _checked_run(config, checkpoints, identity)
-        whole = estimate(config, manifest.vocab_size, config.model.context, 1, 1)  # a model of an extension may differ
+        # a model of an extension may differ
+        whole = estimate(config, manifest.vocab_size, config.model.context, 1, 1, state_bytes_per_weight(config.optim))
         check_space(config.run / "checkpoints", required_bytes([whole.weights, whole.optimizer, whole.average]))
         clear_heartbeats(config.run)
         if record is not None and newest is not None:

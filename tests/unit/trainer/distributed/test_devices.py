@@ -1,4 +1,4 @@
-"""Which device a command computes on where the machine has GPUs and torch sees none."""
+"""The device of a command on a machine with GPUs that torch does not see."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040).
 
 
 def machine(root: Path, *paths: str) -> Path:
-    """A root folder with these files, as a machine has them in /dev and /proc."""
+    """Return a root folder with these files, such as those in /dev and /proc."""
     for path in paths:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).touch()
@@ -28,7 +28,7 @@ def _torch_sees_none(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError(OLD_DRIVER)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)  # NVML counts GPUs also where the driver is too old for CUDA
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)  # NVML counts GPUs even if the driver is too old for CUDA
     monkeypatch.setattr(torch.cuda, "init", init)
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TRAIN_DEVICE"):

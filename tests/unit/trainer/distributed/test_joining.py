@@ -1,4 +1,4 @@
-"""A rank that is asked to stop while it waits for others ends, and a request is never lost."""
+"""A stop request ends a rank that waits for other ranks, and is never lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OTHERS = "import sys; from torch._C._distributed_c10d import FileStore; FileStor
 
 
 def waiting_rank(store: Path, others_s: float) -> subprocess.Popen[str]:
-    """A rank in its wait, which is in C++."""
+    """Start a rank that waits in C++."""
     rank = subprocess.Popen(
         [sys.executable, "-c", RANK, store, str(others_s)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

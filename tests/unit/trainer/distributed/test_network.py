@@ -1,4 +1,4 @@
-"""What a group listens on, and which of it other machines can reach."""
+"""The interfaces that a group listens on, and the addresses that other machines can reach."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def group(ranks_here: int, ranks: int, **more: str) -> dict[str, str]:
-    """A rank's variables, as torchrun sets them."""
+    """Return the variables of a rank as torchrun sets them."""
     own = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": str(ranks_here), "WORLD_SIZE": str(ranks)}
     return {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "localhost"} | own | more
 

@@ -1,4 +1,4 @@
-"""Replicas that differ in one bit are found, with the tensor and the rank; equal ones never raise an alarm."""
+"""A difference of one bit between replicas is found with tensor and rank. Equal replicas raise no error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def weights(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Te
 
 
 def flip(tensor: torch.Tensor, place: int, bit: int) -> None:
-    """Changes one bit; of a float, also into what is no number."""
+    """Flip one bit. The result may be NaN."""
     raw = tensor.view(-1).view(torch.uint8)
     raw[place % len(raw)] ^= 1 << bit
 
@@ -78,7 +78,7 @@ def test_one_rank_alone_and_a_distance_of_0_compare_nothing() -> None:
 
 
 def compared(group: Group, flipped_rank: int, in_step: int, lag: int) -> tuple[list[int], str]:
-    """The steps whose comparison was read without an error, and the error."""
+    """Return the steps whose comparison was read without an error, and the error."""
     parameters = weights(0)
     check = ReplicaCheck(parameters, group, every_steps=2)
     read = []
@@ -104,7 +104,7 @@ def test_a_flip_on_one_of_three_ranks_is_told_on_all_at_the_next_comparison_with
     for read, error in run_ranks(compared, 3, 2, 5, lag):
         assert read[-1] == 5
         assert error.startswith(
-            "the weights of the ranks are no longer the same after step 6: b on rank 2; they last agreed after step 4."
+            "the weights of the ranks are no longer the same after step 6: b on rank 2; they were last equal after step 4."
         )
 
 

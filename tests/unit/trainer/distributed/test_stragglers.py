@@ -1,4 +1,4 @@
-"""Which rank is slow: found soon, and never found among ranks that are only uneven."""
+"""A slow rank is found soon. Ranks whose times only vary are never reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OWN_S = 0.1
 
 
 def noisy(generator: np.random.Generator, num_ranks: int, kind: str) -> list[float]:
-    """Own times of one step, of ranks that are equally fast."""
+    """Return own times of one step of equally fast ranks."""
     if kind == "spread":
         return list(OWN_S * generator.lognormal(0, 0.3, num_ranks))
     pauses = generator.random(num_ranks) < 0.05
@@ -65,8 +65,8 @@ def test_the_phase_is_where_most_of_the_difference_arises() -> None:
     assert slow_compute is not None
     assert (slow_data[1].phase, slow_compute[1].phase) == ("data", "compute")
     assert slow_data[1].describe() == (
-        "rank 1 is slow: 300 ms of its own in each step, where the other ranks take 100 ms (3.0 times), most of the difference in "
-        "data; all ranks wait for it. Training goes on; look at its storage, or raise prefetch"
+        "rank 1 is slow: it works 300 ms in each step, and the other ranks 100 ms (3.0 times), most of the difference in "
+        "data; all ranks wait for it. Training continues; check its storage, or increase prefetch"
     )
 
 
@@ -113,7 +113,7 @@ def test_a_slow_rank_is_reported_once_in_a_thousand_steps_and_another_one_at_onc
 
 
 class FakeMark:
-    """A moment that the device reaches later."""
+    """A moment that a device reaches later."""
 
     now_s = 0.0
 
@@ -145,7 +145,7 @@ def test_own_time_runs_from_the_last_exchange_to_the_first_and_is_read_once_the_
     timer.waited_for_data(0.25)
     tick(1)
     timer.end()
-    assert timer.latest() == OwnTime(0, 0), "not there yet"
+    assert timer.latest() == OwnTime(0, 0), "the step is not finished"
     tick(50)  # the others
     timer.begin()
     timer.waited_for_data(9)
@@ -154,7 +154,7 @@ def test_own_time_runs_from_the_last_exchange_to_the_first_and_is_read_once_the_
     marks[2].is_reached = True
     assert timer.latest() == OwnTime(1, 0.25)
     marks[4].is_reached = True
-    assert timer.latest() == OwnTime(2, 2), "no more of it than there is"
+    assert timer.latest() == OwnTime(2, 2), "at most the own time"
     timer.begin()
     assert timer.latest() == OwnTime(2, 2)
 
@@ -182,4 +182,4 @@ def test_what_lies_between_two_steps_is_left_out_but_not_the_work_around_it(monk
     assert timer.latest() == OwnTime(7, 0)
     timer.begin()
     timer.end()
-    assert timer.latest() == OwnTime(0, 0), "nothing of the step before"
+    assert timer.latest() == OwnTime(0, 0), "the last step does not count"

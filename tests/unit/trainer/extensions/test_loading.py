@@ -32,7 +32,7 @@ Write = Callable[[str], Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes an extension and returns its path."""
+    """Write an extension and return its path."""
 
     def write_text(text: str) -> Path:
         path = tmp_path / "mine.py"
@@ -49,7 +49,7 @@ def run(tmp_path: Path) -> RunView:
 
 def test_without_a_file_there_are_no_hooks_and_calling_them_does_nothing(run: RunView) -> None:
     extension = load_extension(None)
-    assert (extension.path, extension.source, extension.digest, extension.loss, extension.build_model) == (None,) * 5
+    assert (extension.path, extension.source, extension.digest, extension.own_loss, extension.build_model) == (None,) * 5
     call_all(extension, run)
 
 
@@ -96,9 +96,9 @@ def test_the_file_is_run_once_from_the_bytes_that_the_digest_is_of(write: Write)
     assert extension.source == source.encode()
     assert extension.digest == f"sha256:{hashlib.sha256(source.encode()).hexdigest()}"
     assert extension.path == path
-    assert extension.hooks["on_train_end"].__annotations__ == {"run": int}  # no __future__ of ours reaches the file
+    assert extension.hooks["on_train_end"].__annotations__ == {"run": int}  # the loader's __future__ imports have no effect
     assert sys.path == searched
-    assert list(path.parent.iterdir()) == [path]  # nor was a __pycache__ written
+    assert list(path.parent.iterdir()) == [path]  # no __pycache__ was written
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_hook_leaves_gradient_and_training_mode_as_they_were(write: Write, run
 
 
 def example_batch() -> tuple[Tensor, Tensor]:
-    """Logits with a gradient for 2 rows of 3 tokens and 5 pieces, and targets of which two are none."""
+    """Return logits with a gradient for 2 rows of 3 tokens and 5 pieces, and targets with two ignored positions."""
     logits_BLV = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0)).requires_grad_()
     return logits_BLV, torch.tensor([[1, 2, IGNORE], [4, 0, IGNORE]])
 
@@ -258,11 +258,11 @@ def test_a_model_depends_on_the_seed_alone_and_building_it_disturbs_no_other_ran
         ("raise KeyError('x')", "line 6, in build_model: KeyError: 'x'"),
         (
             "class M(nn.Embedding):\n        def forward(self, t, layout): return super().forward(t)\n    return M(20, 19)",
-            r"makes a tensor of shape \(1, 2, 19\), torch.float32 of 1 row of 2 tokens; .* logits of shape \(1, 2, 20\)",
+            r"computes a tensor of shape \(1, 2, 19\), torch.float32 from 1 row of 2 tokens; .* logits of shape \(1, 2, 20\)",
         ),
         (
             "class M(nn.Embedding):\n        def forward(self, t, layout): return super().forward(t)[0]\n    return M(20, 20)",
-            r"makes a tensor of shape \(2, 20\)",
+            r"computes a tensor of shape \(2, 20\)",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""What `keep_memory` changes in a process, seen by the page faults that the kernel counts."""
+"""The effect of `keep_memory` on a process, measured by page faults."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ for _ in range({TENSORS}):
 faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 print(json.dumps([faults, os.environ.get("THP_MEM_ALLOC_ENABLE")]))
 """
-"""The first tensors settle where small blocks lie: until then a block between two of them makes the heap longer."""
+"""The first loop is a warm-up: until small blocks have their places, a block between two tensors extends the heap."""
 
 
 def last_line(script: str, **environment: str) -> str:
-    """What a fresh process prints last; of the settings of memory it knows those of `environment` alone."""
+    """Return the last line that a new process prints. Its only memory settings are those in `environment`."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_", "THP_"))}
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True, env=clean | environment
@@ -46,7 +46,7 @@ def test_memory_of_a_freed_tensor_serves_the_next_one() -> None:
 
 
 def test_what_the_environment_says_is_left_alone() -> None:
-    # A limit of 1 MiB for blocks of the heap: each tensor is the kernel's memory, and is given back.
+    # With a heap limit of 1 MiB each tensor comes from the kernel and is returned to it.
     faults, huge_pages = json.loads(last_line(SCRIPT, THP_MEM_ALLOC_ENABLE="0", MALLOC_MMAP_THRESHOLD_=str(2**20)))
     assert faults >= TENSORS * PAGES_OF_A_TENSOR
     assert huge_pages == "0"

@@ -20,6 +20,7 @@ from trainer.model.attention import make_layout
 from trainer.model.decoder import Decoder, build_model
 from trainer.model.loss import linear_cross_entropy_sum
 from trainer.model.memory_estimate import MemoryEstimate, activation_bytes, estimate, num_weights
+from trainer.optim.optimizers import state_bytes_per_weight
 from trainer.parallel.gradient_tree import GradientTree
 from trainer.training.micro_batch_size import choose_micro, micro_candidates, probe
 
@@ -39,6 +40,10 @@ def settings_of(**changes: Any) -> TrainConfig:
     return TrainConfig.model_validate(given | changes)
 
 
+def estimate_of(config: TrainConfig, vocab_size: int, row_length: int, world_size: int, micro: int) -> MemoryEstimate:
+    return estimate(config, vocab_size, row_length, world_size, micro, state_bytes_per_weight(config.optim))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
@@ -48,7 +53,7 @@ def one_thread() -> Iterator[None]:
 
 
 def peak_of(action: Callable[[], None]) -> int:
-    """The most bytes that tensors held at one time during `action`, beyond what they held before it."""
+    """Return the peak bytes of tensors during `action`, minus the bytes before it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         action()
     assert recorded.profiler is not None
@@ -61,7 +66,7 @@ def peak_of(action: Callable[[], None]) -> int:
 
 
 def measured_activations(config: ModelConfig, micro: int, *, mixed: bool) -> tuple[int, Decoder]:
-    """Peak of a forward and backward pass up to the last normalised state, with gradients that are there already."""
+    """Return the peak of a forward and backward pass up to the last normalised state. Gradients exist before it."""
     model = build_model(config, VOCAB, seed=0).train()
     segments_BL = torch.arange(config.context).expand(micro, config.context) // 40
     positions_BL = torch.arange(config.context).expand(micro, config.context) % 40
@@ -114,7 +119,7 @@ def test_the_estimate_of_a_whole_step_is_what_it_takes_or_somewhat_more(vocab_si
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
-    expected = estimate(config, vocab_size, length, 1, rows).total
+    expected = estimate_of(config, vocab_size, length, 1, rows).total
     share = peak_of(train) / expected
     assert 0.7 <= share <= 1.0
 
@@ -146,7 +151,7 @@ def test_weights_gradients_and_adamw_take_what_torch_allocates(kv_heads: int, *,
         weight.grad = torch.zeros_like(weight)
     optimizer.step()
     moments = [state for states in optimizer.state.values() for state in states.values() if state.ndim]
-    expected = estimate(config, 50, 32, 1, 1)
+    expected = estimate_of(config, 50, 32, 1, 1)
     assert num_weights(config.model, 50) == sum(weight.numel() for weight in model.parameters())
     assert expected.weights == expected.gradients == sum(weight.nbytes for weight in model.parameters())
     assert expected.optimizer == sum(moment.nbytes for moment in moments)
@@ -154,21 +159,21 @@ def test_weights_gradients_and_adamw_take_what_torch_allocates(kv_heads: int, *,
 
 def test_muon_keeps_one_average_for_the_matrices_of_the_layers() -> None:
     config = settings_of(model={"layers": 2, "width": 64, "heads": 2})
-    adamw, muon = (estimate(settings_of(model=config.model, optim={"kind": kind}), 50, 32, 1, 1) for kind in ("adamw", "muon"))
+    adamw, muon = (estimate_of(settings_of(model=config.model, optim={"kind": kind}), 50, 32, 1, 1) for kind in ("adamw", "muon"))
     matrices = [weight for weight in build_model(config.model, 50, seed=0).model.layers.parameters() if weight.ndim == 2]
     assert adamw.optimizer - muon.optimizer == sum(weight.nbytes for weight in matrices)
 
 
 def test_the_moving_average_is_as_large_as_the_weights() -> None:
-    with_average = estimate(settings_of(ema={"decay": 0.99}), 50, 32, 1, 1)
+    with_average = estimate_of(settings_of(ema={"decay": 0.99}), 50, 32, 1, 1)
     assert with_average.average == with_average.weights
-    assert estimate(settings_of(), 50, 32, 1, 1).average == 0
+    assert estimate_of(settings_of(), 50, 32, 1, 1).average == 0
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
 def test_the_tree_holds_the_sums_that_are_estimated(world_size: int) -> None:
     config = settings_of(reproducibility="elastic", batch={"global_rows": 16, "micro": 2})
-    found = estimate(config, VOCAB, 32, world_size, 2)
+    found = estimate_of(config, VOCAB, 32, world_size, 2)
     model = build_model(config.model, VOCAB, seed=0)
 
     def run() -> None:
@@ -179,31 +184,31 @@ def test_the_tree_holds_the_sums_that_are_estimated(world_size: int) -> None:
         tree.finish()
 
     assert peak_of(run) == found.gradients + found.tree
-    assert estimate(settings_of(), VOCAB, 32, world_size, 2).tree == 0
+    assert estimate_of(settings_of(), VOCAB, 32, world_size, 2).tree == 0
 
 
 def test_fsdp_divides_weights_gradients_optimizer_and_average_by_the_ranks_and_gathers_some() -> None:
     config = settings_of(parallel="fsdp", ema={"decay": 0.99}, model={"layers": 16, "width": 128, "heads": 2})
-    alone, four = estimate(config, 50, 32, 1, 1), estimate(config, 50, 32, 4, 1)
+    alone, four = estimate_of(config, 50, 32, 1, 1), estimate_of(config, 50, 32, 4, 1)
     for part in ("weights", "gradients", "optimizer", "average"):
         assert getattr(four, part) == pytest.approx(getattr(alone, part) / 4, abs=1)
     assert alone.gathered == 0
     assert four.activations == alone.activations
-    once, twice = estimate(config, 50, 32, 4, 4), estimate(config, 50, 32, 4, 2)
-    assert once.gathered < alone.weights < twice.gathered, "whole gradients are held only between micro-batches"
+    once, twice = estimate_of(config, 50, 32, 4, 4), estimate_of(config, 50, 32, 4, 2)
+    assert once.gathered < alone.weights < twice.gathered, "whole gradients are kept only between micro-batches"
 
 
 def test_ddp_divides_nothing() -> None:
-    assert estimate(settings_of(), 50, 32, 8, 1) == estimate(settings_of(), 50, 32, 1, 1)
+    assert estimate_of(settings_of(), 50, 32, 8, 1) == estimate_of(settings_of(), 50, 32, 1, 1)
 
 
 def test_logits_are_those_of_a_chunk_however_large_the_micro_batch_is() -> None:
     one, many = (
-        estimate(settings_of(loss={"chunk_tokens": 100}), 50_000, 128, 1, micro).loss - 2 * 4 * 384 * 128 * micro
+        estimate_of(settings_of(loss={"chunk_tokens": 100}), 50_000, 128, 1, micro).loss - 2 * 4 * 384 * 128 * micro
         for micro in (1, 16)
     )
     assert one == many
-    assert estimate(settings_of(loss={"chunk_tokens": 200}), 50_000, 128, 1, 4).loss > one
+    assert estimate_of(settings_of(loss={"chunk_tokens": 200}), 50_000, 128, 1, 4).loss > one
 
 
 def test_the_description_adds_up_and_leaves_out_what_is_zero() -> None:
@@ -226,7 +231,7 @@ def test_candidates_divide_the_global_batch_and_spread_it_as_evenly_as_they_can(
     assert candidates == sorted(set(candidates), reverse=True)
     assert all(global_rows % micro == 0 and global_rows // micro >= world_size for micro in candidates)
     busiest = [-(-(global_rows // micro) // world_size) * micro for micro in candidates]
-    fewest = -(-global_rows // world_size)  # of micro-batches of one row
+    fewest = -(-global_rows // world_size)  # micro-batches of one row
     assert min(busiest) == fewest
     assert max(busiest) <= max(fewest, 1.125 * global_rows / world_size)
 
@@ -256,7 +261,7 @@ def test_a_model_that_does_not_fit_is_refused_with_what_is_free_and_what_is_need
 
 
 class Memory:
-    """A device on which micro-batches of more than `most` rows fail with `error`."""
+    """Return a pass that fails with `error` for micro-batches of more than `most` rows."""
 
     def __init__(self, most: int, error: Exception) -> None:
         self.most, self.error = most, error
@@ -355,11 +360,11 @@ def test_only_failed_allocations_count_as_out_of_memory() -> None:
 
 
 def test_the_meter_sees_memory_that_was_given_back_before_it_was_read() -> None:
-    meter = PeakMeter.start(torch.device("cpu"))
+    meter = PeakMeter(torch.device("cpu"))
     torch.ones(64 << 20, dtype=torch.uint8).sum()
     assert meter.bytes() >= 60 << 20
     if os.access("/proc/self/clear_refs", os.W_OK):
-        assert PeakMeter.start(torch.device("cpu")).bytes() < 60 << 20
+        assert PeakMeter(torch.device("cpu")).bytes() < 60 << 20
 
 
 def test_ranks_on_one_machine_share_its_memory() -> None:
@@ -367,7 +372,7 @@ def test_ranks_on_one_machine_share_its_memory() -> None:
 
 
 def machine(root: Path, cgroup: str, files: dict[str, str]) -> tuple[Path, Path]:
-    """A `/proc` of a system with 1,000,000 kB left, and a tree of cgroups."""
+    """Return a `/proc` of a system with 1,000,000 kB of free memory, and a tree of cgroups."""
     proc, cgroups = root / "proc", root / "cgroups"
     for path, text in {
         proc / "meminfo": "MemTotal: 2000000 kB\nMemAvailable: 1000000 kB\n",

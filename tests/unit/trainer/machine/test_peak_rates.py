@@ -10,8 +10,8 @@ from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model
 from trainer.model.flops import flops_per_token
 
-# Names as drivers give them, then 10^12 operations a second in bf16 (fp16 where there is no bf16), typed in a second time from
-# the data sheets so that a slip in either place shows.
+# Names as drivers report them, then 10^12 operations per second in bf16 (fp16 if there is no bf16), typed a second time from the
+# data sheets to detect a typing error in either place.
 BOARDS = {
     "Tesla V100-SXM2-16GB": ("fp16", 125),
     "Tesla V100-SXM2-32GB": ("fp16", 125),
@@ -180,10 +180,10 @@ def test_the_rate_follows_the_precision_of_the_run() -> None:
     ids=["plain", "grouped queries, wide heads, padded vocabulary"],
 )
 def test_the_formula_equals_the_operations_that_torch_counts(config: ModelConfig) -> None:
-    model = build_model(config, 50, seed=0).double()  # torch does not count oneDNN's products, which fp32 has on a CPU
+    model = build_model(config, 50, seed=0).double()  # fp32 on a CPU uses oneDNN, whose products torch does not count
     positions_BL = torch.arange(24).expand(2, 24)
     tokens_BL = torch.zeros(2, 24, dtype=torch.int64)
-    # With the plain kernel torch counts the two products of attention, over the whole square, one by one.
+    # With the plain kernel torch counts the two products of attention separately, over the whole square.
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(tokens_BL, make_layout(torch.zeros(2, 24, dtype=torch.int32), positions_BL)).sum().backward()
     assert counter.get_total_flops() == pytest.approx(flops_per_token(config, 50, 24) * 2 * 24, rel=1e-12)

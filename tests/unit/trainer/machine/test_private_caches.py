@@ -1,4 +1,4 @@
-"""Compiled code is only ever read from a folder that no other user can write into."""
+"""Compiled code is read only from a folder that no other user can write into."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An environment that names no cache; its home is a new folder."""
+    """Set an environment without cache folders and with a new home folder."""
     for name in (*VARIABLES, "XDG_CACHE_HOME"):
-        monkeypatch.setenv(name, "")  # so that what the test sets is taken back
+        monkeypatch.setenv(name, "")  # monkeypatch then restores what the test sets
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
     return tmp_path / "home"
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs code in a fresh process whose environment names no cache but in `environment`."""
+    """Run code in a new process. Only `environment` names cache folders."""
     clean = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, "XDG_CACHE_HOME")}
     command = [sys.executable, "-c", code]
     return subprocess.run(command, cwd=ROOT, env=clean | environment, capture_output=True, text=True, timeout=120, check=False)
@@ -55,7 +55,7 @@ def test_a_shared_cache_folder_holds_one_folder_for_each_user(home: Path, tmp_pa
 
 
 def test_every_command_has_inductor_use_the_private_folder(tmp_path: Path) -> None:
-    """torch's own choice is a name in the folder for temporary files, which another user can take beforehand."""
+    """torch's default is a folder in /tmp, which another user can create first."""
     code = "from trainer.__main__ import main\nmain(['schema', '--env'])\n"
     code += "from torch._inductor.codecache import cache_dir\nprint(cache_dir())"
     done = python(code, HOME=str(tmp_path), TMPDIR=str(tmp_path))
@@ -106,7 +106,7 @@ def test_what_others_can_write_into_or_replace_is_refused(tmp_path: Path) -> Non
     (tmp_path / "open").chmod(0o1777)
     check_private(tmp_path / "open" / "theirs-is-not-mine")
     (tmp_path / "link").symlink_to(tmp_path / "open" / "mine")
-    with pytest.raises(OSError, match="is a link"):
+    with pytest.raises(OSError, match="is a symbolic link"):
         check_private(tmp_path / "link")
 
 
@@ -120,4 +120,4 @@ def test_without_a_home_the_caches_last_as_long_as_the_process(tmp_path: Path) -
     used = Path(done.stdout.splitlines()[-1])
     assert used.parent.parent == tmp_path, (done.stdout, done.stderr)
     assert not used.parent.exists()
-    assert "compiled code is not kept" in done.stderr
+    assert "compiled code is not cached" in done.stderr

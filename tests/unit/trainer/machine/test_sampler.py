@@ -19,6 +19,7 @@ from trainer.machine.sampler import HardwareReading, HardwareSampler
 from trainer.run.events import HardwareEvent
 
 UUID = "5f0e6f2a-1c7b-4f5d-9a57-6b1f8f7d2f10"
+OTHER_UUID = "0c6f8a52-9b1e-4e0f-8d7c-2f4b7b1f9a11"
 H100 = {
     "nvmlDeviceGetName": "NVIDIA H100 80GB HBM3",
     "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=61_742_252_032, total=85_520_809_984),
@@ -40,7 +41,7 @@ LOST = H100 | {"nvmlDeviceGetTemperature": pynvml.NVMLError_GpuIsLost()}
 
 
 class RecordedNvml:
-    """NVML as it answered, one set of answers for each device; what is not answered here is as in the library."""
+    """NVML with recorded results, one set for each device. All other names are those of the library."""
 
     def __init__(self, *devices: dict[str, Any], events: tuple[int, ...] | None = None) -> None:
         self._devices = devices
@@ -58,15 +59,8 @@ class RecordedNvml:
     def nvmlShutdown(self) -> None:  # noqa: N802
         self.open -= 1
 
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return len(self._devices)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
-
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
-        assert uuid == f"GPU-{UUID}"
-        return 0
+        return [f"GPU-{UUID}", f"GPU-{OTHER_UUID}"].index(uuid)
 
     def nvmlEventSetCreate(self) -> str:  # noqa: N802
         if self._events is None:
@@ -95,7 +89,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, *devices: dict[str, Any], events: 
 
 
 class Fixed:
-    """A host whose reading never changes, or fails."""
+    """A host whose reading is always the same or always fails."""
 
     def __init__(self, reading: HostReading | Exception) -> None:
         self.reading: HostReading | Exception = reading
@@ -113,7 +107,7 @@ HOST = HostReading(1000.0, 800.0, 16000.0, 0.5, 100.0)
 
 def test_a_gpu_tells_everything_in_the_units_of_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(monkeypatch, H100)
-    [gpu] = NvmlGpus().read()
+    [gpu] = NvmlGpus([UUID]).read()
     assert gpu == GpuReading(
         0,
         "NVIDIA H100 80GB HBM3",
@@ -133,7 +127,7 @@ def test_a_gpu_tells_everything_in_the_units_of_the_names(monkeypatch: pytest.Mo
 
 def test_what_a_gpu_does_not_know_is_left_out_and_the_rest_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(monkeypatch, H100, GEFORCE)
-    _, gpu = NvmlGpus().read()
+    _, gpu = NvmlGpus([UUID, OTHER_UUID]).read()
     assert (gpu.name, gpu.index, gpu.temperature_c) == ("NVIDIA GeForce RTX 4090", 1, 66.0)
     assert gpu.ecc_corrected is gpu.ecc_uncorrected is gpu.power_limit_w is gpu.throttle is None
     [shown] = HardwareEvent.of(1, HardwareReading((gpu,), HOST), None).gpus
@@ -143,7 +137,7 @@ def test_what_a_gpu_does_not_know_is_left_out_and_the_rest_is_there(monkeypatch:
 
 def test_a_gpu_that_is_lost_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(monkeypatch, LOST, H100)
-    lost, well = NvmlGpus().read()
+    lost, well = NvmlGpus([UUID, OTHER_UUID]).read()
     assert (lost.answers, lost.utilisation) == (False, None)
     assert (well.answers, well.utilisation) == (True, 0.98)
 
@@ -158,20 +152,20 @@ def test_only_the_gpus_of_the_run_are_read(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_xids_come_from_the_driver_s_events_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(monkeypatch, H100, events=(79, 48))
-    gpus = NvmlGpus()
+    gpus = NvmlGpus([UUID])
     assert (gpus.xids(), gpus.xids()) == ((79, 48), ())
 
 
 def test_a_gpu_without_events_has_no_xids_there(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(monkeypatch, H100)
-    assert NvmlGpus().xids() == ()
+    assert NvmlGpus([UUID]).xids() == ()
 
 
 def test_without_a_driver_there_are_no_gpus_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a driver")
     assert opened_gpus([UUID]).read() == ()
-    assert "GPUs are not watched" in caplog.text
+    assert "GPUs are not monitored" in caplog.text
     caplog.clear()
     assert opened_gpus([]).read() == ()
     assert not caplog.text
@@ -223,7 +217,7 @@ def test_a_kernel_log_that_may_not_be_read_has_no_xids(tmp_path: Path) -> None:
 def test_the_host_is_read_and_memory_counts_where_it_is_taken(tmp_path: Path) -> None:
     host = Host(tmp_path, os.getpid())
     before = host.read()
-    kept = mmap.mmap(-1, 64 * 2**20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # no memory that the process had before
+    kept = mmap.mmap(-1, 64 * 2**20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # new memory of the process
     for _ in range(64):
         kept.write(b"x" * 2**20)
     after = host.read()
@@ -287,7 +281,7 @@ def test_a_machine_that_cannot_be_read_is_told_once_and_watched_again_when_it_ca
         while not (taken := sampler.take()) and time.monotonic() < until:
             time.sleep(0.005)
     assert taken[0].host == HOST
-    assert caplog.text.count("the machine is not watched for now: OSError: stale file handle; training goes on") == 1
+    assert caplog.text.count("hardware is not monitored for now: OSError: stale file handle; training continues") == 1
 
 
 def test_an_xid_that_the_driver_tells_is_not_told_again_out_of_the_kernel_s_log(
@@ -296,7 +290,7 @@ def test_an_xid_that_the_driver_tells_is_not_told_again_out_of_the_kernel_s_log(
     recorded(monkeypatch, H100, events=(79,))
     path = tmp_path / "kmsg"
     path.touch()
-    sampler = HardwareSampler(NvmlGpus(), Fixed(HOST), 1, KernelLog(path))  # type: ignore[arg-type]
+    sampler = HardwareSampler(NvmlGpus([UUID]), Fixed(HOST), 1, KernelLog(path))  # type: ignore[arg-type]
     path.write_text("NVRM: Xid (PCI:0000:3b:00): 79, pid=7\n")
     assert [sampler.read().xids, sampler.read().xids] == [(79,), ()]
 
@@ -304,7 +298,7 @@ def test_an_xid_that_the_driver_tells_is_not_told_again_out_of_the_kernel_s_log(
 def test_an_xid_waits_for_a_reading_that_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(monkeypatch, H100, events=(79,))
     host = Fixed(OSError("stale file handle"))
-    sampler = HardwareSampler(NvmlGpus(), host, 1)  # type: ignore[arg-type]
+    sampler = HardwareSampler(NvmlGpus([UUID]), host, 1)  # type: ignore[arg-type]
     with pytest.raises(OSError, match="stale"):
         sampler.read()
     host.reading = HOST

@@ -19,6 +19,7 @@ from trainer.optim.optimizers import (
     optimizer_tensors,
     restore_optimizer,
     set_learning_rate,
+    state_bytes_per_weight,
     step_unless,
 )
 from trainer.parallel.fsdp import distribute_like, full_tensors, shard
@@ -61,7 +62,7 @@ def bits(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
 
 
 def everything(model: nn.Module, optimizers: Optimizers) -> dict[str, bytes]:
-    """Bits of weights, moments and counters."""
+    """Return the bits of weights, moments and counters."""
     return bits({**parameters_by_name(model), **optimizer_tensors(model, optimizers)})
 
 
@@ -74,7 +75,7 @@ def is_hidden_matrix(name: str) -> bool:
 
 
 def adamw_by_formula(weight: Tensor, gradients: Sequence[Tensor], decay: float) -> Tensor:
-    """Algorithm 2 of Loshchilov and Hutter (2019), in fp64."""
+    """Return the weight after algorithm 2 of Loshchilov and Hutter (2019), in fp64."""
     weight = weight.double()
     first, second = torch.zeros_like(weight), torch.zeros_like(weight)
     for t, grad in enumerate(gradients, start=1):
@@ -86,7 +87,7 @@ def adamw_by_formula(weight: Tensor, gradients: Sequence[Tensor], decay: float) 
 
 
 def muon_by_formula(weight: Tensor, gradients: Sequence[Tensor]) -> Tensor:
-    """Muon with Nesterov momentum, in fp64: five quintic iterations act on the singular values alone, so they are applied there."""
+    """Return the weight after Muon with Nesterov momentum, in fp64. Its five quintic iterations change only the singular values."""
     weight = weight.double()
     momentum = torch.zeros_like(weight)
     for grad in gradients:
@@ -135,6 +136,16 @@ def test_every_weight_has_one_optimizer(kind: Kind) -> None:
     model, optimizers = new_training(kind)
     owned = [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
     assert len(owned) == len(set(owned)) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_state_takes_the_bytes_that_are_declared_for_each_weight(kind: Kind) -> None:
+    model, optimizers = new_training(kind)
+    of_matrix, of_other = state_bytes_per_weight(settings(kind))
+    state = optimizer_tensors(model, optimizers)
+    for name, weight in parameters_by_name(model).items():
+        held = sum(tensor.nbytes for key, tensor in state.items() if key.startswith(f"{name}/") and not key.endswith("/step"))
+        assert held == (of_matrix if is_hidden_matrix(name) else of_other) * weight.numel()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -323,7 +334,7 @@ def test_muon_with_sharded_weights_is_refused() -> None:
 
 
 def train_in_parts(group: Group) -> dict[str, Tensor]:
-    """Weights and state of AdamW, whole on rank 0, after two steps, a skipped one, a resume and a third step."""
+    """Return weights and state of AdamW, whole on rank 0, after two steps, a skipped step, a resume and a third step."""
     model = build_model(CONFIG, 20, seed=1)
     shard(model, group)
     parameters = parameters_by_name(model)
@@ -354,5 +365,5 @@ def test_sharded_weights_train_as_whole_ones_do() -> None:
     model, optimizers = new_training("adamw")
     train(model, optimizers, [0, 1, 2])
     whole = {**copies(parameters_by_name(model)), **copies(optimizer_tensors(model, optimizers))}
-    # Not the same bits: the CPU's kernel rounds the last elements of a tensor, which fill no vector register, in another way.
+    # The bits differ: the CPU kernel rounds the last elements of a tensor, which do not fill a vector register, in another way.
     torch.testing.assert_close(in_parts, whole, rtol=1e-6, atol=1e-8)

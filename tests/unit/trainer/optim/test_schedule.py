@@ -14,7 +14,7 @@ KINDS = ["cosine", "linear", "wsd", "polynomial", "exponential", "step", "consta
 FALLING = ["cosine", "linear", "wsd", "polynomial", "exponential"]
 SETTINGS = {"warmup_steps": WARMUP, "floor": FLOOR, "decay_share": 0.2, "power": 3.0, "milestones": (40, 80), "gamma": 0.5}
 
-# Each fall written out for the settings above; wsd falls in the last 22 of 110 steps.
+# Each decay for the settings above; wsd decays in the last 22 of 110 steps.
 FORMULAS: dict[str, Callable[[int], float]] = {
     "cosine": lambda step: 0.1 + 0.9 * (1 + math.cos(math.pi * (step - 10) / 100)) / 2,
     "linear": lambda step: 0.1 + 0.9 * (110 - step) / 100,
@@ -24,7 +24,7 @@ FORMULAS: dict[str, Callable[[int], float]] = {
     "step": lambda step: 1.0 if step < 40 else 0.5 if step < 80 else 0.25,
     "constant": lambda step: 1.0,
 }
-# The largest fall from one step to the next that the formulas above allow.
+# The largest decrease from one step to the next that the formulas above allow.
 LARGEST_FALL = {
     "cosine": 0.9 * math.pi / 200,
     "linear": 0.9 / 100,
@@ -109,7 +109,7 @@ def test_no_step_falls_further_than_the_steepest_place_of_its_formula(kind: str)
 def test_after_warmup_the_factor_never_rises_and_stays_between_floor_and_peak(
     kind: str, step: int, warmup: int, decay_steps: int, floor: float, share: float, power: float
 ) -> None:
-    if kind == "step":  # whose first milestone comes after the warm-up
+    if kind == "step":  # its first milestone comes after the warm-up
         warmup = min(warmup, 40)
     settings = {"warmup_steps": warmup, "floor": floor, "decay_share": share, "power": power}
     here, following = (factor(kind, at, decay_steps, **settings) for at in (step, step + 1))

@@ -25,7 +25,7 @@ def new_model(*, tie_embeddings: bool = True) -> nn.Module:
 
 
 def move_weights(model: nn.Module, step: int) -> None:
-    """Stands for training: every weight changes in a way that depends on the step."""
+    """Change every weight as a function of the step, in place of training."""
     generator = torch.Generator().manual_seed(step)
     with torch.no_grad():
         for weight in parameters_by_name(model).values():
@@ -191,7 +191,7 @@ def test_an_average_of_another_model_is_refused_and_nothing_is_changed(damage: s
 
 @dataclass(frozen=True)
 class ShardedOutcome:
-    """What one rank saw of three steps with sharded weights, each tensor whole on rank 0."""
+    """The results of three steps with sharded weights on one rank. Tensors are whole on rank 0."""
 
     average: dict[str, bytes]
     inside_swap: dict[str, bytes]
@@ -199,7 +199,7 @@ class ShardedOutcome:
 
 
 def average_in_parts(group: Group) -> ShardedOutcome:
-    """Three updates, a resume before the last one, and a skipped one after it."""
+    """Run three updates, with a resume before the last one and a skipped update after it."""
     whole, sharded = new_model(), new_model()
     shard(sharded, group)
     average = WeightAverage(sharded, EMA)

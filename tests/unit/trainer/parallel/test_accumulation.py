@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.ranks import run_ranks
 from trainer.distributed.group import Group
-from trainer.parallel.accumulation import Accumulation, DdpAccumulation, PlainAccumulation, TreeAccumulation
+from trainer.parallel.accumulation import Accumulation, DdpAccumulation, TreeAccumulation
 from trainer.parallel.gradient_tree import GradientTree
 
 LAYERS, WIDTH = 6, 16
@@ -23,7 +23,7 @@ def accumulated(model: nn.Sequential, group: Group, kind: str) -> tuple[nn.Modul
     if kind == "tree":
         return model, TreeAccumulation(GradientTree(list(model.parameters()), group))
     if group.world_size == 1:
-        return model, PlainAccumulation(list(model.parameters()))
+        return model, Accumulation(list(model.parameters()))
     module = DistributedDataParallel(model, bucket_cap_mb=0.002, gradient_as_bucket_view=True, forward_sync_buffers=False)
     accumulation = DdpAccumulation(module, list(model.parameters()))
     for _ in range(2):
@@ -38,7 +38,7 @@ def inputs(rank: int, number: int) -> Tensor:
 def step(
     group: Group, module: nn.Module, accumulation: Accumulation, broken_pass: int | None, layer: int, model: nn.Module
 ) -> bool:
-    """A step of two passes; whether it was complete. On rank 1 a backward pass may break off at a layer."""
+    """Run a step of two passes and return whether it was complete. On rank 1 a backward pass may fail at a layer."""
 
     def fail(_: Tensor) -> None:
         raise torch.OutOfMemoryError("out of memory")
@@ -59,7 +59,7 @@ def step(
 
 
 def broken_then_whole(group: Group, kind: str, broken_pass: int, layer: int) -> tuple[bool, bool, int, list[bytes]]:
-    """A step that breaks off, then a whole one with new parts; a sum in between shows that no exchange is out of step."""
+    """Run a step that fails, then a complete one with a new model. The sum in between shows that all exchanges match."""
     model = model_of_layers()
     module, accumulation = accumulated(model, group, kind)
     complete = step(group, module, accumulation, broken_pass, layer, model)
@@ -72,7 +72,7 @@ def broken_then_whole(group: Group, kind: str, broken_pass: int, layer: int) -> 
 
 
 def whole_alone(group: Group, kind: str) -> list[Tensor]:
-    """The gradients of both ranks' passes."""
+    """Return the gradients of the passes of both ranks, computed on one rank."""
     model = model_of_layers()
     loss = sum(model(inputs(rank, number)).square().sum() for rank in range(2) for number in range(PASSES))
     assert isinstance(loss, Tensor)
@@ -93,7 +93,7 @@ def test_a_rank_whose_pass_breaks_off_does_its_part_of_the_exchanges(kind: str, 
 
 
 def gradients(group: Group, hooked: bool) -> list[bytes]:
-    """Of one pass under DDP, summed by the hook, or averaged by DDP itself from losses that are larger in turn."""
+    """Return the gradients of one pass with DDP: summed by the hook, or averaged by DDP from losses times the number of ranks."""
     model = model_of_layers()
     module = DistributedDataParallel(model, bucket_cap_mb=0.002, gradient_as_bucket_view=True)
     if hooked:

@@ -1,6 +1,6 @@
-"""Two gloo ranks train a small decoder under FSDP and under DDP; what they found is compared here.
+"""Two gloo ranks train a small decoder with FSDP and with DDP. The tests compare the results.
 
-All trainings run in one pair of processes, `experiments`, because starting processes costs more than training.
+All trainings run in one pair of processes, `experiments`, because starting processes takes longer than training.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from trainer.parallel.accumulation import DdpAccumulation, FsdpAccumulation
 from trainer.parallel.fsdp import check_parallel, distribute_like, full_tensors, gathered, load_full, shard
 
 VOCAB = 51
-"""Odd, so that the two parts of the embedding differ in size."""
+"""An odd number, so that the two parts of the embedding differ in size."""
 MODEL = ModelConfig(layers=2, width=16, heads=2, context=12, vocab_multiple=1)
 STEPS = 10
 TARGETS = 2 * 2 * 2 * 12
-"""Of a global batch: ranks, micro-batches of each, rows and tokens of those."""
+"""Targets of a global batch: ranks, micro-batches per rank, rows, tokens per row."""
 
 
 class Loss(nn.Module):
-    """The decoder with a loss that, as in training, uses the output matrix outside the decoder's forward."""
+    """The decoder with a loss that, as in training, uses the output matrix outside the forward method of the decoder."""
 
     def __init__(self, model: Decoder) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Loss(nn.Module):
 
 @dataclass(frozen=True)
 class State:
-    """Whole tensors, as a checkpoint has them."""
+    """Whole tensors, as in a checkpoint."""
 
     weights: Mapping[str, Tensor]
     moments: Mapping[str, Tensor]
@@ -60,16 +60,16 @@ class State:
 @dataclass(frozen=True)
 class Outcome:
     losses: list[float]
-    """Of the global batch at each step."""
+    """Loss of the global batch at each step."""
     norms: list[float]
     state: State
-    """On rank 0; empty on others."""
+    """The state on rank 0; empty on other ranks."""
     logits: Tensor
-    """For one fixed batch at the end."""
+    """Logits of one fixed batch at the end."""
 
 
 def batch(seed: int) -> tuple[Tensor, Layout, Tensor]:
-    """Two rows of 12 tokens, each of two documents, and random targets."""
+    """Return two rows of 12 tokens with two documents each, and random targets."""
     generator = torch.Generator().manual_seed(seed)
     tokens_BL, targets_BL = torch.randint(0, VOCAB, (2, 2, 12), generator=generator)
     segments_BL = torch.tensor([0] * 5 + [1] * 7, dtype=torch.int32).expand(2, 12)
@@ -90,7 +90,7 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, moments: Mapping
 
 
 def train(group: Group, parallel: str, *, tied: bool = True, steps: range = range(STEPS), begin: State | None = None) -> Outcome:
-    """Trains a fresh model, or goes on from a state, with AdamW and clipping; two micro-batches on each rank."""
+    """Train a new model, or resume from a state, with AdamW and clipping. Each rank has two micro-batches."""
     model = build_model(MODEL.model_copy(update={"tie_embeddings": tied}), VOCAB, seed=3)
     loss = Loss(model)
     module: nn.Module
@@ -127,7 +127,7 @@ def train(group: Group, parallel: str, *, tied: bool = True, steps: range = rang
 
 
 def loss_after_calls_without_gradients(group: Group) -> tuple[set[str], bool, list[float]]:
-    """Calls a sharded model in every way that has no backward pass, once with an error, and then trains."""
+    """Call a sharded model in every way without a backward pass, once with an error, and then train it."""
     model = build_model(MODEL, VOCAB, seed=3)
     root = shard(Loss(model), group)
     tokens_BL, layout, targets_BL = batch(0)
@@ -157,7 +157,7 @@ def loss_after_calls_without_gradients(group: Group) -> tuple[set[str], bool, li
 
 
 def skipped_update(group: Group, bad_rank: int) -> list[tuple[float, int]]:
-    """Scale and updates made after each of three scaled steps; in the second, one rank's part of a gradient overflows."""
+    """Return scale and number of updates after each of three scaled steps. A gradient overflows on one rank in the second."""
     model = build_model(MODEL, VOCAB, seed=3)
     root = shard(Loss(model), group)
     weight = model.model.norm.weight

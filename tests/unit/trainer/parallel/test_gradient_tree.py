@@ -1,4 +1,4 @@
-"""The tree is tried with ranks that take turns in one process: what they exchange is handed over by the test."""
+"""Tests of the tree with ranks that run in turn in one process. The test passes on what they exchange."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from trainer.parallel.gradient_tree import GradientTree, add_pairwise
 
 @dataclass
 class Rank:
-    """As much of a group as the tree needs; the test fills in `exchanged` and `gathered` once all ranks have said theirs."""
+    """The methods of a group that the tree needs. The test sets `exchanged` and `gathered` once all ranks have sent their parts."""
 
     rank: int
     world_size: int
@@ -38,7 +38,7 @@ class Rank:
 
 
 class WaitingError(Exception):
-    """The other ranks have not sent theirs yet."""
+    """The other ranks have not sent their parts yet."""
 
 
 def parameters(shapes: Sequence[tuple[int, ...]]) -> list[nn.Parameter]:
@@ -46,7 +46,7 @@ def parameters(shapes: Sequence[tuple[int, ...]]) -> list[nn.Parameter]:
 
 
 def sum_on_ranks(leaves: Sequence[Sequence[Tensor]], shapes: Sequence[tuple[int, ...]], world_size: int) -> list[list[Tensor]]:
-    """The gradients on every rank after the leaves (a list of gradients each) were added by `world_size` ranks."""
+    """Return the gradients on each rank after `world_size` ranks have added the leaves, each a list of gradients."""
     per_rank = len(leaves) // world_size
     ranks = [Rank(number, world_size) for number in range(world_size)]
     trees, weights = [], []
@@ -83,7 +83,7 @@ def sum_on_ranks(leaves: Sequence[Sequence[Tensor]], shapes: Sequence[tuple[int,
 
 
 def random_leaves(shapes: Sequence[tuple[int, ...]], count: int, seed: int) -> list[list[Tensor]]:
-    """Gradients of very different sizes, so that every other order of addition shows in the bits."""
+    """Return gradients of very different sizes, so that another order of addition changes bits."""
     generator = torch.Generator().manual_seed(seed)
     return [
         [torch.randn(shape, generator=generator) * 10 ** float(torch.randint(-3, 4, (), generator=generator)) for shape in shapes]
@@ -92,7 +92,7 @@ def random_leaves(shapes: Sequence[tuple[int, ...]], count: int, seed: int) -> l
 
 
 def tree_sum(leaves: list[Tensor]) -> Tensor:
-    """The definition: both halves, then their sum."""
+    """Return the sum by definition: add both halves, then add their sums."""
     half = len(leaves) // 2
     return leaves[0].clone() if not half else tree_sum(leaves[:half]) + tree_sum(leaves[half:])
 
@@ -146,7 +146,7 @@ def test_a_step_that_was_broken_off_leaves_nothing_in_the_next() -> None:
 
 @pytest.mark.parametrize("failing", [1, 2, 3])
 def test_memory_that_runs_out_for_a_partial_sum_leaves_the_tree_as_it_was(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four leaves need three buffers; each fails to be had once, and is asked for again."""
+    """Four leaves need three buffers. The allocation of each fails once and is repeated."""
     [weight] = parameters([(4,)])
     tree = GradientTree([weight], Rank(0, 1))  # type: ignore[arg-type]
     zeros, made = torch.zeros, []
@@ -182,12 +182,12 @@ def test_leaves_that_make_no_whole_tree_are_refused(leaves: int) -> None:
     tree.begin()
     for _ in range(leaves):
         tree.add()
-    with pytest.raises(ValueError, match="no power of two"):
+    with pytest.raises(ValueError, match="not a power of two"):
         tree.finish()
 
 
 def test_ranks_that_make_no_whole_tree_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 ranks are no power of two"):
+    with pytest.raises(ValueError, match="3 ranks are not a power of two"):
         GradientTree(parameters([(4,)]), Rank(0, 3))  # type: ignore[arg-type]
 
 
