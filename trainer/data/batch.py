@@ -14,8 +14,22 @@ from common.errors import ProjectError
 from data_pipeline.dataset.shards import RowBatch
 from trainer.distributed.group import Group
 
-__all__ = ["IGNORE", "DataFault", "GlobalBatch", "MicroBatch", "blank_micro_batch", "micro_batch", "num_bounds", "share_of_rank"]
+__all__ = [
+    "IGNORE",
+    "MICRO_BATCH_BYTES",
+    "DataFault",
+    "GlobalBatch",
+    "MicroBatch",
+    "blank_micro_batch",
+    "micro_batch",
+    "num_bounds",
+    "share_of_rank",
+]
 
+IGNORE = -100
+"""The target of a position that has none: the last token of a document, and padding."""
+MICRO_BATCH_BYTES = 28
+"""Bytes of ids, segments, positions and targets of one token."""
 _MIN_PIECES_PER_ROW = 16
 
 
@@ -152,7 +166,3 @@ def _bounds(firsts_P: Tensor, num_rows: int, length: int) -> Tensor:
     bounds = torch.full((num_bounds(len(firsts_P), num_rows),), num_rows * length, dtype=torch.int32)
     bounds[: len(firsts_P)] = firsts_P
     return bounds
-
-
-IGNORE = -100
-"""The target of a position that has none: the last token of a document, and padding."""

@@ -36,12 +36,16 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from common.errors import ConfigError
+from trainer.config import ModelConfig
+from trainer.model.cost import FP32_BYTES, ActivationBytes, computed_bytes
 
 __all__ = [
     "Backend",
     "Capability",
     "Layout",
     "attend",
+    "attention_bytes",
+    "attention_flops",
     "attention_operators",
     "cached_layout",
     "capability_of",
@@ -49,6 +53,7 @@ __all__ = [
     "choose_backend",
     "describe_backend",
     "document_mask",
+    "layout_bytes",
     "make_layout",
 ]
 
@@ -217,6 +222,33 @@ def attend(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, layout: Layout) -> Te
         group = q_BNLH.shape[1] // k_BKLH.shape[1]
         k_BKLH, v_BKLH, grouped = k_BKLH.repeat_interleave(group, dim=1), v_BKLH.repeat_interleave(group, dim=1), False
     return functional.scaled_dot_product_attention(q_BNLH, k_BKLH, v_BKLH, attn_mask=layout.mask_B1LL, enable_gqa=grouped)
+
+
+def attention_flops(config: ModelConfig, attended_length: int) -> int:
+    """Return the floating-point operations of `attend` for one token, forward and backward: 12 N H `attended_length`.
+
+    These are queries times keys and probabilities times values (Chowdhery et al., 2022, PaLM, appendix B). Every token counts as
+    attending to `attended_length` tokens.
+    """
+    return 12 * config.heads * config.head_size * attended_length
+
+
+def attention_bytes(config: ModelConfig, row_length: int, *, mixed: bool, backend: Backend) -> ActivationBytes:
+    """Return what `attend` keeps for one token: queries, keys, values and output, and one fp32 statistic of each head.
+
+    `sdpa` also keeps the token's row of the mask as numbers, and keys and values repeated for grouped queries.
+    """
+    size, statistics = computed_bytes(mixed=mixed), FP32_BYTES * config.heads
+    width_q, width_kv = config.heads * config.head_size, config.num_kv_heads * config.head_size
+    saved = 2 * size * (width_q + width_kv) + statistics
+    if backend == "sdpa":
+        saved += size * (row_length + (2 * width_q if width_kv < width_q else 0))
+    return ActivationBytes(saved, selective=size * width_q + statistics, reused=size * (width_q + width_kv))
+
+
+def layout_bytes(row_length: int, backend: Backend) -> int:
+    """Return the bytes of a `Layout` for one token, which all layers share, without its positions: the mask of `sdpa` as bools."""
+    return row_length if backend == "sdpa" else 0
 
 
 def attention_operators() -> list[Any]:

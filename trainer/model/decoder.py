@@ -17,13 +17,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from trainer.config import ModelConfig
-from trainer.model.attention import Layout, attention_operators, cached_layout
+from trainer.data.batch import MICRO_BATCH_BYTES
+from trainer.model.attention import Backend, Layout, attention_operators, cached_layout, layout_bytes
+from trainer.model.cost import FP32_BYTES
 from trainer.model.kv_cache import KeyValueCache
-from trainer.model.layers import DecoderLayer, RMSNorm, rotary_table
+from trainer.model.layers import DecoderLayer, RMSNorm, rotary_bytes, rotary_table
 from trainer.model.linear import Linear, product_operators
 from trainer.model.parameters import parameters_by_name
 
-__all__ = ["Decoder", "build_model"]
+__all__ = ["Decoder", "activation_bytes", "build_model", "flops_per_token", "num_weights"]
 
 
 class Backbone(nn.Module):
@@ -112,3 +114,55 @@ def build_model(config: ModelConfig, vocab_size: int, seed: int) -> Decoder:
         with torch.no_grad():
             parameter.normal_(0.0, std, generator=generator)
     return model
+
+
+def num_weights(config: ModelConfig, vocab_size: int) -> int:
+    """Return the weights of a decoder. A shared weight counts once."""
+    layer = DecoderLayer.num_matrix_weights(config) + DecoderLayer.num_norm_weights(config)
+    embeddings = config.padded_vocab(vocab_size) * config.width * (1 if config.tie_embeddings else 2)
+    return config.layers * layer + config.width + embeddings
+
+
+def flops_per_token(config: ModelConfig, vocab_size: int, attended_length: int) -> float:
+    """Return the floating-point operations of the forward and backward pass of one token; an addition and a product are two.
+
+        6 * (layers * (2 D N H + 2 D K H + 3 D F) + D V)  +  12 * layers * N * H * T
+
+    The first term is 2 operations forward and 4 backward for each weight of a matrix product. The embedding is a look-up and does
+    not count; the output projection counts even if it shares the embedding's weights. The second term is `attention_flops`. As in
+    PaLM and nanoGPT, every token counts as attending to all T tokens of its row. A causal model never needs half of that square,
+    and needs even less if documents are packed. Counting only what is needed would replace T by the mean number of earlier
+    tokens, at most (T + 1) / 2. Operations that activation checkpointing repeats do not count.
+
+    Args:
+        config: shape of the model.
+        vocab_size: pieces of the tokenizer; the padding of the vocabulary is added here.
+        attended_length: T, by convention the length of a row.
+    """
+    output_projection = 6 * config.width * config.padded_vocab(vocab_size)
+    return float(config.layers * DecoderLayer.flops(config, attended_length) + output_projection)
+
+
+def activation_bytes(config: ModelConfig, row_length: int, micro: int, *, mixed: bool, backend: Backend) -> int:
+    """Return the bytes that a micro-batch's forward pass keeps for backward, and those that backward itself holds at one time.
+
+    Without checkpointing every layer keeps the inputs of its operations. With checkpointing a layer keeps less, and one layer at a
+    time is computed again, so the bytes of one layer are added once. A pass took 93 to 100 % of this estimate without
+    checkpointing, and at least 60 % with it (torch 2.13, CPU, 2026-11-21).
+
+    Args:
+        config: shape of the model and mode of checkpointing.
+        row_length: tokens of a row.
+        micro: rows of the micro-batch.
+        mixed: whether matrix products take two bytes a number, while the residual stream and the norms take four.
+        backend: backend of the attention.
+    """
+    layer = DecoderLayer.activation_bytes(config, row_length, mixed=mixed, backend=backend)
+    kept, again = {
+        "none": (layer.saved, 0),
+        "selective": (layer.selective, layer.saved - layer.reused),
+        "full": (FP32_BYTES * config.width, layer.saved),  # the layer's input
+    }[config.activation_checkpointing]
+    last_norm = 3 * FP32_BYTES * config.width  # its input, scaled input and output
+    shared = MICRO_BATCH_BYTES + rotary_bytes(config.head_size) + layout_bytes(row_length, backend) + last_norm
+    return micro * row_length * (config.layers * kept + again + layer.gradients + shared)

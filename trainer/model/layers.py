@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.config import ModelConfig
-from trainer.model.attention import Layout, attend
+from trainer.model.attention import Backend, Layout, attend, attention_bytes, attention_flops
+from trainer.model.cost import FP32_BYTES, ActivationBytes, computed_bytes
 from trainer.model.kv_cache import LayerCache
 from trainer.model.linear import Linear
 
-__all__ = ["Attention", "DecoderLayer", "RMSNorm"]
+__all__ = ["Attention", "DecoderLayer", "RMSNorm", "SwiGLU", "rotary_bytes", "rotary_table", "rotate"]
 
 
 class RMSNorm(nn.Module):
@@ -94,6 +95,28 @@ class Attention(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], -1, int(self.head_dim))
 
+    @staticmethod
+    def num_matrix_weights(config: ModelConfig) -> int:
+        """Return the weights of its four matrices: 2 D N H + 2 D K H."""
+        return 2 * config.width * config.head_size * (config.heads + config.num_kv_heads)
+
+    @staticmethod
+    def activation_bytes(config: ModelConfig, row_length: int, *, mixed: bool, backend: Backend) -> ActivationBytes:
+        """Return what it keeps for one token, without its input: what `attend` keeps, and the inputs of the two norms.
+
+        With mixed precision each norm keeps two fp32 forms of its input (on the CPU; a GPU's kernel keeps less), and three
+        projections keep a cast input each. A norm keeps one fp32 statistic for each head. Under selective checkpointing the
+        outputs of the four projections are kept.
+        """
+        size, heads = computed_bytes(mixed=mixed), config.heads + config.num_kv_heads
+        normalised, casts = heads * config.head_size, 3 * size * config.width if mixed else 0
+        projected = size * (normalised + config.num_kv_heads * config.head_size + config.width)
+        return attention_bytes(config, row_length, mixed=mixed, backend=backend) + ActivationBytes(
+            saved=(2 if mixed else 1) * FP32_BYTES * normalised + casts + FP32_BYTES * heads,
+            selective=projected,
+            reused=0 if mixed else size * normalised,
+        )
+
 
 class SwiGLU(nn.Module):
     """`down(silu(gate(x)) * up(x))` (Shazeer, 2020)."""
@@ -107,6 +130,26 @@ class SwiGLU(nn.Module):
     def forward(self, x_BLD: Tensor) -> Tensor:
         """The layer's contribution to the residual stream, (B, L, D)."""
         return cast(Tensor, self.down_proj(functional.silu(self.gate_proj(x_BLD)) * self.up_proj(x_BLD)))
+
+    @staticmethod
+    def num_matrix_weights(config: ModelConfig) -> int:
+        """Return the weights of its three matrices: 3 D F."""
+        return 3 * config.width * config.mlp_size
+
+    @staticmethod
+    def activation_bytes(config: ModelConfig, *, mixed: bool) -> ActivationBytes:
+        """Return what it keeps for one token, without its input: gate, its silu, up, and their product, each of width F.
+
+        With mixed precision two projections keep a cast input each. Under selective checkpointing the outputs of the three
+        projections are kept. Its two gradients of width F are the widest of a layer.
+        """
+        size = computed_bytes(mixed=mixed)
+        return ActivationBytes(
+            saved=4 * size * config.mlp_size + (2 * size * config.width if mixed else 0),
+            selective=size * (2 * config.mlp_size + config.width),
+            reused=2 * size * config.mlp_size,
+            gradients=2 * size * config.mlp_size,
+        )
 
 
 class DecoderLayer(nn.Module):
@@ -124,6 +167,39 @@ class DecoderLayer(nn.Module):
         x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), rotation, layout, cache)
         return x_BLD + cast(Tensor, self.mlp(self.post_attention_layernorm(x_BLD)))
 
+    @staticmethod
+    def num_matrix_weights(config: ModelConfig) -> int:
+        """Return the weights of its matrices."""
+        return Attention.num_matrix_weights(config) + SwiGLU.num_matrix_weights(config)
+
+    @staticmethod
+    def flops(config: ModelConfig, attended_length: int) -> int:
+        """Return its floating-point operations for one token, forward and backward; see `flops_per_token` of the decoder."""
+        return 6 * DecoderLayer.num_matrix_weights(config) + attention_flops(config, attended_length)
+
+    @staticmethod
+    def num_norm_weights(config: ModelConfig) -> int:
+        """Return the weights of its norms, those of queries and keys included: 2 D + 2 H."""
+        return 2 * config.width + 2 * config.head_size
+
+    @staticmethod
+    def num_live(config: ModelConfig) -> int:
+        """Return how many numbers of one token exist at one time in a forward pass without gradients."""
+        return 2 * config.mlp_size + 3 * config.heads * config.head_size + 4 * config.width
+
+    @staticmethod
+    def activation_bytes(config: ModelConfig, row_length: int, *, mixed: bool, backend: Backend) -> ActivationBytes:
+        """Return what it keeps for one token: what its blocks keep, and the inputs of both norms with one statistic each, in fp32.
+
+        Without mixed precision the norms' outputs are kept too; with it, only the casts that the blocks count. Under selective
+        checkpointing the layer's input is kept.
+        """
+        own = ActivationBytes(
+            saved=2 * FP32_BYTES * ((1 if mixed else 2) * config.width + 1), selective=FP32_BYTES * config.width, reused=0
+        )
+        attention = Attention.activation_bytes(config, row_length, mixed=mixed, backend=backend)
+        return own + attention + SwiGLU.activation_bytes(config, mixed=mixed)
+
 
 def rotary_table(positions_BL: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
     """Cosine, (B, L, 1, H), each twice, and sine, (B, L, 1, H/2), of the rotary embedding (Su et al., 2021), fp32.
@@ -133,6 +209,11 @@ def rotary_table(positions_BL: Tensor, head_dim: int, theta: float) -> tuple[Ten
     exponents = torch.arange(0, head_dim, 2, device=positions_BL.device, dtype=torch.float32) / head_dim
     angles = positions_BL[:, :, None, None].float() * theta**-exponents
     return angles.cos().repeat(1, 1, 1, 2), angles.sin()
+
+
+def rotary_bytes(head_dim: int) -> int:
+    """Return the bytes of a `rotary_table` for one token, which all layers share."""
+    return FP32_BYTES * (head_dim + head_dim // 2)
 
 
 def rotate(x_BLNH: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from trainer.config import LossConfig
 from trainer.data.batch import IGNORE
+from trainer.model.cost import FP32_BYTES
 from trainer.model.linear import product
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "default_chunk_tokens",
     "linear_cross_entropy_rows",
     "linear_cross_entropy_sum",
+    "loss_bytes",
     "perplexity",
 ]
 
@@ -143,6 +145,18 @@ def default_chunk_tokens(vocab_size: int, device_type: str = "cpu") -> int:
     """
     fitting = _CHUNK_BYTES.get(device_type, _CHUNK_BYTES["cuda"]) // (4 * vocab_size)
     return 1 << max(6, fitting.bit_length() - 1)
+
+
+def loss_bytes(settings: LossConfig, width: int, vocab_size: int, num_tokens: int, device_type: str, *, mixed: bool) -> int:
+    """Return the most bytes that `linear_cross_entropy_sum` and its gradients hold at one time, for a micro-batch of `num_tokens`.
+
+    These are the logits of a chunk and their softmax in fp32, with mixed precision also one of them in 16 bits; the gradient of
+    every hidden state, twice while it is put together or multiplied; the gradient of the output projection, also twice; and with
+    mixed precision the cast projection. `vocab_size` includes the padding.
+    """
+    chunk_tokens = min(settings.chunk_tokens or default_chunk_tokens(vocab_size, device_type), num_tokens)
+    logits = (3 if mixed else 2) * FP32_BYTES * vocab_size * chunk_tokens
+    return logits + 2 * FP32_BYTES * width * num_tokens + vocab_size * width * (2 * FP32_BYTES + (2 if mixed else 0))
 
 
 class _Plan(NamedTuple):

@@ -7,8 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainer.config import ModelConfig
 from trainer.machine.peak_rates import PEAK_RATES, PeakRates, RateKind, mfu, peak_flops, rate_kind, unknown_mfu
 from trainer.model.attention import make_layout
-from trainer.model.decoder import build_model
-from trainer.model.flops import flops_per_token
+from trainer.model.decoder import build_model, flops_per_token
 
 # Names as drivers give them, then 10^12 operations a second in bf16 (fp16 where there is no bf16), typed in a second time from
 # the data sheets so that a slip in either place shows.
