@@ -18,6 +18,7 @@ from trainer.commands.saved_model import opened_text_model
 from trainer.inference.conversation import converse, read_prompts, stop_token_ids
 from trainer.inference.samples import perplexity
 from trainer.inference.sampling import Sampling
+from trainer.inference.sampling_options import SamplingOptions
 from trainer.inference.text_model import Continuation, TextModel
 from trainer.inference.text_scores import score_texts
 from trainer.run.directory import load_config
@@ -71,16 +72,7 @@ def _request_of(options: GenerateOptions) -> WritingRequest:
     return WritingRequest(
         run=options.run,
         checkpoint=options.checkpoint,
-        sampling=Sampling(
-            max_tokens=options.max_tokens,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            min_p=options.min_p,
-            repetition_penalty=options.repetition_penalty,
-            stop=options.stop,
-            seed=options.seed,
-        ),
+        sampling=Sampling(**options.model_dump(include=set(SamplingOptions.model_fields))),
         stop_tokens=options.stop_token,
         prompts=[*options.prompt, *(read_prompts(options.prompts) if options.prompts else ())] or [""],
         batch=options.batch,

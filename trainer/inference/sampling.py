@@ -26,13 +26,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from torch import Tensor
 
 from common.errors import CheckpointError, ConfigError
+from common.settings.messages import explain
+from trainer.inference.sampling_options import SamplingOptions
 
 __all__ = ["GumbelNoise", "Sampling", "choose_tokens", "filtered_logits"]
 
-_LARGEST_SEED = (1 << 63) - 1
 _LEAST_EXPONENTIAL = 1e-300
 """Instead of 0, whose noise would be infinite and could not be added to the logit of a token that was removed."""
 
@@ -64,18 +66,10 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, needed, holds in (
-            ("max_tokens", "at least 1", self.max_tokens >= 1),
-            ("temperature", "at least 0 and finite", 0 <= self.temperature < float("inf")),
-            ("top_k", "at least 1", self.top_k is None or self.top_k >= 1),
-            ("top_p", "above 0 and at most 1", 0 < self.top_p <= 1),
-            ("min_p", "at least 0 and at most 1", 0 <= self.min_p <= 1),
-            ("repetition_penalty", "above 0 and finite", 0 < self.repetition_penalty < float("inf")),
-            ("stop", "texts of one character or more", all(self.stop)),
-            ("seed", f"at least 0 and at most {_LARGEST_SEED}", 0 <= self.seed <= _LARGEST_SEED),
-        ):
-            if not holds:
-                raise ConfigError(f"{name} = {getattr(self, name)!r} cannot be sampled with: --{name} is {needed}")
+        try:
+            SamplingOptions(**{name: getattr(self, name) for name in SamplingOptions.model_fields})
+        except ValidationError as error:
+            raise ConfigError(explain(SamplingOptions, error)) from None
 
 
 class GumbelNoise:

@@ -9,11 +9,12 @@ from pydantic import Field, model_validator
 
 from common.settings.model import Place
 from trainer.commands.options.saved_run import CheckpointOptions
+from trainer.inference.sampling_options import SamplingOptions
 
 __all__ = ["GenerateOptions"]
 
 
-class GenerateOptions(CheckpointOptions):
+class GenerateOptions(SamplingOptions, CheckpointOptions):
     """Writes texts that continue prompts."""
 
     prompt: Annotated[tuple[str, ...], Place(metavar="TEXT")] = Field(
@@ -22,23 +23,9 @@ class GenerateOptions(CheckpointOptions):
     prompts: Annotated[Path | None, Place(metavar="FILE")] = Field(
         None, description='File with a prompt in each line, or a .jsonl file with {"prompt": TEXT} in each line.'
     )
-    max_tokens: int = Field(128, ge=1, description="Longest continuation, in tokens.")
-    temperature: float = Field(0.8, ge=0, description="Randomness of the choice. 0 always takes the likeliest token.")
-    top_k: int | None = Field(None, ge=1, description="Choose among the k likeliest tokens. Without it, among all.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Choose among the fewest likeliest tokens with this joint probability.")
-    min_p: float = Field(
-        0.0, ge=0, le=1, description="Choose among tokens with at least this share of the likeliest token's probability."
-    )
-    repetition_penalty: float = Field(
-        1.0, gt=0, description="Values above 1 make tokens of the prompt and of the continuation less likely."
-    )
-    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Place(metavar="TEXT")] = Field(
-        (), description="End a continuation before any of these texts."
-    )
     stop_token: Annotated[tuple[str, ...], Place(metavar="TOKEN")] = Field(
         (), description="End a continuation before any of these tokens: ids, or names of special tokens."
     )
-    seed: int = Field(0, ge=0, lt=1 << 63, description="The same seed gives the same text.")
     batch: int = Field(16, ge=1, description="Prompts that are continued together.")
     no_cache: bool = Field(False, description="Compute every token anew, for comparison. This is slower.")
     as_json: Annotated[bool, Place("--json")] = Field(False, description="Print a JSON object for each prompt.")

@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from common.command_line import Command, run_command
 from common.errors import CheckpointError, ConfigError, ExitCode, StorageError
 from tests.support.runs import ROOT
 from trainer.__main__ import _announce, main
-from trainer.commands.options.generate import GenerateOptions
 from trainer.commands.table import COMMANDS
-from trainer.inference.sampling import Sampling
 from trainer.verification.outcome import Outcome
 
 TRAIN = ("train", "--data", "data", "--run", "run", "--limits.steps", "1")
@@ -191,26 +188,3 @@ def test_verify_prints_levels_as_they_hold_and_its_json_holds_an_error_too(
     assert json.loads(capsys.readouterr().out) == {"ok": False, "held": held, "error": "step 2 differs"}
     options = {"level": "replay", "num_steps": 4, "start": 2, "data": Path("d"), "sources": ("a", "b=c")}
     assert calls == [(Path("run"), options | {"trust_code": True}), (Path("run"), options | {"trust_code": False})]
-
-
-@pytest.mark.parametrize(
-    ("name", "allowed", "refused"),
-    [
-        ("max_tokens", (1,), (0,)),
-        ("temperature", (0.0,), (-0.1, float("inf"))),
-        ("top_k", (1, None), (0,)),
-        ("top_p", (1.0, 1e-9), (0.0, 1.1)),
-        ("min_p", (0.0, 1.0), (-0.1, 1.1)),
-        ("repetition_penalty", (1e-9,), (0.0, float("inf"))),
-        ("stop", (("a",),), (("",),)),
-        ("seed", (0, (1 << 63) - 1), (-1, 1 << 63)),
-    ],
-)
-def test_generate_has_the_bounds_of_the_sampling(name: str, allowed: tuple[Any, ...], refused: tuple[Any, ...]) -> None:
-    for value in allowed:
-        assert getattr(GenerateOptions(run=Path("r"), **{name: value}), name) == getattr(Sampling(**{name: value}), name)
-    for value in refused:
-        with pytest.raises(ConfigError):
-            Sampling(**{name: value})
-        with pytest.raises(ValidationError):
-            GenerateOptions(run=Path("r"), **{name: value})

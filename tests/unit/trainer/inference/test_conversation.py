@@ -64,7 +64,7 @@ def test_settings_hold_from_the_line_on_that_changes_them() -> None:
 @pytest.mark.parametrize(
     ("line", "answer"),
     [
-        ("/temperature -1", "temperature = -1.0 cannot be sampled with: --temperature is at least 0"),
+        ("/temperature -1", "--temperature = -1.0: input should be greater than or equal to 0"),
         ("/temperature hot", "/temperature hot: a number is needed"),
         ("/max_tokens 2.5", "/max_tokens 2.5: a whole number is needed"),
         ("/top_k", "/top_k : a whole number or none is needed"),
