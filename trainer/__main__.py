@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from common.command_line import end_at_once, importing, run_command
 from common.errors import ConfigError, ExitCode
-from trainer.commands.table import COMMANDS
+from trainer.launch.command_table import COMMANDS
 from trainer.launch.first_failure import only_first_failure
 from trainer.machine.allocator import keep_memory
 from trainer.machine.private_caches import use_private_caches

@@ -17,7 +17,7 @@ from common.command_line import Command, run_command
 from common.errors import CheckpointError, ConfigError, ExitCode, StorageError
 from tests.support.runs import ROOT
 from trainer.__main__ import _announce, main
-from trainer.commands.table import COMMANDS
+from trainer.launch.command_table import COMMANDS
 from trainer.verification.outcome import Outcome
 
 TRAIN = ("train", "--data", "data", "--run", "run", "--limits.steps", "1")

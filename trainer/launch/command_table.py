@@ -1,6 +1,7 @@
-"""The commands of `python -m trainer`: a row for each.
+"""The commands of `python -m trainer`: one row for each command. The launcher reads the table too, so it must load quickly.
 
-The options of a command are in the module of its name in `options/`, its work is in the module of its name beside this one.
+The options of a command are in the module of its name in `trainer/commands/options/`, its work in the module of its name in
+`trainer/commands/`.
 """
 
 from __future__ import annotations
