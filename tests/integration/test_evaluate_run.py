@@ -21,10 +21,10 @@ from data_pipeline.tokenizer import CharacterTokenizer, load_tokenizer
 from tests.support.grouped import ROW_LENGTH, write_grouped
 from tests.support.runs import metrics, run_command, tiny_config
 from trainer.commands.evaluate import benchmark_run, evaluate_run
-from trainer.commands.generate import WritingRequest, written_texts
+from trainer.commands.generate import written_texts
+from trainer.commands.options.generate import GenerateOptions
 from trainer.commands.saved_model import load_model
 from trainer.inference.lm_eval import HarnessModel
-from trainer.inference.sampling import Sampling
 from trainer.inference.text_model import TextModel
 from trainer.loop import train
 from trainer.model.attention import make_layout
@@ -80,7 +80,7 @@ def test_a_run_of_a_gpu_can_be_looked_at_without_one(run: Path, tmp_path: Path, 
     (copy / "config.toml").write_text(settings)
     found, expected = (json.loads(evaluate_run(path, "latest", as_json=True))["val_loss"] for path in (copy, run))
     assert found == pytest.approx(expected, rel=0.01)
-    request = WritingRequest(copy, "latest", Sampling(4), as_json=True, score=True)
+    request = GenerateOptions(run=copy, max_tokens=4, as_json=True, score=True)
     assert [list(json.loads(line)) for line in written_texts(request)] == [
         ["prompt", "text", "tokens", "finish_reason"],
         ["scores"],

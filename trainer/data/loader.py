@@ -20,7 +20,7 @@ from common.storage_errors import explain_os_error
 from data_pipeline.dataset.shards import Rows, ShardError
 from trainer.config import BatchConfig
 from trainer.data.adjustments import Changes
-from trainer.data.batch import DataFault, GlobalBatch, MicroBatch, blank_micro_batch, micro_batch, share_of_rank
+from trainer.data.batch import DataFault, GlobalBatch, blank_micro_batch, micro_batch, share_of_rank
 from trainer.data.order import RowOrder
 from trainer.distributed.group import Group
 
@@ -60,15 +60,6 @@ def global_batch(
     return GlobalBatch(
         position, indices, num_targets, float(max(1, normaliser)), tuple(micro_batches), num_micro_batches=config.micro_batches
     )
-
-
-def _without_data(
-    order: RowOrder, config: BatchConfig, group: Group, position: int, blank: MicroBatch, fault: DataFault
-) -> GlobalBatch:
-    """What stands in for a batch that could not be read: of the same shape, so that this rank can keep step with the others."""
-    own = share_of_rank(config.micro_batches, group)
-    indices = order.rows_at(position, config.global_rows)
-    return GlobalBatch(position, indices, 0, 1.0, (blank,) * len(own), num_micro_batches=config.micro_batches, fault=fault)
 
 
 @contextmanager
@@ -126,7 +117,8 @@ def prefetched_batches(
             if shard is None:
                 raise
             padding = blank_micro_batch(cut.micro_rows, rows.row_length, **wanted)
-            return _without_data(order, cut, group, position, padding, DataFault(shard, error))
+            num_own, indices = len(share_of_rank(cut.micro_batches, group)), order.rows_at(position, cut.global_rows)
+            return GlobalBatch(position, indices, 0, 1.0, (padding,) * num_own, cut.micro_batches, DataFault(shard, error))
 
     def work() -> None:
         position, step = start, first_step

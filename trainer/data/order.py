@@ -11,19 +11,16 @@ falls inside. The domain is less than four times N, so fewer than four encryptio
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAX_ROWS", "RowOrder", "UniformOrder", "invert", "permute", "rows_at"]
+__all__ = ["MAX_ROWS", "RowOrder", "UniformOrder", "permute", "rows_at"]
 
 MAX_ROWS = 1 << 40
 _ROUNDS = 6
-
-_Cipher = Callable[[NDArray[np.uint64], np.uint64, NDArray[np.uint64]], NDArray[np.uint64]]
 
 
 class RowOrder(Protocol):
@@ -60,16 +57,16 @@ def permute(seed: int, epoch: int, indices: NDArray[np.int64], num_rows: int) ->
     Raises:
         ValueError: `num_rows` is not in 1..2^40, or an index lies outside the epoch.
     """
-    return _walk(_encrypt, seed, epoch, indices, num_rows)
-
-
-def invert(seed: int, epoch: int, rows: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
-    """The indices at which `rows` (any shape) stand in one epoch: what `permute` makes of them is `rows`.
-
-    Raises:
-        ValueError: as `permute`.
-    """
-    return _walk(_decrypt, seed, epoch, rows, num_rows)
+    if not 1 <= num_rows <= MAX_ROWS:
+        raise ValueError(f"{num_rows} rows; between 1 and {MAX_ROWS} can be ordered")
+    if indices.size and not 0 <= indices.min() <= indices.max() < num_rows:
+        raise ValueError(f"numbers from {indices.min()} to {indices.max()}; an epoch has 0 to {num_rows - 1}")
+    half_bits = np.uint64(max(1, ((num_rows - 1).bit_length() + 1) // 2))
+    keys = _round_keys(seed, epoch)
+    values = _encrypt(indices.astype(np.uint64), half_bits, keys)
+    while (outside := values >= np.uint64(num_rows)).any():
+        values[outside] = _encrypt(values[outside], half_bits, keys)
+    return values.astype(np.int64)
 
 
 def rows_at(seed: int, start: int, count: int, num_rows: int) -> NDArray[np.int64]:
@@ -82,20 +79,6 @@ def rows_at(seed: int, start: int, count: int, num_rows: int) -> NDArray[np.int6
     return rows
 
 
-def _walk(cipher: _Cipher, seed: int, epoch: int, numbers: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
-    """Applies `cipher` to each number until it is below `num_rows`."""
-    if not 1 <= num_rows <= MAX_ROWS:
-        raise ValueError(f"{num_rows} rows; between 1 and {MAX_ROWS} can be ordered")
-    if numbers.size and not 0 <= numbers.min() <= numbers.max() < num_rows:
-        raise ValueError(f"numbers from {numbers.min()} to {numbers.max()}; an epoch has 0 to {num_rows - 1}")
-    half_bits = np.uint64(max(1, ((num_rows - 1).bit_length() + 1) // 2))
-    keys = _round_keys(seed, epoch)
-    values = cipher(numbers.astype(np.uint64), half_bits, keys)
-    while (outside := values >= np.uint64(num_rows)).any():
-        values[outside] = cipher(values[outside], half_bits, keys)
-    return values.astype(np.int64)
-
-
 def _round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:
     digest = hashlib.blake2b(f"order/{seed}/{epoch}".encode(), digest_size=8 * _ROUNDS).digest()
     return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
@@ -106,14 +89,6 @@ def _encrypt(values: NDArray[np.uint64], half_bits: np.uint64, keys: NDArray[np.
     left, right = values >> half_bits, values & mask
     for key in keys:
         left, right = right, left ^ (_mix(right ^ key) & mask)
-    return (left << half_bits) | right
-
-
-def _decrypt(values: NDArray[np.uint64], half_bits: np.uint64, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    mask = (np.uint64(1) << half_bits) - np.uint64(1)
-    left, right = values >> half_bits, values & mask
-    for key in keys[::-1]:
-        left, right = right ^ (_mix(left ^ key) & mask), left
     return (left << half_bits) | right
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,6 +13,7 @@ from common.files import UnusableFileError, parse_json, read_input
 from common.untrusted import MAX_PROMPTS_BYTES
 from data_pipeline.tokenizer import Tokenizer
 from trainer.inference.sampling import Sampling
+from trainer.inference.sampling_options import SamplingOptions
 
 __all__ = ["HELP", "converse", "read_prompts", "stop_token_ids"]
 
@@ -20,30 +21,22 @@ Writer = Callable[[str, Sampling], Generator[str, None, None]]
 """Yields the continuation of a prompt, piece by piece."""
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """A setting that a line can change."""
-
-    parse: Callable[[str], Any]
-    wanted: str
-    help: str
-
-
-_SETTINGS = {
-    "max_tokens": _Setting(int, "a whole number", "longest continuation, in tokens"),
-    "temperature": _Setting(float, "a number", "0 always takes the likeliest token"),
-    "top_k": _Setting(lambda word: None if word == "none" else int(word), "a whole number or none", "of the k likeliest tokens"),
-    "top_p": _Setting(float, "a number", "of the likeliest tokens with this joint probability; 1: all"),
-    "min_p": _Setting(float, "a number", "of tokens with this share of the likeliest one's probability; 0: all"),
-    "repetition_penalty": _Setting(float, "a number", "above 1 makes tokens less likely that were there before"),
-    "stop": _Setting(lambda word: (word,) if word else (), "a text", "ends a continuation before this text; alone: none"),
-    "seed": _Setting(int, "a whole number", "the same seed gives the same text"),
+_SETTINGS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "max_tokens": (int, "a whole number"),
+    "temperature": (float, "a number"),
+    "top_k": (lambda word: None if word == "none" else int(word), "a whole number or none"),
+    "top_p": (float, "a number"),
+    "min_p": (float, "a number"),
+    "repetition_penalty": (float, "a number"),
+    "stop": (lambda word: (word,) if word else (), "a text"),
+    "seed": (int, "a whole number"),
 }
+"""For each setting that a line can change: how to parse its value, and what the value must be."""
 
 HELP = "\n".join(
     [
         "A line is continued; one that begins with // from its second /. Ctrl-C ends a continuation, Ctrl-D the program.",
-        *(f"  /{name + ' X':<22}{setting.help}" for name, setting in _SETTINGS.items()),
+        *(f"  /{name + ' X':<22}{SamplingOptions.model_fields[name].description}" for name in _SETTINGS),
         f"  {'/settings':<23}shows all of these",
         f"  {'/help':<23}shows this",
     ]
@@ -141,10 +134,11 @@ def _obey(line: str, sampling: Sampling, out: IO[str]) -> Sampling:
     elif name not in _SETTINGS:
         out.write(f"{HELP}\n" if name == "help" else f"/{name} is no command; /help shows them\n")
     else:
+        parse, needed = _SETTINGS[name]
         try:
-            sampling = replace(sampling, **{name: _SETTINGS[name].parse(word if name == "stop" else word.strip())})
+            sampling = replace(sampling, **{name: parse(word if name == "stop" else word.strip())})
         except ValueError:
-            out.write(f"/{name} {word}: {_SETTINGS[name].wanted} is needed\n")
+            out.write(f"/{name} {word}: {needed} is needed\n")
         except ConfigError as error:
             out.write(f"{error}\n")
         else:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from data_pipeline.tokenizer import Tokenizer
 from trainer.inference.sampling import GumbelNoise, Sampling, choose_tokens
-from trainer.model.attention import Layout, make_layout
+from trainer.model.attention import make_layout
 from trainer.model.decoder import Decoder
 from trainer.model.kv_cache import KeyValueCache
 from trainer.model.layers import Attention, DecoderLayer
@@ -206,8 +206,11 @@ class _Uncached:
         pass
 
     def _of_row(self, window: Sequence[int]) -> Tensor:
+        device = next(self._model.parameters()).device
+        tokens_1L = torch.tensor([window], dtype=torch.int64, device=device)
+        layout = make_layout(torch.zeros_like(tokens_1L), torch.arange(len(window), device=device)[None])
         with uncompiled():
-            logits_1LV: Tensor = self._model(*_inputs(self._model, window))
+            logits_1LV: Tensor = self._model(tokens_1L, layout)
         return logits_1LV[0, -1]
 
 
@@ -320,13 +323,6 @@ class _Writer:
     def _first_stop(self) -> int | None:
         text = self._text()
         return min((place for stop in self._sampling.stop if (place := text.find(stop)) >= 0), default=None)
-
-
-def _inputs(model: nn.Module, window: Sequence[int]) -> tuple[Tensor, Layout]:
-    """What a model is called with, for one row."""
-    device = next(model.parameters()).device
-    tokens_1L = torch.tensor([window], dtype=torch.int64, device=device)
-    return tokens_1L, make_layout(torch.zeros_like(tokens_1L), torch.arange(len(window), device=device)[None])
 
 
 def _num_held_back(text: str, stops: Sequence[str]) -> int:

@@ -17,6 +17,7 @@ from common.command_line import Command, run_command
 from common.errors import CheckpointError, ConfigError, ExitCode, StorageError
 from tests.support.runs import ROOT
 from trainer.__main__ import _announce, main
+from trainer.commands.options.generate import GenerateOptions
 from trainer.launch.command_table import COMMANDS
 from trainer.verification.outcome import Outcome
 
@@ -70,16 +71,16 @@ def test_every_node_learns_that_a_training_is_done_and_one_rank_tells_its_result
 
 
 def test_stops_and_stop_tokens_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = []
+    requests: list[GenerateOptions] = []
 
-    def remember(request: Any) -> Iterator[str]:
-        requests.append(request)
+    def remember(options: GenerateOptions) -> Iterator[str]:
+        requests.append(options)
         yield ""
 
     monkeypatch.setattr("trainer.commands.generate.written_texts", remember)
     main(["generate", "run", "--stop", "a", "b", "--stop", "c", "--stop_token", "1", "--stop_token", "2"])
     main(["generate", "run"])
-    assert [(request.sampling.stop, list(request.stop_tokens)) for request in requests] == [(("a", "b", "c"), ["1", "2"]), ((), [])]
+    assert [(options.stop, options.stop_token) for options in requests] == [(("a", "b", "c"), ("1", "2")), ((), ())]
 
 
 @pytest.mark.parametrize(
