@@ -1,4 +1,4 @@
-"""What one block keeps in memory of the activations of one token. Each block states it beside its forward pass."""
+"""Memory that the activations of one token take in one block. Each block states its number beside its forward pass."""
 
 from __future__ import annotations
 

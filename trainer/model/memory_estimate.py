@@ -20,34 +20,34 @@ __all__ = ["MemoryEstimate", "estimate"]
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes that one rank needs at the height of a step, part by part."""
+    """Bytes that one rank needs at the peak of a step, by part."""
 
     micro: int
-    """Rows of the micro-batch that this is for."""
+    """Rows of a micro-batch in this estimate."""
     weights: int
     gradients: int
     optimizer: int
-    """AdamW's two averages, or Muon's one for the matrices of the layers."""
+    """The two averages of AdamW, or the one average of Muon for the matrices of the layers."""
     average: int
     """The moving average of the weights, if it is on."""
     tree: int
     """Partial sums of `reproducibility = elastic`."""
     casts: int
-    """The layers' matrices in the type of the computation, where that is not fp32; FSDP does not divide them."""
+    """The layers' matrices cast to the type of the computation if that is not fp32. FSDP does not divide them."""
     gathered: int
-    """Whole weights and gradients that FSDP holds for a time."""
+    """Whole weights and gradients that FSDP holds temporarily."""
     activations: int
-    """What the backward pass needs of the forward pass, and the gradients on their way through a layer."""
+    """Activations that the forward pass keeps for the backward pass, and the gradients inside one layer."""
     loss: int
-    """Logits of a chunk, and the gradients that the loss computes ahead."""
+    """Logits of a chunk, and the gradients that the loss computes in its forward pass."""
 
     @property
     def total(self) -> int:
-        """The sum of the parts, in bytes."""
+        """Return the sum of the parts, in bytes."""
         return sum(self._parts().values())
 
     def describe(self) -> str:
-        """One line: the total, then the parts that are not zero."""
+        """Return one line with the total and the parts that are not zero."""
         parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in self._parts().items() if size)
         return f"memory estimate {format_bytes(self.total)} for micro-batches of {self.micro} rows: {parts}"
 
@@ -64,19 +64,19 @@ def estimate(
     backend: Backend = "sdpa",
     device_type: str = "cuda",
 ) -> MemoryEstimate:
-    """The memory of one of `world_size` ranks with micro-batches of `micro` rows of `row_length` tokens.
+    """Return the memory of one of `world_size` ranks with micro-batches of `micro` rows of `row_length` tokens.
 
-    Bytes of a weight: 4 itself, 4 its gradient, 8 AdamW's averages or 4 Muon's, 4 its moving average; FSDP divides these by
-    the number of ranks, but holds whole gradients as long as a rank sums over several micro-batches.
+    A weight takes 4 bytes, its gradient 4, the averages of AdamW 8 or that of Muon 4, and its moving average 4. FSDP divides these
+    by the number of ranks, but holds whole gradients while a rank sums over several micro-batches.
 
     Args:
-        config: all settings; its `batch.micro` is not read.
+        config: all settings; `batch.micro` is not read.
         vocab_size: pieces of the tokenizer.
         row_length: tokens of a row.
         world_size: ranks of the run.
         micro: rows of a micro-batch.
-        backend: of the attention; `sdpa` holds a mask for every layer.
-        device_type: "cpu" or "cuda", on which the loss's choice of a chunk depends.
+        backend: backend of the attention; `sdpa` holds a mask for every layer.
+        device_type: "cpu" or "cuda", which decides the default chunk of the loss.
     """
     model = config.model
     layer = DecoderLayer.num_matrix_weights(model)
@@ -87,8 +87,8 @@ def estimate(
     mixed = config.precision != "fp32"
     gathered = 0
     if sharded > 1:
-        # The weights outside the layers, those of a layer and of the next, and the gradients of one group; of all while they
-        # are summed over micro-batches.
+        # The weights outside the layers, those of a layer and the next layer, and the gradients of one group, or of all groups
+        # while gradients are summed over micro-batches.
         others = weights - matrices
         gathered = _FP32 * (others + 2 * layer + (weights if micro_batches > 1 else max(layer, others)))
     return MemoryEstimate(
