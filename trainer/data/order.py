@@ -1,11 +1,11 @@
-"""Which row comes when: a pure function of the seed and a position, the same for any number of ranks and workers.
+"""The order of the training rows: a pure function of the seed and a position, the same for any number of ranks and workers.
 
-Position `p` of a run belongs to epoch `p // N`, and the row at index `i = p % N` of epoch `e` is `permute(seed, e, i, N)`: a keyed
-permutation of 0..N-1 that needs no table. The state of the data is therefore one integer, the rows consumed.
+Position `p` of a run belongs to epoch `p // N`. The row at index `i = p % N` of epoch `e` is `permute(seed, e, i, N)`, a keyed
+permutation of 0..N-1 that needs no table. So the state of the data is one integer, the number of rows consumed.
 
-The permutation is a balanced Feistel network (Luby and Rackoff, 1988) on the smallest even number of bits that holds N,
-restricted to 0..N-1 by cycle walking (Black and Rogaway, 2002): a value that falls outside is encrypted again until it
-falls inside. The domain is less than four times N, so fewer than four encryptions are expected for each value.
+The permutation is a balanced Feistel network (Luby and Rackoff, 1988) on the smallest even number of bits that holds N. Cycle
+walking (Black and Rogaway, 2002) restricts it to 0..N-1: a value outside this range is encrypted again until it is inside. There
+are fewer than 4 N values, so the expected number of encryptions is below four.
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ _ROUNDS = 6
 
 
 class RowOrder(Protocol):
-    """The row at every position of a run, from 0 on without end."""
+    """The row at every position of a run. Positions start at 0 and have no end."""
 
     @property
     def description(self) -> str:
-        """What is drawn how often, in a line for the log."""
+        """Return one line for the log that says how often each row is drawn."""
 
     def rows_at(self, start: int, count: int) -> NDArray[np.int64]:
-        """The rows at positions `start` to `start + count - 1`, shape (count,)."""
+        """Return the rows at positions `start` to `start + count - 1`, shape (count,)."""
 
 
 @dataclass(frozen=True)
 class UniformOrder:
-    """Every row once in each epoch of `num_rows` positions."""
+    """An order in which every row comes once in each epoch of `num_rows` positions."""
 
     seed: int
     num_rows: int
 
     @property
     def description(self) -> str:
-        """What is drawn how often, in a line for the log."""
+        """Return one line for the log that says how often each row is drawn."""
         return f"each of {self.num_rows} rows once in an epoch"
 
     def rows_at(self, start: int, count: int) -> NDArray[np.int64]:
-        """See `RowOrder`."""
+        """Return the rows at positions `start` to `start + count - 1`, shape (count,)."""
         return rows_at(self.seed, start, count, self.num_rows)
 
 
 def permute(seed: int, epoch: int, indices: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
-    """The rows at `indices` (any shape, each in 0..num_rows-1) of one epoch's permutation of 0..num_rows-1.
+    """Return the rows at `indices` (any shape, each in 0..num_rows-1) of one epoch's permutation of 0..num_rows-1.
 
     Raises:
         ValueError: `num_rows` is not in 1..2^40, or an index lies outside the epoch.
     """
     if not 1 <= num_rows <= MAX_ROWS:
-        raise ValueError(f"{num_rows} rows; between 1 and {MAX_ROWS} can be ordered")
+        raise ValueError(f"{num_rows} rows cannot be ordered; the number must be from 1 to {MAX_ROWS}")
     if indices.size and not 0 <= indices.min() <= indices.max() < num_rows:
-        raise ValueError(f"numbers from {indices.min()} to {indices.max()}; an epoch has 0 to {num_rows - 1}")
+        raise ValueError(f"indices {indices.min()} to {indices.max()} are not all in an epoch, which has 0 to {num_rows - 1}")
     half_bits = np.uint64(max(1, ((num_rows - 1).bit_length() + 1) // 2))
     keys = _round_keys(seed, epoch)
     values = _encrypt(indices.astype(np.uint64), half_bits, keys)
@@ -70,7 +70,7 @@ def permute(seed: int, epoch: int, indices: NDArray[np.int64], num_rows: int) ->
 
 
 def rows_at(seed: int, start: int, count: int, num_rows: int) -> NDArray[np.int64]:
-    """The rows at positions `start` to `start + count - 1` of a run, shape (count,); positions run on across epochs."""
+    """Return the rows at positions `start` to `start + count - 1` of a run, shape (count,). Positions continue across epochs."""
     rows = np.empty(count, dtype=np.int64)
     for epoch in range(start // num_rows, (start + count - 1) // num_rows + 1):
         first, end = max(start, epoch * num_rows), min(start + count, (epoch + 1) * num_rows)
@@ -93,7 +93,7 @@ def _encrypt(values: NDArray[np.uint64], half_bits: np.uint64, keys: NDArray[np.
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The output function of SplitMix64 (Steele, Lea and Flood, 2014): every input bit reaches every output bit."""
+    """Apply the output function of SplitMix64 (Steele, Lea and Flood, 2014): each input bit affects each output bit."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -118,12 +118,12 @@ def test_the_order_is_the_published_one() -> None:
 
 @pytest.mark.parametrize("num_rows", [0, -1, MAX_ROWS + 1])
 def test_a_size_out_of_range_is_refused(num_rows: int) -> None:
-    with pytest.raises(ValueError, match="can be ordered"):
+    with pytest.raises(ValueError, match="rows cannot be ordered; the number must be from 1 to"):
         permute(0, 0, np.array([0]), num_rows)
 
 
 def test_an_index_outside_the_epoch_is_refused() -> None:
-    with pytest.raises(ValueError, match="an epoch has 0 to 9"):
+    with pytest.raises(ValueError, match="not all in an epoch, which has 0 to 9"):
         permute(0, 0, np.array([10]), 10)
-    with pytest.raises(ValueError, match="an epoch has 0 to 9"):
+    with pytest.raises(ValueError, match="not all in an epoch, which has 0 to 9"):
         permute(0, 0, np.array([-1]), 10)
