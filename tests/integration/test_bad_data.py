@@ -212,7 +212,7 @@ def test_a_run_is_evaluated_without_what_it_had_in_quarantine(data: Path, tmp_pa
     assert quarantines(run) == [(4, ("val/a-00000.arrow",))]
     result = json.loads(evaluate_run(run, "latest", as_json=True))
     assert (result["left_out"], result["targets"]) == (9, metrics(run, "eval")[-1]["targets"])
-    assert evaluate_run(run, "latest", as_json=False).endswith("left out, as by the run: 9 of 9 rows, of shards in quarantine")
+    assert evaluate_run(run, "latest", as_json=False).endswith("left out, as in the run: 9 of 9 rows, from shards in quarantine")
     other = write_prepared(tmp_path / "other", seed=5)
     assert json.loads(evaluate_run(run, "latest", data=other, as_json=True))["left_out"] == 0
     with pytest.raises(PreparedDataError, match=r"val/a-00000\.arrow"):

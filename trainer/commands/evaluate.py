@@ -1,4 +1,4 @@
-"""`evaluate`: validation loss or benchmarks of a saved model."""
+"""`evaluate`: computes the validation loss or the benchmarks of a checkpoint."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["benchmark_run", "evaluate_run", "run"]
 
 
 def run(options: EvaluateOptions) -> None:
-    """Prints the evaluation, once for all ranks; raises as `evaluate_run` and `benchmark_run` do."""
+    """Print the evaluation on rank 0. Raises the errors of `evaluate_run` and `benchmark_run`."""
     saved, which, as_json, trust_code = options.run, options.checkpoint, options.as_json, options.trust_code
     if options.lm_eval is not None:
         print(benchmark_run(saved, which, options.lm_eval, options.limit, as_json=as_json, trust_code=trust_code))
@@ -56,20 +56,20 @@ def evaluate_run(
     as_json: bool,
     trust_code: bool = False,
 ) -> str:
-    """Validation loss, perplexity and bits per byte of a checkpoint, for people or as a JSON object.
+    """Return validation loss, perplexity and bits per byte of a checkpoint, as text or as a JSON object.
 
     Args:
         run: directory of the run.
-        which: the checkpoint, see `load_checkpoint`.
-        data: prepared data other than that of the run.
-        limit: validation rows to use, spread evenly; none: as the run has evaluated.
-        by: the groups to show: source, kind, length.
-        as_json: one JSON object instead of text.
-        trust_code: code that came with the run may be executed; see `trainer.extensions.trust`.
+        which: the checkpoint: see `load_checkpoint`.
+        data: prepared data to evaluate on; None: the data of the run.
+        limit: number of validation rows, spread evenly; None: as many as the run's evaluations use.
+        by: groups to show: source, kind, length.
+        as_json: return a JSON object instead of text.
+        trust_code: allow code of the run to be executed; see `trainer.extensions.trust`.
 
     Raises:
-        CheckpointError: there is no such run or checkpoint, or it is damaged.
-        ConfigError: code of the run needs consent, or the data has another tokenizer, or rows that are too long for the model.
+        CheckpointError: the run or the checkpoint does not exist or is damaged.
+        ConfigError: code of the run needs consent, or the data has another tokenizer or rows that are too long for the model.
         PreparedDataError: the data is missing or damaged, or has no validation rows.
     """
     config = settings_here(load_config(run))
@@ -103,7 +103,7 @@ def evaluate_run(
             )
     left_out = rows.num_rows_in(lost, np.arange(len(rows)))
     if not as_json:
-        note = f"\n\nleft out, as by the run: {left_out:,} of {len(rows):,} rows, of shards in quarantine" if left_out else ""
+        note = f"\n\nleft out, as in the run: {left_out:,} of {len(rows):,} rows, from shards in quarantine" if left_out else ""
         return describe_evaluation(result, step, by) + note
     total = {"val_loss" if name == "loss" else name: value for name, value in result.total.to_json().items()}
     groups = {f"by_{name}": {group: score.to_json() for group, score in result.groups[name].items()} for name in by}
@@ -111,7 +111,7 @@ def evaluate_run(
 
 
 def _quarantined(run: Path, manifest: Manifest, step: int) -> frozenset[str]:
-    """The shards that a run had put into quarantine by a step; of other data than its own, none."""
+    """Return the shards that the run had in quarantine at a step; none if `manifest` is not that of the run's data."""
     record = read_record(run)
     if manifest.root_digest != record["data"]["root_digest"]:
         return frozenset()
@@ -119,12 +119,12 @@ def _quarantined(run: Path, manifest: Manifest, step: int) -> frozenset[str]:
 
 
 def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, num_rows: int, context: int) -> None:
-    """Raises where the model of a run cannot be evaluated on the data."""
+    """Raise if the model of a run cannot be evaluated on the data."""
     if manifest.tokenizer_digest != tokenizer.digest:
         raise ConfigError(
-            f"{data}: its tokenizer is {manifest.tokenizer_digest}, but {run} was trained with {tokenizer.digest}, so its tokens "
-            "mean something else to this model; prepare the text with the tokenizer of the run. Models with different tokenizers "
-            "are compared by their bits per byte, each on the same text with its own tokenizer"
+            f"{data}: its tokenizer is {manifest.tokenizer_digest}, but {run} was trained with {tokenizer.digest}; prepare "
+            "the text with the tokenizer of the run. To compare models with different tokenizers, prepare the same text with each "
+            "tokenizer, and compare bits per byte"
         )
     if manifest.row_length > context:
         raise ConfigError(
@@ -136,18 +136,18 @@ def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, 
 
 
 def benchmark_run(run: Path, which: str, tasks: str, limit: int | None, *, as_json: bool, trust_code: bool = False) -> str:
-    """The benchmarks of a checkpoint, for people or as a JSON object.
+    """Return the benchmarks of a checkpoint, as a table or as a JSON object.
 
     Args:
         run: directory of the run.
-        which: the checkpoint, see `load_checkpoint`.
-        tasks: see `run_benchmarks`, as the rest.
-        limit: examples of each task.
-        as_json: one JSON object instead of a table.
-        trust_code: code that came with the run may be executed; see `trainer.extensions.trust`.
+        which: the checkpoint: see `load_checkpoint`.
+        tasks: see `run_benchmarks`.
+        limit: number of examples of each task; None: all.
+        as_json: return a JSON object instead of a table.
+        trust_code: allow code of the run to be executed; see `trainer.extensions.trust`.
 
     Raises:
-        CheckpointError: there is no such run or checkpoint, or it is damaged.
+        CheckpointError: the run or the checkpoint does not exist or is damaged.
         ConfigError: see `run_benchmarks`; or there are several ranks.
     """
     config = settings_here(load_config(run))

@@ -1,4 +1,4 @@
-"""`generate`: what a run's model writes after some prompts, as lines for people or JSON objects, and the scores of it."""
+"""`generate`: continues prompts with the model of a run, prints the texts, and scores them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = ["converse_with_run", "run", "written_texts"]
 
 
 def run(options: GenerateOptions) -> None:
-    """Writes the texts to standard output, or converses on the terminal.
+    """Write the texts to standard output, or read prompts from the terminal.
 
     Raises:
-        ConfigError: a file of prompts cannot be read; or see `written_texts`.
+        ConfigError: see `written_texts`.
         CheckpointError: see `written_texts`.
     """
     out = getattr(sys.stdout, "behind", sys.stdout) if options.raw else sys.stdout
@@ -38,18 +38,18 @@ def run(options: GenerateOptions) -> None:
             print(piece, end="", flush=True, file=out)
         return
     with suppress(ImportError):
-        import_module("readline")  # it lets `input` edit lines and recall earlier ones with the arrow keys
+        import_module("readline")  # with it, `input` can edit lines and recall earlier lines with the arrow keys
     if isinstance(sys.stdin, TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # one line that cannot be read does not end the conversation
+        sys.stdin.reconfigure(errors="surrogateescape")  # a line that is not UTF-8 does not end the program
     converse_with_run(options, input, out)
 
 
 def written_texts(options: GenerateOptions) -> Iterator[str]:
-    """Yields what is to be printed, piece by piece: a single text as it is written, several as they are finished.
+    """Yield the output in pieces. A single text comes while the model writes it; several texts come when they are finished.
 
     Raises:
-        CheckpointError: the run or the checkpoint is not there, or it is damaged.
-        ConfigError: a stop token is none of the tokenizer's.
+        CheckpointError: the run or the checkpoint does not exist or is damaged.
+        ConfigError: the file of prompts cannot be read, or the tokenizer has no such stop token.
     """
     prompts = [*options.prompt, *(read_prompts(options.prompts) if options.prompts else ())] or [""]
     written: list[Continuation] = []
@@ -72,7 +72,7 @@ def written_texts(options: GenerateOptions) -> Iterator[str]:
 
 
 def converse_with_run(options: GenerateOptions, read: Callable[[str], str], out: IO[str]) -> None:
-    """Continues the lines that `read` returns; see `trainer.inference.conversation.converse`."""
+    """Continue the lines that `read` returns; see `trainer.inference.conversation.converse`."""
     with _opened(options) as source:
         converse(source.stream, _sampling(options, source), read, out)
 

@@ -24,7 +24,7 @@ class SamplingOptions(Options):
     repetition_penalty: float = Field(
         1.0, gt=0, description="Values above 1 make tokens of the prompt and of the continuation less likely."
     )
-    seed: int = Field(0, ge=0, lt=1 << 63, description="The same seed gives the same text.")
+    seed: int = Field(0, ge=0, lt=1 << 63, description="Seed of the random choices. The same seed gives the same text.")
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Place(metavar="TEXT")] = Field(
-        (), description="End a continuation before any of these texts."
+        (), description="Texts that end a continuation. The continuation does not contain them."
     )

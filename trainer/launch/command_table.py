@@ -17,36 +17,36 @@ def _command(name: str, options: str, summary: str) -> Command:
 
 _TRAIN = Command(
     "train",
-    "train a model, or go on with a run that was stopped",
+    "train a model, or continue a run that was stopped",
     "trainer.config:TrainConfig",
     "trainer.commands.train:run",
     "Trains a model on prepared data. Under torchrun, every rank runs this command.",
 )
 _SCHEMA = Command(
     "schema",
-    "JSON Schema of the settings of `train`, for editors; --env lists their environment variables",
+    "print the JSON Schema of the settings of `train`; --env prints their environment variables",
     "common.settings.options:SchemaOptions",
     "trainer.commands.schema:run",
 )
 _ROWS = (
     _TRAIN,
-    _command("evaluate", "EvaluateOptions", "validation loss and perplexity of a run's checkpoint"),
-    _command("generate", "GenerateOptions", "text from a run's checkpoint"),
+    _command("evaluate", "EvaluateOptions", "compute validation loss and perplexity of a checkpoint"),
+    _command("generate", "GenerateOptions", "write text with the model of a checkpoint"),
     _command(
         "verify",
         "VerifyOptions",
-        "whether a run's files are what was written, the environment is the same, and steps give the same bits again",
+        "check that a run's files are intact, that the environment is the same, and that steps give the same bits again",
     ),
     _command(
         "audit",
         "AuditOptions",
-        "what every step of a run was trained on: proof of no repeat and no omission, and the text behind a step",
+        "prove that no row was trained twice or left out, or show the text of one step",
     ),
     _command(
-        "report", "ReportOptions", "report.html and training_metrics.png of a run: curves, evaluations, samples, settings, digests"
+        "report", "ReportOptions", "write report.html and training_metrics.png: curves, evaluations, samples, settings, digests"
     ),
-    _command("compare", "CompareOptions", "one page that lays several runs over each other"),
-    _command("stacks", "StacksOptions", "what the ranks of a running training do at this moment: the stacks of all their threads"),
+    _command("compare", "CompareOptions", "write one page that compares several runs"),
+    _command("stacks", "StacksOptions", "print the stacks of all threads of a running training"),
     _SCHEMA,
 )
 COMMANDS = {command.name: command for command in _ROWS}

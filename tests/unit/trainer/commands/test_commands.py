@@ -86,7 +86,7 @@ def test_stops_and_stop_tokens_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--prompt", "once", "caf\udce9"), "--prompt is no UTF-8 text"),
+        (("--prompt", "once", "caf\udce9"), "--prompt is not UTF-8 text"),
         (("--reference", "other"), "add --score, or leave out --reference"),
     ],
 )
@@ -164,7 +164,7 @@ def test_the_options_of_evaluate_reach_it(monkeypatch: pytest.MonkeyPatch, capsy
 
 @pytest.mark.parametrize("words", [("--data", "d"), ("--by", "kind")])
 def test_benchmarks_have_texts_of_their_own(words: tuple[str, str]) -> None:
-    with pytest.raises(ConfigError, match="--lm-eval has texts of its own; leave out --data and --by"):
+    with pytest.raises(ConfigError, match="--lm-eval brings its own texts; leave out --data and --by"):
         main(["evaluate", "run", "--lm-eval", "arc_easy", *words])
 
 
