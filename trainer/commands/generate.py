@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from common.files import plain
 from trainer.commands.options.generate import GenerateOptions
@@ -22,7 +22,7 @@ from trainer.inference.text_model import Continuation, TextModel
 from trainer.inference.text_scores import score_texts
 from trainer.run.directory import load_config
 
-__all__ = ["converse_with_run", "run", "written_texts"]
+__all__ = ["run", "written_texts"]
 
 
 def run(options: GenerateOptions) -> None:
@@ -41,7 +41,8 @@ def run(options: GenerateOptions) -> None:
         import_module("readline")  # with it, `input` can edit lines and recall earlier lines with the arrow keys
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # a line that is not UTF-8 does not end the program
-    converse_with_run(options, input, out)
+    with _opened(options) as source:
+        converse(source.stream, _sampling(options, source), input, out)
 
 
 def written_texts(options: GenerateOptions) -> Iterator[str]:
@@ -69,12 +70,6 @@ def written_texts(options: GenerateOptions) -> Iterator[str]:
     if options.score and options.reference is not None:
         with opened_text_model(options.reference, "latest", trust_code=options.trust_code) as reference:
             yield _scores(options, reference, options.reference, written)
-
-
-def converse_with_run(options: GenerateOptions, read: Callable[[str], str], out: IO[str]) -> None:
-    """Continue the lines that `read` returns; see `trainer.inference.conversation.converse`."""
-    with _opened(options) as source:
-        converse(source.stream, _sampling(options, source), read, out)
 
 
 def _opened(options: GenerateOptions) -> AbstractContextManager[TextModel]:

@@ -129,7 +129,10 @@ def filtered_logits(logits_BV: Tensor, seen_BV: Tensor | None, sampling: Samplin
     """
     logits_BV = logits_BV.double()
     if sampling.repetition_penalty != 1 and seen_BV is not None:
-        logits_BV = torch.where(seen_BV, _penalised(logits_BV, sampling.repetition_penalty), logits_BV)
+        penalty = sampling.repetition_penalty
+        # CTRL divides every logit, but dividing a negative logit would make its token likelier.
+        penalised_BV = torch.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)
+        logits_BV = torch.where(seen_BV, penalised_BV, logits_BV)
     if sampling.temperature == 0:
         return logits_BV
     logits_BV = (logits_BV - logits_BV.amax(dim=1, keepdim=True)) / sampling.temperature
@@ -139,11 +142,6 @@ def filtered_logits(logits_BV: Tensor, seen_BV: Tensor | None, sampling: Samplin
         smallest_B1 = logits_BV.amax(dim=1, keepdim=True) + np.log(sampling.min_p)
         logits_BV = logits_BV.masked_fill(logits_BV < smallest_B1, -torch.inf)
     return logits_BV
-
-
-def _penalised(logits_BV: Tensor, penalty: float) -> Tensor:
-    """Return penalised logits. CTRL divides every logit, but dividing a negative logit would make its token likelier."""
-    return torch.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)
 
 
 def _likeliest(logits_BV: Tensor, sampling: Sampling) -> Tensor:

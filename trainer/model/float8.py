@@ -8,7 +8,6 @@ updates stay fp32. Attention, norms, embedding and output projection do not chan
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
 
 import torch
 from torch import nn
@@ -48,7 +47,12 @@ def convert_to_float8(model: nn.Module, device: torch.device, capability: tuple[
             f"precision = float8 needs a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell), and this one has "
             f"{found[0]}.{found[1]}; {_INSTEAD}"
         )
-    torchao = _torchao_float8()
+    try:
+        torchao = importlib.import_module("torchao.float8")
+    except ImportError as error:
+        raise ConfigError(
+            f"precision = float8 needs torchao ({error}); `pip install torchao==0.18.0` fits torch 2.11 to 2.13, or {_INSTEAD}"
+        ) from error
     names = tuple(name for name, module in model.named_modules() if _qualifies(module, name))
     if not names:
         raise ConfigError(
@@ -59,15 +63,6 @@ def convert_to_float8(model: nn.Module, device: torch.device, capability: tuple[
     config = torchao.Float8LinearConfig(pad_inner_dim=True)
     torchao.convert_to_float8_training(model, module_filter_fn=_qualifies, config=config)
     return names
-
-
-def _torchao_float8() -> ModuleType:
-    try:
-        return importlib.import_module("torchao.float8")
-    except ImportError as error:
-        raise ConfigError(
-            f"precision = float8 needs torchao ({error}); `pip install torchao==0.18.0` fits torch 2.11 to 2.13, or {_INSTEAD}"
-        ) from error
 
 
 def _qualifies(module: nn.Module, name: str) -> bool:

@@ -17,6 +17,7 @@ from common.command_line import Command, run_command
 from common.errors import CheckpointError, ConfigError, ExitCode, StorageError
 from tests.support.runs import ROOT
 from trainer.__main__ import _announce, main
+from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.commands.options.generate import GenerateOptions
 from trainer.launch.command_table import COMMANDS
 from trainer.verification.outcome import Outcome
@@ -143,19 +144,19 @@ def test_the_help_of_each_command_loads_nothing_heavy() -> None:
 
 def test_the_options_of_evaluate_reach_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     calls = []
-    monkeypatch.setattr("trainer.commands.evaluate.evaluate_run", lambda *given, **named: calls.append((given, named)))
-    monkeypatch.setattr("trainer.commands.evaluate.benchmark_run", lambda *given, **named: calls.append((given, named)))
+    monkeypatch.setattr("trainer.commands.evaluate.evaluate_run", lambda *given: calls.append(given))
+    monkeypatch.setattr("trainer.commands.evaluate.benchmark_run", lambda *given: calls.append(given))
     monkeypatch.setenv("TRAIN_RUN", "mine")
     main(["evaluate"])
     main(["evaluate", "other", "--checkpoint", "best", "--data", "d", "--limit", "3", "--by", "all", "--json", "--trust-code"])
     main(["evaluate", "--lm-eval", "arc_easy", "--limit", "3", "--trust-code"])
-    plain = {"data": None, "limit": None, "by": (), "as_json": False, "trust_code": False}
-    full = {"data": Path("d"), "limit": 3, "by": ("source", "kind", "length"), "as_json": True, "trust_code": True}
+    full = {"data": Path("d"), "limit": 3, "by": "all", "as_json": True, "trust_code": True}
     assert calls == [
-        ((Path("mine"), "latest"), plain),
-        ((Path("other"), "best"), full),
-        ((Path("mine"), "latest", "arc_easy", 3), {"as_json": False, "trust_code": True}),
+        (EvaluateOptions(run=Path("mine")),),
+        (EvaluateOptions(run=Path("other"), checkpoint="best", **full),),
+        (EvaluateOptions(run=Path("mine"), lm_eval="arc_easy", limit=3, trust_code=True), "arc_easy"),
     ]
+    assert calls[1][0].groups == ("source", "kind", "length")
     monkeypatch.setenv("RANK", "1")
     capsys.readouterr()
     main(["evaluate"])
