@@ -22,7 +22,6 @@ from data_pipeline.tokenizer import Tokenizer
 from trainer.inference.sampling import GumbelNoise, Sampling, choose_tokens
 from trainer.model.attention import make_layout
 from trainer.model.decoder import Decoder
-from trainer.model.kv_cache import KeyValueCache
 from trainer.model.layers import Attention, DecoderLayer
 
 __all__ = [
@@ -220,10 +219,10 @@ class _Cached:
 
     def __init__(self, model: nn.Module, context: int, num_slots: int) -> None:
         assert isinstance(model, Decoder)
-        self._model, self._context, self._num_slots = model, context, num_slots
+        self._model, self._context = model, context
         self._device = next(model.parameters()).device
         self._starts: list[int] = []
-        self._cache: KeyValueCache = model.empty_cache(num_slots)
+        self._cache = model.empty_cache(num_slots)
 
     def next(self, rows: Sequence[Sequence[int]]) -> Tensor:
         starts = [window_start(len(row), self._context) for row in rows]

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import typing
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from common.command_line import Command, run_command
+from common.command_line import run_command
 from common.errors import CheckpointError, ConfigError, ExitCode, StorageError
 from tests.support.runs import ROOT
 from trainer.__main__ import _announce, main
@@ -116,17 +114,6 @@ def test_help_names_every_command_and_another_word_is_refused_with_them(capsys: 
     assert commands[:3] == ["train", "evaluate", "generate"]
     with pytest.raises(ConfigError, match=f"the commands are {', '.join(commands)}$"):
         main(["trian"])
-
-
-def named(place: str) -> Any:
-    module, name = place.split(":")
-    return getattr(import_module(module), name)
-
-
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda command: command.name)
-def test_the_work_of_each_command_takes_the_settings_that_the_table_names(command: Command) -> None:
-    [settings, _] = typing.get_type_hints(named(command.work)).values()
-    assert settings is named(command.settings)
 
 
 def test_the_help_of_each_command_loads_nothing_heavy() -> None:
