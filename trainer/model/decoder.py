@@ -117,7 +117,7 @@ def build_model(config: ModelConfig, vocab_size: int, seed: int) -> Decoder:
 
 
 def num_weights(config: ModelConfig, vocab_size: int) -> int:
-    """Return the weights of a decoder. A shared weight counts once."""
+    """Return the number of weights of a decoder. A shared weight counts once."""
     layer = DecoderLayer.num_matrix_weights(config) + DecoderLayer.num_norm_weights(config)
     embeddings = config.padded_vocab(vocab_size) * config.width * (1 if config.tie_embeddings else 2)
     return config.layers * layer + config.width + embeddings
