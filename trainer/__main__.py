@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from common.command_line import end_at_once, importing, run_command
 from common.errors import ConfigError, ExitCode
-from trainer.commands.table import COMMANDS
+from trainer.launch.command_table import COMMANDS
 from trainer.launch.first_failure import only_first_failure
 from trainer.machine.allocator import keep_memory
 from trainer.machine.private_caches import use_private_caches
@@ -19,14 +19,14 @@ PROGRAM = "python -m trainer"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs the command that the arguments name."""
+    """Run the command that the arguments name."""
     name, rest = (arguments[0], list(arguments[1:])) if arguments else ("--help", [])
     if name in ("-h", "--help"):
         print(f"usage: {PROGRAM} COMMAND [--help] [settings]\n\ncommands:")
         print("\n".join(f"  {command.name:<10} {command.summary}" for command in COMMANDS.values()))
         return
     if name not in COMMANDS:
-        raise ConfigError(f"{name!r} is no command; the commands are {', '.join(COMMANDS)}")
+        raise ConfigError(f"{name!r} is not a command; the commands are {', '.join(COMMANDS)}")
     keep_memory()
     use_private_caches()
     with only_first_failure():
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _announce(line: str, code: ExitCode) -> None:
-    """Prints an error once for all ranks of this node, and leaves its code where the launcher finds it."""
+    """Print an error once for all ranks of this node, and write its exit code to the file that the launcher reads."""
     if leave_reason(f"{code:d}"):
         with suppress(BrokenPipeError):
             print(line, file=sys.stderr)

@@ -20,7 +20,7 @@ from common.errors import ConfigError, ExitCode
 from data_pipeline.__main__ import USAGE
 from data_pipeline.dataset.locks import replacing
 from tests.support.two_ranks import seconds_until
-from trainer.commands.table import COMMANDS
+from trainer.launch.command_table import COMMANDS
 from trainer.watchdog.beat import Beat, Patience
 from trainer.watchdog.heartbeat import Heartbeat
 from trainer.watchdog.processes import ProcessId

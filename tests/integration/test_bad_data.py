@@ -24,6 +24,7 @@ from tests.support.replays import replay_run
 from tests.support.runs import losses, metrics, tiny_config
 from trainer import loop
 from trainer.commands.evaluate import evaluate_run
+from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.config import TrainConfig
 from trainer.data import loader
 from trainer.distributed.group import Group
@@ -210,13 +211,13 @@ def test_a_run_is_evaluated_without_what_it_had_in_quarantine(data: Path, tmp_pa
     with after_step(3, lambda: truncate(data / "val/a-00000.arrow")):
         train(config)
     assert quarantines(run) == [(4, ("val/a-00000.arrow",))]
-    result = json.loads(evaluate_run(run, "latest", as_json=True))
+    result = json.loads(evaluate_run(EvaluateOptions(run=run, as_json=True)))
     assert (result["left_out"], result["targets"]) == (9, metrics(run, "eval")[-1]["targets"])
-    assert evaluate_run(run, "latest", as_json=False).endswith("left out, as by the run: 9 of 9 rows, of shards in quarantine")
+    assert evaluate_run(EvaluateOptions(run=run)).endswith("left out, as in the run: 9 of 9 rows, from shards in quarantine")
     other = write_prepared(tmp_path / "other", seed=5)
-    assert json.loads(evaluate_run(run, "latest", data=other, as_json=True))["left_out"] == 0
+    assert json.loads(evaluate_run(EvaluateOptions(run=run, data=other, as_json=True)))["left_out"] == 0
     with pytest.raises(PreparedDataError, match=r"val/a-00000\.arrow"):
-        evaluate_run(run, "3", as_json=True)
+        evaluate_run(EvaluateOptions(run=run, checkpoint="3", as_json=True))
 
 
 def with_token(data: Path, shard: str, token: int) -> None:

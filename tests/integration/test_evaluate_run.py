@@ -21,10 +21,11 @@ from data_pipeline.tokenizer import CharacterTokenizer, load_tokenizer
 from tests.support.grouped import ROW_LENGTH, write_grouped
 from tests.support.runs import metrics, run_command, tiny_config
 from trainer.commands.evaluate import benchmark_run, evaluate_run
-from trainer.commands.generate import WritingRequest, written_texts
+from trainer.commands.generate import written_texts
+from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.options.generate import GenerateOptions
 from trainer.commands.saved_model import load_model
 from trainer.inference.lm_eval import HarnessModel
-from trainer.inference.sampling import Sampling
 from trainer.inference.text_model import TextModel
 from trainer.loop import train
 from trainer.model.attention import make_layout
@@ -40,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_json_object_has_the_validation_loss_of_the_run_and_every_group(run: Path) -> None:
-    result = json.loads(evaluate_run(run, "latest", by=("source", "kind", "length"), as_json=True))
+    result = json.loads(evaluate_run(EvaluateOptions(run=run, by="all", as_json=True)))
     last = metrics(run, "eval")[-1]
     assert (result["step"], result["val_loss"], result["targets"]) == (12, last["val_loss"], last["targets"])
     assert result["bits_per_byte"] == pytest.approx(result["val_loss"] / math.log(2))
@@ -48,11 +49,11 @@ def test_the_json_object_has_the_validation_loss_of_the_run_and_every_group(run:
     assert list(result["by_kind"]) == ["prose", "code"]
     assert list(result["by_length"]) == ["2", "3-4", "5-8", "9-16", "17-32"]
     assert sum(group["targets"] for group in result["by_length"].values()) == result["targets"]
-    assert "by_kind" not in json.loads(evaluate_run(run, "latest", by=("source",), as_json=True))
+    assert "by_kind" not in json.loads(evaluate_run(EvaluateOptions(run=run, by="source", as_json=True)))
 
 
 def test_people_get_aligned_tables(run: Path) -> None:
-    text = evaluate_run(run, "latest", by=("kind",), as_json=False)
+    text = evaluate_run(EvaluateOptions(run=run, by="kind"))
     total, empty, *table = text.splitlines()
     assert total.startswith("step 12  validation loss ")
     assert "bits per byte" in total
@@ -63,7 +64,7 @@ def test_people_get_aligned_tables(run: Path) -> None:
 
 
 def test_a_limit_evaluates_some_rows(run: Path) -> None:
-    assert json.loads(evaluate_run(run, "latest", limit=3, as_json=True))["rows"] == 3
+    assert json.loads(evaluate_run(EvaluateOptions(run=run, limit=3, as_json=True)))["rows"] == 3
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU computes as the run did")
@@ -76,9 +77,9 @@ def test_a_run_of_a_gpu_can_be_looked_at_without_one(run: Path, tmp_path: Path, 
         assert f'\n{name} = "{here}"\n' in settings
         settings = settings.replace(f'\n{name} = "{here}"\n', f'\n{name} = "{there}"\n')
     (copy / "config.toml").write_text(settings)
-    found, expected = (json.loads(evaluate_run(path, "latest", as_json=True))["val_loss"] for path in (copy, run))
+    found, expected = (json.loads(evaluate_run(EvaluateOptions(run=path, as_json=True)))["val_loss"] for path in (copy, run))
     assert found == pytest.approx(expected, rel=0.01)
-    request = WritingRequest(copy, "latest", Sampling(4), as_json=True, score=True)
+    request = GenerateOptions(run=copy, max_tokens=4, as_json=True, score=True)
     assert [list(json.loads(line)) for line in written_texts(request)] == [
         ["prompt", "text", "tokens", "finish_reason"],
         ["scores"],
@@ -87,16 +88,16 @@ def test_a_run_of_a_gpu_can_be_looked_at_without_one(run: Path, tmp_path: Path, 
 
 def test_other_data_is_evaluated_where_its_tokenizer_is_the_same(run: Path, tmp_path: Path) -> None:
     other = write_grouped(tmp_path / "other")
-    assert evaluate_run(run, "latest", data=other, as_json=True) == evaluate_run(run, "latest", as_json=True)
+    assert evaluate_run(EvaluateOptions(run=run, data=other, as_json=True)) == evaluate_run(EvaluateOptions(run=run, as_json=True))
     manifest = read_manifest(other)
     foreign = replace(manifest, tokenizer_digest=CharacterTokenizer("abc").digest, root_digest="")
     write_atomic(other / MANIFEST, foreign.sealed()[1])
     with pytest.raises(ConfigError, match=r"its tokenizer is sha256:.*was trained with sha256:"):
-        evaluate_run(run, "latest", data=other, as_json=True)
+        evaluate_run(EvaluateOptions(run=run, data=other, as_json=True))
     too_long = replace(manifest, row_length=ROW_LENGTH * 2, root_digest="")
     write_atomic(other / MANIFEST, too_long.sealed()[1])
     with pytest.raises(ConfigError, match=rf"rows have {ROW_LENGTH * 2} tokens.*--row_length {ROW_LENGTH}"):
-        evaluate_run(run, "latest", data=other, as_json=True)
+        evaluate_run(EvaluateOptions(run=run, data=other, as_json=True))
 
 
 def test_the_command_shows_all_groups_and_refuses_what_does_not_fit(run: Path) -> None:
@@ -118,7 +119,7 @@ def test_the_command_shows_all_groups_and_refuses_what_does_not_fit(run: Path) -
 def test_without_the_harness_its_tasks_are_refused_with_the_install_command(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(ConfigError, match="pip install"):
-        benchmark_run(run, "latest", "arc_easy", None, as_json=False)
+        benchmark_run(EvaluateOptions(run=run), "arc_easy")
 
 
 class Request:
@@ -217,7 +218,7 @@ def test_the_harness_runs_tasks_of_a_folder_without_a_network(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     tasks = write_tasks(tmp_path / "tasks")
-    results = json.loads(benchmark_run(run, "latest", str(tasks), None, as_json=True))["results"]
+    results = json.loads(benchmark_run(EvaluateOptions(run=run, as_json=True), str(tasks)))["results"]
     pages = [json.loads(line)["page"] for line in (tasks / "pages.jsonl").read_text().splitlines()]
     log_p = math.fsum(harness_model.loglikelihood_rolling([Request(page) for page in pages]))
     expected = -log_p / sum(len(page.encode()) for page in pages) / math.log(2)
@@ -230,7 +231,7 @@ def test_the_harness_runs_tasks_of_a_folder_without_a_network(
         ]
         right += scores[0] == max(scores)
     assert results["tiny_questions"]["acc,none"] == pytest.approx(right / len(questions))
-    table = benchmark_run(run, "latest", str(tasks), 1, as_json=False).splitlines()
+    table = benchmark_run(EvaluateOptions(run=run, limit=1), str(tasks)).splitlines()
     assert table[0] == "step 12"
     assert [line.split()[0] for line in table[1:]] == ["task", "tiny_pages", "tiny_pages", "tiny_questions"]
 
@@ -239,6 +240,6 @@ def test_the_harness_runs_tasks_of_a_folder_without_a_network(
 @pytest.mark.filterwarnings("ignore")
 def test_an_unknown_task_is_refused_by_its_name(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no task no_such_task"):
-        benchmark_run(run, "latest", "no_such_task", None, as_json=False)
+        benchmark_run(EvaluateOptions(run=run), "no_such_task")
     with pytest.raises(ConfigError, match="no task in this folder"):
-        benchmark_run(run, "latest", str(tmp_path), None, as_json=False)
+        benchmark_run(EvaluateOptions(run=run), str(tmp_path))

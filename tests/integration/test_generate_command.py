@@ -155,7 +155,7 @@ def test_a_line_of_other_bytes_does_not_end_the_conversation(run: Path) -> None:
     command = [sys.executable, "-m", "trainer", "generate", str(run), "--interactive", "--max_tokens", "1"]
     done = subprocess.run(command, cwd=ROOT, input=b"caf\xe9\nthe cat\n", capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.startswith(b"> that line is no UTF-8 text\n> the cat")
+    assert done.stdout.startswith(b"> the line is not UTF-8 text\n> the cat")
 
 
 def read_until(terminal: int, wanted: str, minimum: int = 0, timeout_s: float = 120) -> str:

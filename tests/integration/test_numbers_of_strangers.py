@@ -23,6 +23,7 @@ from tests.support.replays import replay_run
 from tests.support.runs import ROOT, start_ranks, tiny_config
 from tests.support.two_ranks import all_ended, descendants, has_ended, seconds_until
 from trainer.commands.evaluate import evaluate_run
+from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.loop import train
 from trainer.run.bounds import most_ranks, most_rows, most_threads
 from trainer.run.directory import load_config
@@ -141,7 +142,7 @@ def test_a_model_that_is_larger_than_the_memory_is_not_built(data: Path, tmp_pat
 
 
 def test_rows_of_an_evaluation_are_as_many_as_memory_holds(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = evaluate_run(run, "latest", as_json=True)
+    usual = evaluate_run(EvaluateOptions(run=run, as_json=True))
     sizes = []
 
     def forward(*arguments: Any, **options: Any) -> Any:
@@ -153,7 +154,7 @@ def test_rows_of_an_evaluation_are_as_many_as_memory_holds(run: Path, monkeypatc
     monkeypatch.setattr("trainer.evaluation.evaluate.forward_pass", forward)
     monkeypatch.setattr("trainer.run.bounds.available_host_bytes", lambda: 1 << 18)
     rewrite_config(run, eval={"micro": 65536})
-    assert evaluate_run(run, "latest", as_json=True) == usual
+    assert evaluate_run(EvaluateOptions(run=run, as_json=True)) == usual
     assert max(sizes) == 2, "of nine"
 
 

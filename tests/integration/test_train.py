@@ -20,6 +20,7 @@ from tests.support.two_ranks import log, start_entrypoint, started
 from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.commands.evaluate import evaluate_run
+from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.commands.saved_model import load_checkpoint
 from trainer.evaluation import evaluate as evaluations
 from trainer.loop import train
@@ -495,9 +496,9 @@ def test_damaged_checkpoints_are_stepped_over_but_never_all_of_them(
 
 def test_evaluate_repeats_the_last_validation_exactly(uninterrupted: tuple[Path, str]) -> None:
     run, _ = uninterrupted
-    result = json.loads(evaluate_run(run, "latest", as_json=True))
+    result = json.loads(evaluate_run(EvaluateOptions(run=run, as_json=True)))
     assert result["val_loss"] == metrics(run, "eval")[-1]["val_loss"]
-    assert json.loads(evaluate_run(run, "best", as_json=True))["val_loss"] == min(
+    assert json.loads(evaluate_run(EvaluateOptions(run=run, checkpoint="best", as_json=True)))["val_loss"] == min(
         event["val_loss"] for event in metrics(run, "eval")
     )
 

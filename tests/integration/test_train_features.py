@@ -16,6 +16,7 @@ from tests.support.ranks import run_ranks
 from tests.support.runs import losses, metrics, start_ranks, tiny_config
 from trainer import loop
 from trainer.commands.evaluate import evaluate_run
+from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.commands.saved_model import load_checkpoint
 from trainer.config import TrainConfig
 from trainer.data.loader import global_batch
@@ -69,7 +70,7 @@ def test_the_average_is_what_is_evaluated(data: Path, tmp_path: Path) -> None:
     train(tiny_config(data, tmp_path / "averaged", ema={"decay": 0.9}))
     plain, averaged = (metrics(tmp_path / name, "eval")[-1]["val_loss_hex"] for name in ("plain", "averaged"))
     assert plain != averaged
-    again = json.loads(evaluate_run(tmp_path / "averaged", "latest", as_json=True))
+    again = json.loads(evaluate_run(EvaluateOptions(run=tmp_path / "averaged", as_json=True)))
     assert float(again["val_loss"]).hex() == averaged
 
 

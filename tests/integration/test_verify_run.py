@@ -22,6 +22,7 @@ from tests.support.replays import replay_run, verify_run
 from tests.support.runs import metrics, run_command, start_ranks, tiny_config
 from trainer.checkpoint import CheckpointStore
 from trainer.commands.evaluate import evaluate_run
+from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.loop import train
 from trainer.run.ledger import LEDGER
 from trainer.run.record import read_record
@@ -201,7 +202,7 @@ def test_data_that_is_not_where_the_run_names_it_is_asked_for(
     assert check_integrity(run).level == "integrity"
     monkeypatch.chdir(tmp_path)
     looks: list[Callable[..., object]] = [check_integrity, audit_run, partial(replay_run, num_steps=2)]
-    looks += [partial(show_step, step=3), partial(evaluate_run, which="latest", as_json=True)]
+    looks += [partial(show_step, step=3), lambda run, data=None: evaluate_run(EvaluateOptions(run=run, data=data))]
     for look in looks:
         with pytest.raises(
             PreparedDataError, match=rf"looked for in {tmp_path / data.name}, .* from where it was trained; .* --data"

@@ -1,4 +1,4 @@
-"""`audit`: proves what every step was trained on, or shows the text of one step."""
+"""`audit`: proves which rows every step was trained on, or shows the text of one step."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["run"]
 
 
 def run(options: AuditOptions) -> None:
-    """Prints the result.
+    """Print the result.
 
     Raises:
-        ProjectError: data or run are wrong; see `audit_run` and `show_step`.
+        ProjectError: the data or the run is wrong; see `audit_run` and `show_step`.
     """
     if options.step is not None:
         print(show_step(options.run, options.step, data=options.data, full=options.full, as_json=options.as_json))

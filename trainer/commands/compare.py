@@ -9,5 +9,5 @@ __all__ = ["run"]
 
 
 def run(options: CompareOptions) -> None:
-    """Writes the page and prints its path; raises as `write_comparison` does."""
+    """Write the page and print its path. Raises the errors of `write_comparison`."""
     print(write_comparison(options.runs, options.output))

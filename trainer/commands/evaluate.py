@@ -1,10 +1,9 @@
-"""`evaluate`: validation loss or benchmarks of a saved model."""
+"""`evaluate`: computes the validation loss or the benchmarks of a checkpoint."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,47 +34,27 @@ __all__ = ["benchmark_run", "evaluate_run", "run"]
 
 
 def run(options: EvaluateOptions) -> None:
-    """Prints the evaluation, once for all ranks; raises as `evaluate_run` and `benchmark_run` do."""
-    saved, which, as_json, trust_code = options.run, options.checkpoint, options.as_json, options.trust_code
+    """Print the evaluation on rank 0. Raises the errors of `evaluate_run` and `benchmark_run`."""
     if options.lm_eval is not None:
-        print(benchmark_run(saved, which, options.lm_eval, options.limit, as_json=as_json, trust_code=trust_code))
+        print(benchmark_run(options, options.lm_eval))
         return
-    text = evaluate_run(
-        saved, which, data=options.data, limit=options.limit, by=options.groups, as_json=as_json, trust_code=trust_code
-    )
+    text = evaluate_run(options)
     if os.environ.get("RANK", "0") == "0":
         print(text)
 
 
-def evaluate_run(
-    run: Path,
-    which: str,
-    *,
-    data: Path | None = None,
-    limit: int | None = None,
-    by: Sequence[str] = (),
-    as_json: bool,
-    trust_code: bool = False,
-) -> str:
-    """Validation loss, perplexity and bits per byte of a checkpoint, for people or as a JSON object.
-
-    Args:
-        run: directory of the run.
-        which: the checkpoint, see `load_checkpoint`.
-        data: prepared data other than that of the run.
-        limit: validation rows to use, spread evenly; none: as the run has evaluated.
-        by: the groups to show: source, kind, length.
-        as_json: one JSON object instead of text.
-        trust_code: code that came with the run may be executed; see `trainer.extensions.trust`.
+def evaluate_run(options: EvaluateOptions) -> str:
+    """Return validation loss, perplexity and bits per byte of a checkpoint, as text or as a JSON object.
 
     Raises:
-        CheckpointError: there is no such run or checkpoint, or it is damaged.
-        ConfigError: code of the run needs consent, or the data has another tokenizer, or rows that are too long for the model.
+        CheckpointError: the run or the checkpoint does not exist or is damaged.
+        ConfigError: code of the run needs consent, or the data has another tokenizer or rows that are too long for the model.
         PreparedDataError: the data is missing or damaged, or has no validation rows.
     """
+    run, limit = options.run, options.limit
     config = settings_here(load_config(run))
     configure_determinism(config)
-    directory = data_folder(run, data)
+    directory = data_folder(run, options.data)
     with reading(directory, f"evaluate of run {run.absolute().name}"):
         manifest, tokenizer = read_manifest(directory), load_tokenizer(run / "tokenizer")
         rows = Rows(directory, manifest, "val", verify=config.verify_data)
@@ -84,24 +63,24 @@ def evaluate_run(
         micro = min(settings.micro or config.batch.micro_rows, most_rows(config.model, manifest.row_length))
         settings = settings.model_copy(update={"micro": micro})
         with joined_group(config.device) as group:
-            model, step = load_model(run, config, which, trust_code=trust_code)
+            model, step = load_model(run, config, options.checkpoint, trust_code=options.trust_code)
             model.to(group.device)
             lost = _quarantined(run, manifest, step)
-            backend = choose_backend(config.attention, group.device, config.precision, config.model.head_size, compiled=False)
+            backend = choose_backend(config.attention, group.device, config.precision, config.model.head_size)
             context = RunContext(config.model_copy(update={"eval": settings}), manifest, group, backend)
             grouping = Grouping.of(manifest, tokenizer)
             result = evaluate(LossModule(model, config.loss), context, rows.without(lost), grouping=grouping)
     left_out = rows.num_rows_in(lost, np.arange(len(rows)))
-    if not as_json:
-        note = f"\n\nleft out, as by the run: {left_out:,} of {len(rows):,} rows, of shards in quarantine" if left_out else ""
-        return describe_evaluation(result, step, by) + note
+    if not options.as_json:
+        note = f"\n\nleft out, as in the run: {left_out:,} of {len(rows):,} rows, from shards in quarantine" if left_out else ""
+        return describe_evaluation(result, step, options.groups) + note
     total = {"val_loss" if name == "loss" else name: value for name, value in result.total.to_json().items()}
-    groups = {f"by_{name}": {group: score.to_json() for group, score in result.groups[name].items()} for name in by}
+    groups = {f"by_{name}": {group: score.to_json() for group, score in result.groups[name].items()} for name in options.groups}
     return json.dumps({"step": step, **total, "rows": result.num_rows, "left_out": left_out, **groups}, ensure_ascii=False)
 
 
 def _quarantined(run: Path, manifest: Manifest, step: int) -> frozenset[str]:
-    """The shards that a run had put into quarantine by a step; of other data than its own, none."""
+    """Return the shards that the run had in quarantine at a step; none if `manifest` is not that of the run's data."""
     record = read_record(run)
     if manifest.root_digest != record["data"]["root_digest"]:
         return frozenset()
@@ -109,12 +88,12 @@ def _quarantined(run: Path, manifest: Manifest, step: int) -> frozenset[str]:
 
 
 def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, num_rows: int, context: int) -> None:
-    """Raises where the model of a run cannot be evaluated on the data."""
+    """Raise if the model of a run cannot be evaluated on the data."""
     if manifest.tokenizer_digest != tokenizer.digest:
         raise ConfigError(
-            f"{data}: its tokenizer is {manifest.tokenizer_digest}, but {run} was trained with {tokenizer.digest}, so its tokens "
-            "mean something else to this model; prepare the text with the tokenizer of the run. Models with different tokenizers "
-            "are compared by their bits per byte, each on the same text with its own tokenizer"
+            f"{data}: its tokenizer is {manifest.tokenizer_digest}, but {run} was trained with {tokenizer.digest}; prepare "
+            "the text with the tokenizer of the run. To compare models with different tokenizers, prepare the same text with each "
+            "tokenizer, and compare bits per byte"
         )
     if manifest.row_length > context:
         raise ConfigError(
@@ -125,27 +104,24 @@ def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, 
         raise PreparedDataError(f"{data}: no validation rows; prepare from more text")
 
 
-def benchmark_run(run: Path, which: str, tasks: str, limit: int | None, *, as_json: bool, trust_code: bool = False) -> str:
-    """The benchmarks of a checkpoint, for people or as a JSON object.
-
-    Args:
-        run: directory of the run.
-        which: the checkpoint, see `load_checkpoint`.
-        tasks: see `run_benchmarks`, as the rest.
-        limit: examples of each task.
-        as_json: one JSON object instead of a table.
-        trust_code: code that came with the run may be executed; see `trainer.extensions.trust`.
+def benchmark_run(options: EvaluateOptions, tasks: str) -> str:
+    """Return the results of benchmark tasks for a checkpoint, as a table or as a JSON object.
 
     Raises:
-        CheckpointError: there is no such run or checkpoint, or it is damaged.
+        CheckpointError: the run or the checkpoint does not exist or is damaged.
         ConfigError: see `run_benchmarks`; or there are several ranks.
     """
+    run = options.run
     config = settings_here(load_config(run))
     configure_determinism(config)
     with joined_group(config.device) as group:
         if group.world_size > 1:
             raise ConfigError(f"--lm-eval works on one rank and was started on {group.world_size}; start it without torchrun")
-        model, step = load_model(run, config, which, trust_code=trust_code)
+        model, step = load_model(run, config, options.checkpoint, trust_code=options.trust_code)
         text_model = TextModel(model.to(group.device), load_tokenizer(run / "tokenizer"), config.model.context)
-        results = run_benchmarks(text_model, config, tasks, limit)
-    return json.dumps({"step": step, "results": results}, ensure_ascii=False) if as_json else describe_benchmarks(results, step)
+        results = run_benchmarks(text_model, config, tasks, options.limit)
+    return (
+        json.dumps({"step": step, "results": results}, ensure_ascii=False)
+        if options.as_json
+        else describe_benchmarks(results, step)
+    )

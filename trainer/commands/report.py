@@ -1,4 +1,4 @@
-"""`report`: writes the page and the picture of a run."""
+"""`report`: writes the report page and the picture of a run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ __all__ = ["run"]
 
 
 def run(options: ReportOptions) -> None:
-    """Writes both and prints their paths; raises as `write_report` does."""
+    """Write both files and print their paths. Raises the errors of `write_report`."""
     for path in write_report(options.run, options.output):
         print(path)

@@ -1,4 +1,4 @@
-"""A model from one of a run's checkpoints."""
+"""Loads the model of a checkpoint."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ __all__ = ["load_checkpoint", "load_model", "opened_text_model"]
 
 
 def load_checkpoint(run: Path, which: str) -> Checkpoint:
-    """The checkpoint called `latest`, `best` or by its step, verified.
+    """Return the verified checkpoint that `which` names: `latest`, `best` or a step.
 
     Raises:
-        CheckpointError: there is no such checkpoint, or it is damaged.
+        CheckpointError: the checkpoint does not exist or is damaged.
     """
     store = CheckpointStore(run / "checkpoints")
     steps = store.steps()
     if not steps:
-        raise CheckpointError(f"{run}: no checkpoint is there yet; train until the first is saved")
+        raise CheckpointError(f"{run}: the run has no checkpoint yet; train until the first one is saved")
     if which not in ("latest", "best") and not which.isdecimal():
         raise CheckpointError(f"--checkpoint {which}: use latest, best, or one of the steps {', '.join(map(str, steps))}")
     if which.isdecimal():
@@ -46,17 +46,17 @@ def load_checkpoint(run: Path, which: str) -> Checkpoint:
 
 
 def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool = False) -> tuple[nn.Module, int]:
-    """The model of a checkpoint with the averaged weights if there are any, and its step.
+    """Return the model of a checkpoint, with the averaged weights if there are any, and the step of the checkpoint.
 
     Raises:
-        CheckpointError: there is no such run or checkpoint, or it is damaged.
-        ConfigError: the model is code that came with the run, and `trust_code` does not allow to execute it.
+        CheckpointError: the run or the checkpoint does not exist or is damaged.
+        ConfigError: the run has code of its user, and neither `trust_code` nor an earlier training allows executing it.
     """
     extension = run_extension(run, read_record(run)["identity"].get("extension"), trust_code=trust_code)
     checkpoint = load_checkpoint(run, which)
     tokenizer = load_tokenizer(run / "tokenizer")
     weights = checkpoint.average or checkpoint.model
-    if extension.build_model is None:  # before memory is taken for what the settings say, which the checkpoint may not fit
+    if extension.build_model is None:  # before the model takes memory, because the settings may not match the checkpoint
         check_model_size(config.model, tokenizer.vocab_size, sum(tensor.numel() for tensor in checkpoint.model.values()))
     model = seeded_model(extension, config.model, tokenizer.vocab_size, config.seed)
     load_full(model, weights)
@@ -65,10 +65,10 @@ def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool =
 
 @contextmanager
 def opened_text_model(run: Path, which: str, *, use_cache: bool = True, trust_code: bool = False) -> Iterator[TextModel]:
-    """The model of a checkpoint with its tokenizer, on the device of the run if it is here, to write text with.
+    """Yield the model of a checkpoint with its tokenizer, on the device of the run if this machine has such a device.
 
     Raises:
-        CheckpointError: there is no such run or checkpoint, or it is damaged.
+        CheckpointError: the run or the checkpoint does not exist or is damaged.
         ConfigError: code of the run needs consent; see `trainer.extensions.trust`.
     """
     config = settings_here(load_config(run))

@@ -1,4 +1,4 @@
-"""`schema`: what the settings of `train` are, for editors and scripts."""
+"""`schema`: prints the settings of `train`, for editors and scripts."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ __all__ = ["run"]
 
 
 def run(options: SchemaOptions) -> None:
-    """Prints the schema or the variables."""
+    """Print the JSON Schema, or the names of the environment variables."""
     print(schema_text(TrainConfig, env=options.env))

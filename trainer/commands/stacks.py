@@ -1,4 +1,4 @@
-"""The stacks of all threads of the ranks of a run that is running: what each of them is doing at this moment."""
+"""`stacks`: shows the stacks of all threads of the ranks of a running training."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _NO_ANSWER = {
     "T": "a signal has stopped it; it answers after SIGCONT",
     "t": "a debugger has stopped it",
 }
-"""By the state of the process."""
+"""Reason why a process cannot answer, by its state in /proc."""
 
 
 def run(options: StacksOptions) -> None:
-    """Prints the stacks; raises as `show_stacks` does."""
+    """Print the stacks. Raises the errors of `show_stacks`."""
     print(show_stacks(options.run))
 
 
 def show_stacks(run: Path) -> str:
-    """The stacks of the ranks of a run that are running here, and for each other rank why it has none.
+    """Return the stacks of the ranks of a run that are running here, and for each other rank the reason why it has none.
 
-    Each rank appends its stacks to `<run>/stacks/rank-N.txt` when it gets SIGUSR1. That signal ends a process that has no
-    handler of it, so it goes only to ranks of this run that have one.
+    Each rank appends its stacks to `<run>/stacks/rank-N.txt` when it gets SIGUSR1. This signal ends a process without a handler, so
+    it is sent only to ranks of this run that have a handler.
 
     Raises:
-        ConfigError: no rank of this run that could answer is running here.
+        ConfigError: no rank of this run that can answer is running here.
         OSError: the files of the stacks cannot be written.
     """
     ranks = ranks_of(run)
@@ -46,7 +46,7 @@ def show_stacks(run: Path) -> str:
         reasons = "; ".join(f"rank {number}: {reason}" for number, reason in silent.items())
         raise ConfigError(
             f"{run}: no rank that can show its stacks is running here ({reasons or 'no rank has written a heartbeat'}); "
-            "use the command while the training runs, in its container (docker compose exec train train stacks) and as its user"
+            "run the command during the training, in its container (docker compose exec train train stacks) and as its user"
         )
     begins = collect_stacks(run, beats, lambda rank: _ask(rank, beats[rank], silent))
     texts = [_text(run, rank, begins.get(rank)) for rank in beats if rank not in silent]
@@ -59,22 +59,22 @@ def _ask(rank: int, beat: Beat, silent: dict[int, str]) -> None:
     except ProcessLookupError:
         silent[rank] = f"its process {beat.pid} has ended"
     except OSError as error:
-        silent[rank] = f"it could not be asked ({error.strerror}); Linux 5.3 and a container that allows pidfd_open are needed"
+        silent[rank] = f"no signal could be sent ({error.strerror}); this needs Linux 5.3 and a container that allows pidfd_open"
 
 
 def _no_answer(rank: Rank) -> str:
-    """Why a rank that is running cannot show its stacks; empty: it can."""
+    """Return the reason why a running rank cannot show its stacks; empty if it can."""
     assert rank.beat is not None, "a rank without a heartbeat is not running here"
     state = process_state(rank.beat.process)
     if state in _NO_ANSWER:
         return _NO_ANSWER[state]
     if _catches(rank.beat.pid, signal.SIGUSR1):
         return ""
-    return "the watchdog is off, so it answers to no signal; start the training with --watchdog.enabled on"
+    return "the watchdog is off, so the rank does not answer; start the training with --watchdog.enabled on"
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler of a signal, by the mask SigCgt of its `status` (proc(5))."""
+    """Return whether a process handles a signal, according to the mask SigCgt in its `status` (proc(5))."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -84,10 +84,10 @@ def _catches(pid: int, number: signal.Signals) -> bool:
 
 
 def _text(run: Path, rank: int, begin: int | None) -> str:
-    """What a rank has appended to its file of stacks from a byte on."""
+    """Return the text that a rank has appended to its file of stacks after the byte `begin`."""
     path = stacks_file(run, rank)
     if begin is None:
-        return f"rank {rank}: {path} is missing, which it made when it began; it was removed, and its stacks cannot be shown"
+        return f"rank {rank}: {path}, which the rank created at its start, was removed, so its stacks cannot be shown"
     with open_input(path, below=run) as file:
         file.seek(begin)
         text = file.read(_MAX_BYTES).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""`train`: one rank of a training, or the whole of it."""
+"""`train`: runs one rank of a training, or the whole training if it has one rank."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["run"]
 
 
 def run(config: TrainConfig) -> None:
-    """Trains and prints the digest of the weights, once for all ranks.
+    """Train, and print the digest of the weights on rank 0.
 
     Raises:
         ProjectError: see `train`.
-        StorageError: the reader of the log has closed it, so the training is not done.
+        StorageError: the reader of the log has closed it, so the training stopped early.
     """
     try:
         result = train(config)
     except BrokenPipeError as error:
-        raise StorageError("the reader of the log has closed it; run the same command again to go on") from error
+        raise StorageError("the reader of the log has closed it; run the same command again to continue") from error
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        leave_reason(f"{ExitCode.DONE:d}")  # whatever becomes of torchrun now
+        leave_reason(f"{ExitCode.DONE:d}")  # the launcher then knows the result even if torchrun fails
     if os.environ.get("RANK", "0") == "0":
         print(result)

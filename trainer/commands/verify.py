@@ -15,7 +15,7 @@ __all__ = ["run"]
 
 
 def run(options: VerifyOptions) -> None:
-    """Prints each level that holds.
+    """Print each level whose checks pass.
 
     Raises:
         ProjectError: a check failed; see `verify_run`.
@@ -24,7 +24,7 @@ def run(options: VerifyOptions) -> None:
     try:
         for outcome in verify_run(
             options.run,
-            train=partial(train, trust_extension=False),  # consent to a replay is no training with the extension
+            train=partial(train, trust_extension=False),  # a replay does not count as a training with the extension
             level=options.level,
             num_steps=options.replay,
             start=options.start,

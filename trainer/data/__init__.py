@@ -1,1 +1,1 @@
-"""Rows to batches, in a fixed order."""
+"""Turns rows into batches, in a fixed order."""

@@ -1,4 +1,4 @@
-"""Shards that a rank cannot read: how all ranks come to know of them, and what follows.
+"""Shards that a rank cannot read: how all ranks learn about them, and which of them are left out.
 
 W ranks   S shards of the prepared data, of both splits
 """
@@ -21,9 +21,14 @@ __all__ = ["as_project_error", "decide", "shared_faults"]
 
 
 def shared_faults(faults: Mapping[str, ProjectError], manifest: Manifest, group: Group) -> dict[str, tuple[int, int]]:
-    """The shards that any rank cannot read, with the lowest such rank and the exit code of its error; the same on every rank.
+    """Return the shards that any rank cannot read, with the lowest such rank and the exit code of its error.
 
-    Every rank calls it, with its own faults by the path of the shard in the manifest.
+    All ranks must call this. The result is the same on every rank.
+
+    Args:
+        faults: errors of this rank, by the path of the shard in the manifest.
+        manifest: manifest of the prepared data.
+        group: the ranks.
     """
     paths = [shard.path for shard in manifest.shards]
     codes_WS = torch.zeros((group.world_size, len(paths)), dtype=torch.int64)
@@ -46,19 +51,20 @@ def decide(
     step: int,
     known: frozenset[str],
 ) -> Adjustment:
-    """The quarantine that follows from `shared_faults`.
+    """Return the quarantine that follows from `shared_faults`.
 
     Args:
-        found: what that gave.
-        faults: what this rank could not read.
+        found: result of `shared_faults`.
+        faults: errors of this rank, by the path of the shard.
         config: the policy.
-        manifest: of the data.
+        manifest: manifest of the prepared data.
         group: the ranks.
-        step: from which on the shards are left out.
+        step: first step without the shards.
         known: shards that are left out already.
 
     Raises:
-        ProjectError: training is to stop. One rank raises its own error, the others one without words and with the same exit code.
+        ProjectError: the policy ends the training. One rank raises its error; the others raise an error without a message and with
+            the same exit code.
     """
     if config.policy == "stop":
         path, (rank, code) = next(iter(found.items()))
@@ -73,14 +79,14 @@ def decide(
             raise PreparedDataError(
                 f"{', '.join(lost)}: shards that cannot be read hold {num_lost} of {num_rows} {split} rows, and "
                 f"bad_data.max_share = {config.max_share:g} allows "
-                f"{int(config.max_share * num_rows)}; restore them or run `prepare` again, or raise it"
+                f"{int(config.max_share * num_rows)}; restore the shards, run `prepare` again, or raise bad_data.max_share"
             )
     ranks = ", ".join(str(rank) for rank in sorted({rank for rank, _ in found.values()}))
     return Adjustment(step, f"rank {ranks} could not read {'them' if len(found) > 1 else 'it'}", shards=tuple(found))
 
 
 def as_project_error(error: ShardError | OSError) -> ProjectError:
-    """A reading error as users see it."""
+    """Return the error that users see for an error while reading a shard."""
     if isinstance(error, ShardError):
         return error
     return StorageError(explain_os_error(error))

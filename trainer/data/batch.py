@@ -1,4 +1,9 @@
-"""Rows as tensors: micro-batches and global batches."""
+"""Rows as tensors: micro-batches and global batches.
+
+B rows of a micro-batch   L tokens of a row   P pieces of a micro-batch   M room for pieces
+
+A piece is the part of a document in one row; the padding at the end of a row is a piece too.
+"""
 
 from __future__ import annotations
 
@@ -14,39 +19,53 @@ from common.errors import ProjectError
 from data_pipeline.dataset.shards import RowBatch
 from trainer.distributed.group import Group
 
-__all__ = ["IGNORE", "DataFault", "GlobalBatch", "MicroBatch", "blank_micro_batch", "micro_batch", "num_bounds", "share_of_rank"]
+__all__ = [
+    "IGNORE",
+    "MICRO_BATCH_BYTES",
+    "DataFault",
+    "GlobalBatch",
+    "MicroBatch",
+    "blank_micro_batch",
+    "micro_batch",
+    "num_bounds",
+    "share_of_rank",
+]
 
+IGNORE = -100
+"""The target of a position without a next token: the last token of a piece, and padding."""
+MICRO_BATCH_BYTES = 28
+"""Bytes of ids, segments, positions and targets of one token."""
 _MIN_PIECES_PER_ROW = 16
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows for one forward pass; all tensors lie on one device, and have shape (B, L) where nothing else is said."""
+    """Rows for one forward pass. All tensors are on one device and have shape (B, L), except `bounds`."""
 
     tokens: Tensor
     """int64 ids."""
     segments: Tensor
     """int32 number of the document within the row, -1 on padding."""
     positions: Tensor
-    """int64 place of the token in its piece."""
+    """int64 position of the token in its piece."""
     targets: Tensor
-    """int64 id of the next token of the same document, IGNORE where there is none."""
+    """int64 id of the next token of the same piece, IGNORE if there is none."""
     weights: Tensor | None = None
-    """fp32 1 / (targets in the piece), 0 where there is no target; so every piece weighs one. None: not asked for."""
+    """fp32 1 / (targets in the piece), 0 without a target, so all pieces with a target weigh the same. None: not needed."""
     bounds: Tensor | None = None
     """int32 (M + 1,): first position of every piece in the flattened micro-batch, then B * L up to the end. M is
-    `num_bounds(P, B) - 1`. None: not asked for."""
+    `num_bounds(P, B) - 1`. None: not needed."""
 
     def to(self, device: torch.device) -> MicroBatch:
-        """The same batch on `device`; the copy from pinned memory does not wait."""
+        """Return the batch on `device`. The copy from pinned memory does not wait for the device."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> MicroBatch:
-        """The same batch in memory from which a GPU copies by itself."""
+        """Return the batch in pinned memory, from which a GPU copies without the CPU."""
         return self._each(Tensor.pin_memory)
 
     def halves(self) -> tuple[MicroBatch, MicroBatch]:
-        """The upper and the lower rows, of two or more."""
+        """Return the first half and the second half of the rows. There must be at least two rows."""
         num_rows, length = self.tokens.shape
         middle = num_rows // 2
         return self._rows(0, middle, length), self._rows(middle, num_rows, length)
@@ -67,52 +86,53 @@ class DataFault:
     """A shard that this rank could not read, after all attempts."""
 
     shard: str
-    """Its path as in the manifest."""
+    """Path of the shard in the manifest."""
     error: ProjectError
 
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """One rank's part of a global batch, with what all ranks must know of the whole."""
+    """One rank's part of a global batch, with the numbers of the whole batch that every rank needs."""
 
     start: int
-    """Position of its first row in the order: the rows consumed before it."""
+    """Position of the first row in the order, which is the number of rows consumed before this batch."""
     rows: NDArray[np.int64]
     """All rows of the global batch, in order."""
     num_targets: int
     """Targets in the whole global batch."""
     normaliser: float
-    """What the summed loss of the whole global batch is divided by: its targets, or with weights its pieces that have a
-    target; 1 where there are none."""
+    """Divisor of the summed loss of the whole global batch: its number of targets, or with weights its number of pieces that have a
+    target; at least 1."""
     micro_batches: tuple[MicroBatch, ...]
     """This rank's micro-batches, in order."""
     num_micro_batches: int
-    """Those of all ranks."""
+    """Number of micro-batches of all ranks."""
     fault: DataFault | None = None
-    """Why all rows of this rank's micro-batches are padding, and its numbers worthless; None: they are as they should be."""
+    """The shard that could not be read. All rows of this rank's micro-batches are then padding, and `num_targets` and `normaliser`
+    are not valid. None if all rows were read."""
 
     @property
     def end(self) -> int:
-        """Position after its last row."""
+        """Return the position after the last row."""
         return self.start + len(self.rows)
 
 
 def share_of_rank(micro_batches: int, group: Group) -> range:
-    """The consecutive micro-batches of a global batch that a rank computes; shares differ by one at most."""
+    """Return the consecutive micro-batches of a global batch that a rank computes. The counts of ranks differ by at most one."""
     return range(group.rank * micro_batches // group.world_size, (group.rank + 1) * micro_batches // group.world_size)
 
 
 def num_bounds(num_pieces: int, num_rows: int) -> int:
-    """Length of `bounds` for a micro-batch of `num_rows` rows: one more than a power of two that is at least `num_pieces`.
+    """Return the length of `bounds` for a micro-batch of `num_rows` rows: a power of two that is at least `num_pieces`, plus one.
 
-    It starts at 16 pieces a row, so that batches of ordinary documents all have one shape, and a compiled model or a CUDA graph
-    is made once. Empty pieces cost next to nothing.
+    The power is at least 16 pieces a row, so batches of ordinary documents have the same shape, and a model is compiled or captured
+    as a CUDA graph only once. Empty pieces take almost no time.
     """
     return (1 << (max(num_pieces, _MIN_PIECES_PER_ROW * num_rows) - 1).bit_length()) + 1
 
 
 def micro_batch(rows: RowBatch, *, with_weights: bool = False, with_bounds: bool = False) -> MicroBatch:
-    """Positions and targets of packed rows, and what else is asked for."""
+    """Return the micro-batch of packed rows, with `weights` and `bounds` if they are needed."""
     segments_BL = rows.segments_BL
     num_rows, length = segments_BL.shape
     tokens_BL = rows.tokens_BL.astype(np.int64)
@@ -141,18 +161,14 @@ def micro_batch(rows: RowBatch, *, with_weights: bool = False, with_bounds: bool
 
 
 def blank_micro_batch(num_rows: int, row_length: int, *, with_weights: bool = False, with_bounds: bool = False) -> MicroBatch:
-    """A micro-batch of padding alone."""
+    """Return a micro-batch of padding only."""
     nothing = np.zeros((num_rows, row_length), np.uint16)
     rows = RowBatch(nothing, np.full(nothing.shape, -1, np.int32))
     return micro_batch(rows, with_weights=with_weights, with_bounds=with_bounds)
 
 
 def _bounds(firsts_P: Tensor, num_rows: int, length: int) -> Tensor:
-    """See `MicroBatch.bounds`."""
+    """Return `MicroBatch.bounds`."""
     bounds = torch.full((num_bounds(len(firsts_P), num_rows),), num_rows * length, dtype=torch.int32)
     bounds[: len(firsts_P)] = firsts_P
     return bounds
-
-
-IGNORE = -100
-"""The target of a position that has none: the last token of a document, and padding."""

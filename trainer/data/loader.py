@@ -1,9 +1,4 @@
-"""Turns positions of the order into batches of tensors, ahead of the step that needs them.
-
-A piece is what packing left of a document in one row; the padding at the end of a row is a piece of its own.
-
-    B rows of a micro-batch   L tokens of a row   P pieces of a micro-batch   M room for pieces
-"""
+"""Turns positions of the order into batches of tensors, before the step that needs them."""
 
 from __future__ import annotations
 
@@ -20,7 +15,7 @@ from common.storage_errors import explain_os_error
 from data_pipeline.dataset.shards import Rows, ShardError
 from trainer.config import BatchConfig
 from trainer.data.adjustments import Adjustments
-from trainer.data.batch import DataFault, GlobalBatch, MicroBatch, blank_micro_batch, micro_batch, share_of_rank
+from trainer.data.batch import DataFault, GlobalBatch, blank_micro_batch, micro_batch, share_of_rank
 from trainer.data.order import RowOrder
 from trainer.distributed.group import Group
 
@@ -29,7 +24,7 @@ __all__ = ["RETRY_WAITS_S", "global_batch", "prefetched_batches"]
 _log = logging.getLogger(__name__)
 _ValueT = TypeVar("_ValueT")
 RETRY_WAITS_S = (0.2, 1.0, 5.0)
-"""Waits before the second, third and fourth attempt to read, in seconds."""
+"""Seconds to wait before the second, third and fourth attempt to read."""
 _UNADJUSTED = Adjustments()
 
 
@@ -43,7 +38,7 @@ def global_batch(
     with_weights: bool = False,
     with_bounds: bool = False,
 ) -> GlobalBatch:
-    """A rank's part of the global batch that begins at `position`; of the other ranks' rows no token is read.
+    """Return a rank's part of the global batch that begins at `position`. Tokens of other ranks' rows are not read.
 
     Raises:
         PreparedDataError: a shard is damaged or missing.
@@ -62,15 +57,6 @@ def global_batch(
     )
 
 
-def _without_data(
-    order: RowOrder, config: BatchConfig, group: Group, position: int, blank: MicroBatch, fault: DataFault
-) -> GlobalBatch:
-    """What stands in for a batch that could not be read: of the same shape, so that this rank can keep step with the others."""
-    own = share_of_rank(config.micro_batches, group)
-    indices = order.rows_at(position, config.global_rows)
-    return GlobalBatch(position, indices, 0, 1.0, (blank,) * len(own), num_micro_batches=config.micro_batches, fault=fault)
-
-
 @contextmanager
 def prefetched_batches(
     rows: Rows,
@@ -87,25 +73,25 @@ def prefetched_batches(
     adjustments: Adjustments = _UNADJUSTED,
     shard_of: Callable[[BaseException | None], str | None] = lambda _: None,
 ) -> Iterator[Iterator[GlobalBatch]]:
-    """The global batches from position `start` on, without end, prepared by a thread that stays `depth` batches ahead.
+    """Yield an endless iterator over the global batches from position `start` on. A thread reads up to `depth` batches ahead.
 
-    An error of the thread is raised where its batch would have been. One thread is enough: reading is copying from mapped
-    files, and a second of processor time gave 17 to 25 million tokens (rows of 1,024 in the page cache, 2026-11-21).
+    The iterator raises an error of the thread in place of the batch that failed. One thread is enough, because reading only copies
+    from mapped files: one second of CPU time read 17 to 25 million tokens (rows of 1,024 in the page cache, 2026-11-21).
 
     Args:
-        rows: where the rows are read.
-        config: how many of them make a batch, and a micro-batch of a run without adjustments.
-        group: whose part to read.
-        order: which row comes when.
+        rows: the rows.
+        config: rows of a global batch, and of a micro-batch before any of the `adjustments`.
+        group: the ranks; the batches hold this rank's part.
+        order: the row at each position.
         start: position of the first row.
-        depth: global batches that are ready or being read, at most.
+        depth: most global batches that are ready or being read.
         with_weights: see `MicroBatch.weights` and `GlobalBatch.normaliser`.
         with_bounds: see `MicroBatch.bounds`.
-        left_out: positions to pass over, as first and end; a batch that would touch one begins at its end.
-        first_step: number of the step that the first batch is for.
+        left_out: ranges of positions to skip, as first and end. A batch that would overlap a range begins at its end.
+        first_step: step of the first batch.
         adjustments: smaller micro-batches and shards in quarantine, by step.
-        shard_of: which shard a reading error is about. Such an error is no longer raised: the batch comes as padding, with its
-            `fault`.
+        shard_of: returns the shard that a reading error is about, or None. If it returns a shard, the error is not raised, but the
+            batch is padding and has a `fault`.
 
     Raises:
         PreparedDataError: from the iterator; a shard is damaged or missing.
@@ -126,7 +112,8 @@ def prefetched_batches(
             if shard is None:
                 raise
             padding = blank_micro_batch(cut.micro_rows, rows.row_length, **wanted)
-            return _without_data(order, cut, group, position, padding, DataFault(shard, error))
+            num_own, indices = len(share_of_rank(cut.micro_batches, group)), order.rows_at(position, cut.global_rows)
+            return GlobalBatch(position, indices, 0, 1.0, (padding,) * num_own, cut.micro_batches, DataFault(shard, error))
 
     def work() -> None:
         position, step = start, first_step
@@ -157,7 +144,7 @@ def prefetched_batches(
 
 
 def _next_position(position: int, num_rows: int, left_out: Sequence[tuple[int, int]]) -> int:
-    """Where a batch of `num_rows` that would begin at `position` begins."""
+    """Return the first position at or after `position` where a batch of `num_rows` overlaps no range of `left_out`."""
     for first, end in sorted(left_out):
         if first < position + num_rows and position < end:
             position = end
@@ -165,14 +152,14 @@ def _next_position(position: int, num_rows: int, left_out: Sequence[tuple[int, i
 
 
 def _retried(read: Callable[[], _ValueT], closed: threading.Event) -> _ValueT:
-    """What `read` returns, after some more attempts where it fails, unless `closed` is set meanwhile.
+    """Return the result of `read`, which is retried if it fails, until `closed` is set.
 
-    An `OSError` may pass, so there are four attempts; a damaged shard is read once more, as it may have been in the middle of
-    being put back.
+    An `OSError` may be temporary, so there are four attempts. A damaged shard is read once more, because somebody may have been
+    restoring it.
 
     Raises:
-        StorageError: an `OSError` came each time; names the file.
-        ShardError: the shard was damaged each time.
+        StorageError: every attempt raised an `OSError`; the message names the file.
+        ShardError: the shard was damaged in both attempts.
     """
     waits_s = iter(RETRY_WAITS_S)
     damaged_before = False

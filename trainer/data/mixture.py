@@ -1,12 +1,12 @@
-"""Sources drawn in given shares, whatever their sizes: the row at every position as a pure function of the position.
+"""An order that draws rows from several sources in given shares. The row at a position is a pure function of the position.
 
-The positions are cut into cycles that are all alike. Within a cycle every source has a whole number of places, and Tijdeman's
-chairman assignment (The chairman assignment problem, Discrete Mathematics 32, 1980) spreads them: for K sources, in which
-source s has the share w of the places, it is drawn among the first n positions n * w times, give or take 1 - 1/(2K - 2). So
-any window, being the difference of two beginnings, holds its share to within 2 - 1/(K - 1) rows, which is one row for two sources.
+The positions are cut into equal cycles. In a cycle every source has a whole number of places, and Tijdeman's chairman assignment
+(The chairman assignment problem, Discrete Mathematics 32, 1980) spreads them: of K sources, one with the share w is drawn n * w
+times among the first n positions, with an error of at most 1 - 1/(2K - 2). A window is the difference of two such beginnings, so it
+holds the share with an error of at most 2 - 1/(K - 1) rows, which is one row for two sources.
 
-The k-th row drawn from a source with N rows is the row at position k of that source's own `UniformOrder`: no row of it comes
-again before all of it has been drawn. What lies in memory is one cycle and the ranges of rows of each source, never the rows.
+The k-th row drawn from a source is the row at position k of the source's `UniformOrder`, so no row of a source repeats before all
+its rows have been drawn. Memory holds one cycle and the ranges of rows of each source, never the rows.
 
     M positions of a cycle   K sources that have a weight
 """
@@ -36,16 +36,16 @@ MAX_CYCLE = 65_536
 
 @dataclass(frozen=True)
 class SourceOrder:
-    """The rows of one source, in its own order, as numbers among all rows."""
+    """The order of the rows of one source, as row numbers among the rows of all sources."""
 
     order: UniformOrder
     firsts: NDArray[np.int64]
-    """First row of each of its ranges."""
+    """First row of each range of rows of the source."""
     ends: NDArray[np.int64]
-    """Its rows up to the end of each range, counted from the first range on."""
+    """Number of rows of the source up to the end of each range."""
 
     def rows_at(self, start: int, count: int) -> NDArray[np.int64]:
-        """The rows of draws `start` to `start + count - 1`, shape (count,)."""
+        """Return the rows of draws `start` to `start + count - 1`, shape (count,)."""
         numbers = self.order.rows_at(start, count)
         ranges = np.searchsorted(self.ends, numbers, side="right")
         before = np.concatenate(([0], self.ends))[ranges]
@@ -54,36 +54,36 @@ class SourceOrder:
 
 @dataclass(frozen=True, eq=False)
 class MixedOrder:
-    """Every source in its share of the positions, and within a source every row once in each of its own epochs.
+    """An order in which every source has its share of the positions, and every row of a source comes once in each pass over it.
 
-    An epoch of the run is still as many positions as there are rows, though a source may be through sooner or later.
+    An epoch of the run is still as many positions as there are rows. A pass over a source may end before or after it.
     """
 
     names: tuple[str, ...]
     sources: tuple[SourceOrder, ...]
     left_out: tuple[str, ...]
-    """Sources that have rows and no weight: nothing of them is drawn."""
+    """Sources that have rows but no weight. None of their rows is drawn."""
     source_M: NDArray[np.uint16]
-    """The source drawn at each place of a cycle."""
+    """Source that is drawn at each place of a cycle."""
     drawn_M: NDArray[np.int32]
-    """How often that source was drawn earlier in the cycle."""
+    """Number of times that the source was drawn earlier in the cycle."""
     counts_K: NDArray[np.int64]
-    """Places of each source in a cycle."""
+    """Number of places of each source in a cycle."""
 
     @property
     def shares(self) -> dict[str, Fraction]:
-        """The share of the positions of each source, as it is kept."""
+        """Return the exact share of the positions of each source."""
         return {name: Fraction(int(count), len(self.source_M)) for name, count in zip(self.names, self.counts_K, strict=True)}
 
     @property
     def description(self) -> str:
-        """What is drawn how often, in a line for the log."""
+        """Return one line for the log with the share of each source."""
         drawn = ", ".join(f"{name} {float(100 * share):.4g} %" for name, share in self.shares.items())
         none = f"; nothing from {', '.join(self.left_out)}, which mixture.weights does not name" if self.left_out else ""
         return f"rows from {drawn}{none}"
 
     def rows_at(self, start: int, count: int) -> NDArray[np.int64]:
-        """See `RowOrder`."""
+        """Return the rows at positions `start` to `start + count - 1`, shape (count,)."""
         cycles, places = np.divmod(np.arange(start, start + count, dtype=np.int64), len(self.source_M))
         sources, drawn = self.source_M[places], self.drawn_M[places]
         rows = np.empty(count, dtype=np.int64)
@@ -95,16 +95,16 @@ class MixedOrder:
 
 
 def build_order(seed: int, rows: Rows, sources: Sequence[str], weights: Mapping[str, float]) -> RowOrder:
-    """The order of a run: all rows alike where there are no weights, else by source.
+    """Return the order of a run: uniform over all rows if there are no weights, else by source.
 
     Args:
-        seed: decides the order.
-        rows: what is ordered.
-        sources: the names of the sources, as in the manifest.
-        weights: by name of the source, above 0, relative to each other; a source that is not named is not drawn.
+        seed: seed of the order.
+        rows: rows to order.
+        sources: names of the sources, as in the manifest.
+        weights: weight above 0 of each source, relative to the others. A source without a weight is not drawn.
 
     Raises:
-        ConfigError: a weight is for a source that is not there or has no rows, or there are more than `MAX_CYCLE` weights.
+        ConfigError: a weight is for a source that does not exist or has no rows, or there are more than `MAX_CYCLE` weights.
     """
     if not weights:
         return UniformOrder(seed, len(rows))
@@ -124,11 +124,11 @@ def build_order(seed: int, rows: Rows, sources: Sequence[str], weights: Mapping[
 
 
 def cycle_counts(weights: Sequence[float]) -> list[int]:
-    """How many places of a cycle each source gets; their sum is the length of the cycle, `MAX_CYCLE` at most.
+    """Return the number of places of each source in a cycle. Their sum is the length of the cycle, at most `MAX_CYCLE`.
 
-    Weights are taken as the decimal fractions that they are written as. Where a cycle of at most `MAX_CYCLE` places keeps their
-    shares exactly, the shortest such cycle is taken. Otherwise the cycle has `MAX_CYCLE` places: one for each source whose share
-    is smaller than that, and for the others their shares of the rest by the method of largest remainders.
+    Weights count as the decimal fractions that the user wrote. If a cycle of at most `MAX_CYCLE` places keeps their shares exactly,
+    the result is the shortest such cycle. Otherwise the cycle has `MAX_CYCLE` places: each source whose share is below one place
+    gets one place, and the others share the remaining places by the method of largest remainders.
 
     Raises:
         ConfigError: there are more weights than `MAX_CYCLE`.
@@ -144,11 +144,11 @@ def cycle_counts(weights: Sequence[float]) -> list[int]:
 
 
 def chairman_assignment(counts: Sequence[int]) -> NDArray[np.uint16]:
-    """The source at each place of a cycle in which source s has `counts[s]` places, shape (M,), spread as evenly as can be.
+    """Return the source at each place of a cycle in which source s has `counts[s]` places, shape (M,), spread evenly.
 
-    With K sources and the tolerance D = 1 - 1/(2K - 2), the j-th draw of a source with share w may come no earlier than at the
-    first n with j - n * w <= D, and no later than the last with (n - 1) * w - (j - 1) <= D. Whoever of those that may be drawn has
-    the earliest last place is drawn, which by Tijdeman's theorem is never too late.
+    With K sources and the tolerance D = 1 - 1/(2K - 2), the first place n for the j-th draw of a source with share w is the first n
+    with j - n * w <= D, and the last place is the last n with (n - 1) * w - (j - 1) <= D. Of the sources that have reached their
+    first place, the one with the earliest last place is drawn. By Tijdeman's theorem it is never drawn after its last place.
     """
     cycle, parts = sum(counts), max(1, 2 * len(counts) - 2)
 
@@ -176,7 +176,7 @@ def chairman_assignment(counts: Sequence[int]) -> NDArray[np.uint16]:
 
 
 def _rounded(weights: Sequence[Fraction]) -> list[int]:
-    """Counts that sum to `MAX_CYCLE`, none below 1, near the shares of these weights."""
+    """Return counts of at least 1 that sum to `MAX_CYCLE`, close to the shares of these weights."""
     small: set[int] = set()
     while True:
         total = sum(weight for source, weight in enumerate(weights) if source not in small)
@@ -204,7 +204,7 @@ def _check_names(sources: Sequence[str], ranges: Mapping[str, object], weights: 
     if empty:
         raise ConfigError(
             f"mixture.weights names {', '.join(empty)}, of which the prepared data has no training rows; "
-            "leave the weight out, or prepare again with more text"
+            "remove the weight, or prepare again with more text"
         )
 
 

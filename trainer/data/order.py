@@ -1,99 +1,82 @@
-"""Which row comes when: a pure function of the seed and a position, the same for any number of ranks and workers.
+"""The order of the training rows: a pure function of the seed and a position, the same for any number of ranks and workers.
 
-Position `p` of a run belongs to epoch `p // N`, and the row at index `i = p % N` of epoch `e` is `permute(seed, e, i, N)`: a keyed
-permutation of 0..N-1 that needs no table. The state of the data is therefore one integer, the rows consumed.
+Position `p` of a run belongs to epoch `p // N`. The row at index `i = p % N` of epoch `e` is `permute(seed, e, i, N)`, a keyed
+permutation of 0..N-1 that needs no table. So the state of the data is one integer, the number of rows consumed.
 
-The permutation is a balanced Feistel network (Luby and Rackoff, 1988) on the smallest even number of bits that holds N,
-restricted to 0..N-1 by cycle walking (Black and Rogaway, 2002): a value that falls outside is encrypted again until it
-falls inside. The domain is less than four times N, so fewer than four encryptions are expected for each value.
+The permutation is a balanced Feistel network (Luby and Rackoff, 1988) on the smallest even number of bits that holds N. Cycle
+walking (Black and Rogaway, 2002) restricts it to 0..N-1: a value outside this range is encrypted again until it is inside. There
+are fewer than 4 N values, so the expected number of encryptions is below four.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAX_ROWS", "RowOrder", "UniformOrder", "invert", "permute", "rows_at"]
+__all__ = ["MAX_ROWS", "RowOrder", "UniformOrder", "permute", "rows_at"]
 
 MAX_ROWS = 1 << 40
 _ROUNDS = 6
 
-_Cipher = Callable[[NDArray[np.uint64], np.uint64, NDArray[np.uint64]], NDArray[np.uint64]]
-
 
 class RowOrder(Protocol):
-    """The row at every position of a run, from 0 on without end."""
+    """The row at every position of a run. Positions start at 0 and have no end."""
 
     @property
     def description(self) -> str:
-        """What is drawn how often, in a line for the log."""
+        """Return one line for the log that says how often each row is drawn."""
 
     def rows_at(self, start: int, count: int) -> NDArray[np.int64]:
-        """The rows at positions `start` to `start + count - 1`, shape (count,)."""
+        """Return the rows at positions `start` to `start + count - 1`, shape (count,)."""
 
 
 @dataclass(frozen=True)
 class UniformOrder:
-    """Every row once in each epoch of `num_rows` positions."""
+    """An order in which every row comes once in each epoch of `num_rows` positions."""
 
     seed: int
     num_rows: int
 
     @property
     def description(self) -> str:
-        """What is drawn how often, in a line for the log."""
+        """Return one line for the log that says how often each row is drawn."""
         return f"each of {self.num_rows} rows once in an epoch"
 
     def rows_at(self, start: int, count: int) -> NDArray[np.int64]:
-        """See `RowOrder`."""
+        """Return the rows at positions `start` to `start + count - 1`, shape (count,)."""
         return rows_at(self.seed, start, count, self.num_rows)
 
 
 def permute(seed: int, epoch: int, indices: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
-    """The rows at `indices` (any shape, each in 0..num_rows-1) of one epoch's permutation of 0..num_rows-1.
+    """Return the rows at `indices` (any shape, each in 0..num_rows-1) of one epoch's permutation of 0..num_rows-1.
 
     Raises:
         ValueError: `num_rows` is not in 1..2^40, or an index lies outside the epoch.
     """
-    return _walk(_encrypt, seed, epoch, indices, num_rows)
-
-
-def invert(seed: int, epoch: int, rows: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
-    """The indices at which `rows` (any shape) stand in one epoch: what `permute` makes of them is `rows`.
-
-    Raises:
-        ValueError: as `permute`.
-    """
-    return _walk(_decrypt, seed, epoch, rows, num_rows)
+    if not 1 <= num_rows <= MAX_ROWS:
+        raise ValueError(f"{num_rows} rows cannot be ordered; the number must be from 1 to {MAX_ROWS}")
+    if indices.size and not 0 <= indices.min() <= indices.max() < num_rows:
+        raise ValueError(f"indices {indices.min()} to {indices.max()} are not all in an epoch, which has 0 to {num_rows - 1}")
+    half_bits = np.uint64(max(1, ((num_rows - 1).bit_length() + 1) // 2))
+    keys = _round_keys(seed, epoch)
+    values = _encrypt(indices.astype(np.uint64), half_bits, keys)
+    while (outside := values >= np.uint64(num_rows)).any():
+        values[outside] = _encrypt(values[outside], half_bits, keys)
+    return values.astype(np.int64)
 
 
 def rows_at(seed: int, start: int, count: int, num_rows: int) -> NDArray[np.int64]:
-    """The rows at positions `start` to `start + count - 1` of a run, shape (count,); positions run on across epochs."""
+    """Return the rows at positions `start` to `start + count - 1` of a run, shape (count,). Positions continue across epochs."""
     rows = np.empty(count, dtype=np.int64)
     for epoch in range(start // num_rows, (start + count - 1) // num_rows + 1):
         first, end = max(start, epoch * num_rows), min(start + count, (epoch + 1) * num_rows)
         indices = np.arange(first - epoch * num_rows, end - epoch * num_rows, dtype=np.int64)
         rows[first - start : end - start] = permute(seed, epoch, indices, num_rows)
     return rows
-
-
-def _walk(cipher: _Cipher, seed: int, epoch: int, numbers: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
-    """Applies `cipher` to each number until it is below `num_rows`."""
-    if not 1 <= num_rows <= MAX_ROWS:
-        raise ValueError(f"{num_rows} rows; between 1 and {MAX_ROWS} can be ordered")
-    if numbers.size and not 0 <= numbers.min() <= numbers.max() < num_rows:
-        raise ValueError(f"numbers from {numbers.min()} to {numbers.max()}; an epoch has 0 to {num_rows - 1}")
-    half_bits = np.uint64(max(1, ((num_rows - 1).bit_length() + 1) // 2))
-    keys = _round_keys(seed, epoch)
-    values = cipher(numbers.astype(np.uint64), half_bits, keys)
-    while (outside := values >= np.uint64(num_rows)).any():
-        values[outside] = cipher(values[outside], half_bits, keys)
-    return values.astype(np.int64)
 
 
 def _round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:
@@ -109,16 +92,8 @@ def _encrypt(values: NDArray[np.uint64], half_bits: np.uint64, keys: NDArray[np.
     return (left << half_bits) | right
 
 
-def _decrypt(values: NDArray[np.uint64], half_bits: np.uint64, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    mask = (np.uint64(1) << half_bits) - np.uint64(1)
-    left, right = values >> half_bits, values & mask
-    for key in keys[::-1]:
-        left, right = right ^ (_mix(left ^ key) & mask), left
-    return (left << half_bits) | right
-
-
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The output function of SplitMix64 (Steele, Lea and Flood, 2014): every input bit reaches every output bit."""
+    """Apply the output function of SplitMix64 (Steele, Lea and Flood, 2014): each input bit affects each output bit."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -1,1 +1,1 @@
-"""Uses a trained model: text, scores, benchmarks."""
+"""Uses a trained model: writes text, scores text, runs benchmarks."""

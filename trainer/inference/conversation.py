@@ -1,10 +1,10 @@
-"""`generate --interactive`: a line in, its continuation out, until the end of the input."""
+"""`generate --interactive`: reads lines and writes the continuation of each, until the input ends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,6 +13,7 @@ from common.files import UnusableFileError, parse_json, read_input
 from common.untrusted import MAX_PROMPTS_BYTES
 from data_pipeline.tokenizer import Tokenizer
 from trainer.inference.sampling import Sampling
+from trainer.inference.sampling_options import SamplingOptions
 
 __all__ = ["HELP", "converse", "read_prompts", "stop_token_ids"]
 
@@ -20,45 +21,37 @@ Writer = Callable[[str, Sampling], Generator[str, None, None]]
 """Yields the continuation of a prompt, piece by piece."""
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """A setting that a line can change."""
-
-    parse: Callable[[str], Any]
-    wanted: str
-    help: str
-
-
-_SETTINGS = {
-    "max_tokens": _Setting(int, "a whole number", "longest continuation, in tokens"),
-    "temperature": _Setting(float, "a number", "0 always takes the likeliest token"),
-    "top_k": _Setting(lambda word: None if word == "none" else int(word), "a whole number or none", "of the k likeliest tokens"),
-    "top_p": _Setting(float, "a number", "of the likeliest tokens with this joint probability; 1: all"),
-    "min_p": _Setting(float, "a number", "of tokens with this share of the likeliest one's probability; 0: all"),
-    "repetition_penalty": _Setting(float, "a number", "above 1 makes tokens less likely that were there before"),
-    "stop": _Setting(lambda word: (word,) if word else (), "a text", "ends a continuation before this text; alone: none"),
-    "seed": _Setting(int, "a whole number", "the same seed gives the same text"),
+_SETTINGS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "max_tokens": (int, "a whole number"),
+    "temperature": (float, "a number"),
+    "top_k": (lambda word: None if word == "none" else int(word), "a whole number or none"),
+    "top_p": (float, "a number"),
+    "min_p": (float, "a number"),
+    "repetition_penalty": (float, "a number"),
+    "stop": (lambda word: (word,) if word else (), "a text"),
+    "seed": (int, "a whole number"),
 }
+"""For each setting that a line can change: how to parse its value, and what the value must be."""
 
 HELP = "\n".join(
     [
-        "A line is continued; one that begins with // from its second /. Ctrl-C ends a continuation, Ctrl-D the program.",
-        *(f"  /{name + ' X':<22}{setting.help}" for name, setting in _SETTINGS.items()),
-        f"  {'/settings':<23}shows all of these",
-        f"  {'/help':<23}shows this",
+        "Each line is a prompt; //text is the prompt /text. Ctrl-C ends a continuation, Ctrl-D the program.",
+        *(f"  /{name + ' X':<22}{SamplingOptions.model_fields[name].description}" for name in _SETTINGS),
+        f"  {'/settings':<23}Show the values of all settings.",
+        f"  {'/help':<23}Show this help.",
     ]
 )
 
 
 def converse(write_text: Writer, sampling: Sampling, read: Callable[[str], str], out: IO[str]) -> None:
-    """Reads lines until their end; a line that begins with `/` changes a setting, any other is continued.
+    """Read lines until the input ends. A line that begins with `/` changes a setting; any other line is a prompt.
 
     Args:
         write_text: continues a prompt.
-        sampling: the first settings.
-        read: given what to show before it, returns the next line, with bytes that it cannot read as lone surrogates; raises
-            EOFError at the end.
-        out: where all that is not a question goes.
+        sampling: settings at the start.
+        read: shows its argument and returns the next line, in which lone surrogates stand for bytes that are no UTF-8; raises
+            EOFError at the end of the input.
+        out: stream that receives all output except the text that `read` shows.
     """
     while True:
         try:
@@ -70,7 +63,7 @@ def converse(write_text: Writer, sampling: Sampling, read: Callable[[str], str],
             out.write("\n")
             continue
         except UnicodeError:
-            out.write("that line is no UTF-8 text\n")
+            out.write("the line is not UTF-8 text\n")
             continue
         if line.startswith("/") and not line.startswith("//"):
             sampling = _obey(line, sampling, out)
@@ -79,32 +72,31 @@ def converse(write_text: Writer, sampling: Sampling, read: Callable[[str], str],
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The prompts of a file: its lines that are not empty, or the texts under `prompt` of a `.jsonl` file.
+    """Return the prompts of a file: its lines that are not empty, or the texts of the key `prompt` in a `.jsonl` file.
 
     Raises:
-        ConfigError: it cannot be read, has no prompt, or a line is not what is needed.
+        ConfigError: the file cannot be read, has no prompt, or a line of a `.jsonl` file has no text under `prompt`.
     """
     try:
         content = read_input(path, MAX_PROMPTS_BYTES).decode("utf-8-sig")
-        lines = (
-            content.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-        )  # `splitlines` would cut at characters that texts hold
+        # `splitlines` would also cut at other characters, which a prompt may contain.
+        lines = content.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     except (OSError, UnusableFileError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"--prompts {path}: cannot be read as UTF-8 text ({error}); name a file with a prompt in each line"
+            f"--prompts {path}: cannot be read as UTF-8 text ({error}); name a file with a prompt on each line"
         ) from None
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     prompts = [_prompt_of(path, number, line) if path.suffix == ".jsonl" else line for number, line in numbered]
     if not prompts:
-        raise ConfigError(f"--prompts {path}: no prompt in it; write one in each line")
+        raise ConfigError(f"--prompts {path}: the file has no prompt; write one on each line")
     return prompts
 
 
 def stop_token_ids(tokenizer: Tokenizer, names: Sequence[str]) -> tuple[int, ...]:
-    """The ids of tokens that are given by number or, special ones, by name.
+    """Return the ids of tokens. A name is an id in decimal digits or the name of a special token.
 
     Raises:
-        ConfigError: there is no such token.
+        ConfigError: the tokenizer has no such token.
     """
     return tuple(_token_id(tokenizer, name) for name in names)
 
@@ -122,29 +114,30 @@ def _token_id(tokenizer: Tokenizer, name: str) -> int:
 def _prompt_of(path: Path, number: int, line: str) -> str:
     try:
         prompt: str = parse_json(line.encode())["prompt"]
-        prompt.encode()  # half a surrogate pair, which JSON can escape, is no text
+        prompt.encode()  # raises for a lone surrogate, which JSON can contain as an escape
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigError(f'{path}, line {number}: no text under "prompt"; each line must be like {{"prompt": "Once"}}') from None
+        raise ConfigError(f'{path}, line {number}: no text under "prompt"; write for example {{"prompt": "Once"}}') from None
     return prompt
 
 
 def _as_utf8(line: str) -> str:
-    """The line with its lone surrogates, which stand for bytes, read as UTF-8; raises UnicodeError where they are none."""
+    """Return the line with the bytes of its lone surrogates decoded as UTF-8. Raises UnicodeError if they are not UTF-8."""
     return line.encode(errors="surrogateescape").decode()
 
 
 def _obey(line: str, sampling: Sampling, out: IO[str]) -> Sampling:
-    """The settings after a line that begins with `/`; the same ones if it is wrong, and then a line says why."""
+    """Return the settings after a line that begins with `/`. A wrong line writes an error and changes nothing."""
     name, _, word = line[1:].partition(" ")
     if name == "settings":
         out.write("".join(f"{each} {getattr(sampling, each)}\n" for each in _SETTINGS))
     elif name not in _SETTINGS:
-        out.write(f"{HELP}\n" if name == "help" else f"/{name} is no command; /help shows them\n")
+        out.write(f"{HELP}\n" if name == "help" else f"/{name} is not a command; /help lists the commands\n")
     else:
+        parse, needed = _SETTINGS[name]
         try:
-            sampling = replace(sampling, **{name: _SETTINGS[name].parse(word if name == "stop" else word.strip())})
+            sampling = replace(sampling, **{name: parse(word if name == "stop" else word.strip())})
         except ValueError:
-            out.write(f"/{name} {word}: {_SETTINGS[name].wanted} is needed\n")
+            out.write(f"/{name} {word}: {needed} is needed\n")
         except ConfigError as error:
             out.write(f"{error}\n")
         else:

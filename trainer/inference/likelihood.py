@@ -1,6 +1,6 @@
-"""How likely a model finds given tokens: in windows no longer than its context, batched by length.
+"""The likelihood of given tokens under a model, in windows no longer than its context, batched by length.
 
-B windows of a batch   L tokens of the longest   S scored tokens of a batch   V vocabulary, padded
+B windows of a batch   L tokens of the longest window   S scored tokens of a batch   V vocabulary, padded
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from trainer.model.forward import autocast
 __all__ = ["Likelihood", "Window", "cut_windows", "num_common", "score_windows"]
 
 _POSITIONS = 256
-"""Positions whose fp32 logits exist at one time, where the model gives its last states."""
+"""Number of positions whose fp32 logits exist at one time, if the model is a `Decoder`."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens that the model reads, and those that it is asked about."""
+    """Tokens that the model reads, and the next tokens whose likelihood is computed."""
 
     tokens: tuple[int, ...]
     targets: tuple[int, ...]
-    """What follows each of the last `len(targets)` tokens."""
+    """Next token after each of the last `len(targets)` tokens."""
 
 
 @dataclass(frozen=True)
 class Likelihood:
-    """What the model says of the targets of a window."""
+    """The likelihood of the targets of a window."""
 
     nats: float
-    """Sum of `-log p` of each, over all pieces of the padded vocabulary as in training."""
+    """Sum of `-log p` of the targets. The softmax is over all pieces of the padded vocabulary, as in training."""
     is_greedy: bool
-    """Each of them is the likeliest at its place."""
+    """Every target is the likeliest token at its position."""
 
 
 def cut_windows(before: Sequence[int], scored: Sequence[int], context: int) -> list[Window]:
-    """Windows of at most `context` tokens in which each scored token is a target exactly once.
+    """Return windows of at most `context` tokens in which each scored token is a target exactly once.
 
-    What does not fit is cut off from the left. If more than `context` tokens are to be scored, each window after the first begins
-    with the last token of the one before; the last window reaches back as far as it can, so that its targets have all the context
-    that there is. These are the windows of lm-evaluation-harness's `loglikelihood_rolling`.
+    Tokens of `before` that do not fit are cut off from the left. If there are more than `context` tokens to score, each further
+    window begins with the last token of the window before. The last window has as much context as fits. These are the windows of
+    `loglikelihood_rolling` in lm-evaluation-harness.
 
     Args:
-        before: tokens that the scored ones follow, at least one.
-        scored: tokens to be scored.
-        context: longest input of the model.
+        before: tokens before the scored tokens, at least one.
+        scored: tokens to score.
+        context: longest input of the model, in tokens.
     """
     tokens = (*before, *scored)
     windows = []
@@ -64,7 +64,7 @@ def cut_windows(before: Sequence[int], scored: Sequence[int], context: int) -> l
 
 
 def num_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two rows have in common from their beginning on."""
+    """Return the length of the common prefix of two rows, in tokens."""
     shorter = min(len(one), len(other))
     return next((place for place in range(shorter) if one[place] != other[place]), shorter)
 
@@ -73,11 +73,11 @@ def num_common(one: Sequence[int], other: Sequence[int]) -> int:
 def score_windows(
     model: nn.Module, windows: Sequence[Window], vocab_size: int, config: TrainConfig, batch_size: int
 ) -> list[Likelihood]:
-    """The likelihood of each window's targets, in the order of the windows.
+    """Return the likelihood of each window's targets, in the order of the windows.
 
-    Windows of about the same length are computed together, longest first, each padded on the right, where no token sees it. A
-    window's value may depend on the batch in its last bits, because matrix products of another shape add in another order; with
-    `batch_size` 1 it depends on the window alone.
+    Windows of similar length are computed together, longest first. They are padded on the right, where no token sees the padding.
+    The last bits of a likelihood may depend on the batch, because matrix products of another shape add in another order. With a
+    `batch_size` of 1 the likelihood depends on the window only.
     """
     by_length = sorted(range(len(windows)), key=lambda number: -len(windows[number].tokens))
     likelihoods: dict[int, Likelihood] = {}
@@ -99,9 +99,8 @@ def _score(windows: Sequence[Window], model: nn.Module, vocab_size: int, config:
         is_scored_BL[row, size - len(window.targets) : size] = True
     targets_S = torch.tensor([target for window in windows for target in window.targets], device=device)
     positions_BL = torch.arange(length).expand(len(windows), -1).contiguous()
-    layout = make_layout(
-        torch.zeros_like(tokens_BL, device=device), positions_BL.to(device)
-    )  # padding comes last: no token sees it
+    # One segment for the whole row is enough, because padding comes last and no token sees it.
+    layout = make_layout(torch.zeros_like(tokens_BL, device=device), positions_BL.to(device))
     with autocast(config, device):
         nats_S, greedy_S = _of_targets(model, tokens_BL.to(device), layout, is_scored_BL.to(device), targets_S, vocab_size)
     counts = [len(window.targets) for window in windows]
@@ -114,7 +113,7 @@ def _score(windows: Sequence[Window], model: nn.Module, vocab_size: int, config:
 def _of_targets(
     model: nn.Module, tokens_BL: Tensor, layout: Layout, is_scored_BL: Tensor, targets_S: Tensor, vocab_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Of each scored position: `-log p` of its target in fp32, and whether that is the likeliest."""
+    """Return for each scored position `-log p` of its target in fp32, and whether the target is the likeliest token."""
     states = model.hidden(tokens_BL, layout) if isinstance(model, Decoder) else model(tokens_BL, layout)
     nats, greedy = [], []
     for states_C, targets_C in zip(torch.split(states[is_scored_BL], _POSITIONS), torch.split(targets_S, _POSITIONS), strict=True):

@@ -1,7 +1,7 @@
-"""Standard benchmarks through lm-evaluation-harness; the only module that knows it, as it is an optional dependency.
+"""Standard benchmarks with lm-evaluation-harness, an optional dependency that only this module imports.
 
-The harness brings its tasks as prompts and asks a model how likely texts are, and to continue some. `HarnessModel` answers with the
-model of a run, without an export. Data sets come from Hugging Face's hub or its cache, or from local files that a task names.
+The harness turns its tasks into requests: to compute the likelihood of texts, or to continue them. `HarnessModel` answers them with
+the model of a run, without an export. Data sets come from the hub of Hugging Face or its cache, or from local files of a task.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["HarnessModel", "describe_benchmarks", "run_benchmarks"]
 _INSTALLED = importlib.util.find_spec("lm_eval") is not None
 _HarnessLM: Any = importlib.import_module("lm_eval.api.model").LM if _INSTALLED else object  # optional: requirements-eval.lock
 _MAX_TOKENS = 256
-"""Longest continuation where a task does not say; the harness's own."""
+"""Longest continuation in tokens if a task sets none; the default of the harness."""
 
 
 class HarnessModel(_HarnessLM):  # type: ignore[misc]
-    """A model of a run, as the harness calls it. Requests have `args`, a tuple of texts."""
+    """The model of a run behind the harness's interface. The attribute `args` of a request is a tuple."""
 
     def __init__(self, text_model: TextModel, config: TrainConfig) -> None:
         super().__init__()
@@ -39,46 +39,46 @@ class HarnessModel(_HarnessLM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """By which the harness knows requests that it has kept."""
+        """The name under which the harness caches requests: the digest of the tokenizer."""
         return self._text_model.tokenizer.digest
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Of each (context, continuation): `log p` of the continuation, in nats, and whether it is the likeliest.
+        """Return for each (context, continuation) `log p` of the continuation in nats, and whether each token is the likeliest.
 
-        A context that is too long is cut off from the left. Spaces that end it count to the continuation, because pieces begin
-        with spaces, and so does a piece that joins the two.
+        A context that is too long is cut off from the left. Spaces at the end of the context count as part of the continuation,
+        because pieces begin with spaces. A piece that contains the end of the context and the start of the continuation does too.
         """
         pairs = [self._encode_pair(*request.args) for request in requests]
         return self._scored([cut_windows(before, scored, self._text_model.context) for before, scored in pairs])
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """`log p` of each text, in nats, every token of it scored once: see `cut_windows`."""
+        """Return `log p` of each text in nats. Every token is scored once: see `cut_windows`."""
         texts = [self._text_model.tokenizer.encode(request.args[0]) for request in requests]
         windows = [cut_windows(self._first, tokens, self._text_model.context) for tokens in texts]
         return [log_p for log_p, _ in self._scored(windows)]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """A continuation of each context, up to the first of its stop texts, which is left out."""
+        """Return a continuation of each context, up to the first stop text and without it."""
         answers: dict[int, str] = {}
         settings = [_sampling(request.args[1]) for request in requests]
         for sampling in dict.fromkeys(settings):
-            numbers = [number for number, its in enumerate(settings) if its == sampling]
+            numbers = [number for number, wanted in enumerate(settings) if wanted == sampling]
             numbers.sort(key=lambda number: -len(requests[number].args[0]))
             for start in range(0, len(numbers), self._batch_size):
                 some = numbers[start : start + self._batch_size]
                 continuations = self._text_model.complete([requests[number].args[0] for number in some], sampling, first_row=start)
-                answers |= {number: its.text for number, its in zip(some, continuations, strict=True)}
+                answers |= {number: one.text for number, one in zip(some, continuations, strict=True)}
         return [answers[number] for number in range(len(requests))]
 
     @property
     def _first(self) -> list[int]:
-        """What a text begins with: bos, as documents do, or else another id to condition on."""
+        """The first token of a text: bos, as in training, or if there is none, eos or padding."""
         tokenizer = self._text_model.tokenizer
         known = (number for number in (tokenizer.bos_id, tokenizer.eos_id) if number is not None)
         return [next(known, tokenizer.pad_id)]
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """The ids before the continuation, and its own: those from where the whole text's differ from the context's alone."""
+        """Return the ids before the continuation, and its ids. These begin where the whole text's ids differ from the context's."""
         tokenizer = self._text_model.tokenizer
         kept = context.rstrip()
         start, whole = tokenizer.encode_batch([kept, context + continuation])
@@ -86,7 +86,7 @@ class HarnessModel(_HarnessLM):  # type: ignore[misc]
         return [*self._first, *whole[:given]], whole[given:]
 
     def _scored(self, windows: Sequence[Sequence[Window]]) -> list[tuple[float, bool]]:
-        """For each list of windows: `log p` of all their targets, and whether each is the likeliest."""
+        """Return for each list of windows `log p` of all their targets, and whether all targets are the likeliest tokens."""
         flat = [window for some in windows for window in some]
         model = self._text_model
         scored = iter(score_windows(model.model, flat, model.tokenizer.vocab_size, self._config, self._batch_size))
@@ -94,16 +94,16 @@ class HarnessModel(_HarnessLM):  # type: ignore[misc]
 
 
 def run_benchmarks(text_model: TextModel, config: TrainConfig, tasks: str, limit: int | None) -> dict[str, dict[str, Any]]:
-    """The harness's results of each task, by name.
+    """Return the harness's results of each task, by name.
 
     Args:
-        text_model: what is asked.
+        text_model: model to evaluate.
         config: settings of its run.
-        tasks: names of the harness's tasks, separated by commas; or a folder with task files, of which all are run.
-        limit: examples of each task, the first ones; none: all.
+        tasks: names of the harness's tasks, separated by commas, or a folder with task files, which are all run.
+        limit: number of examples of each task, from the first on; None: all.
 
     Raises:
-        ConfigError: the harness is not installed, or does not know a task.
+        ConfigError: the harness is not installed, or a task does not exist.
     """
     if not _INSTALLED:
         raise ConfigError(
@@ -133,7 +133,7 @@ def run_benchmarks(text_model: TextModel, config: TrainConfig, tasks: str, limit
 
 
 def describe_benchmarks(results: Mapping[str, Mapping[str, Any]], step: int) -> str:
-    """The results as a table: one line for each metric of a task."""
+    """Return the results as a table with one line for each metric of a task."""
     cells = [("task", "metric", "value"), *_measures(results)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [f"{task.ljust(widths[0])}  {metric.ljust(widths[1])}  {value.rjust(widths[2])}" for task, metric, value in cells]
@@ -141,7 +141,7 @@ def describe_benchmarks(results: Mapping[str, Mapping[str, Any]], step: int) -> 
 
 
 def _measures(results: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
-    """Task, metric and value; the harness names a metric with the filter of the answers, such as `acc,none`."""
+    """Yield task, metric and value. The harness adds the filter of the answers to the name of a metric, as in `acc,none`."""
     for task, values in results.items():
         for name, value in values.items():
             metric = name.removesuffix(",none")
@@ -155,7 +155,7 @@ def _joined(scored: Iterator[Any], count: int) -> tuple[float, bool]:
 
 
 def _sampling(wanted: Mapping[str, Any]) -> Sampling:
-    """The harness's settings of a request: greedy, unless it asks to sample."""
+    """Return the settings of a request: greedy unless it asks for sampling."""
     until = wanted.get("until") or ()
     return Sampling(
         max_tokens=int(wanted.get("max_gen_toks", _MAX_TOKENS)),

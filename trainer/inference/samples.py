@@ -1,4 +1,4 @@
-"""The texts that a run writes at each evaluation, always from the same prompts, and their scores."""
+"""The texts that a run writes at each evaluation, from the same prompts each time, and their scores."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _INCOMPLETE = "\ufffd"
 
 
 def prompts_of(settings: EvalConfig, rows: Rows, tokenizer: Tokenizer) -> tuple[str, ...]:
-    """The prompts of a run: `eval.prompts`, else `eval.prompt`, if there is one, and the beginnings of four validation rows.
+    """Return the prompts of a run: `eval.prompts` if it is set, else `eval.prompt` and the beginnings of four validation rows.
 
-    The rows are spread evenly over the validation set, and of each the first 16 tokens are taken, or those of its first document if
-    they are fewer: the same for all runs on the same data. None if `eval.sample_tokens` is 0.
+    The rows are spread evenly over the validation set. A beginning is the first 16 tokens of a row, or its first document if that
+    is shorter. All runs on the same data have the same beginnings. There are no prompts if `eval.sample_tokens` is 0.
 
     Raises:
         PreparedDataError: a row cannot be read.
@@ -43,15 +43,15 @@ def prompts_of(settings: EvalConfig, rows: Rows, tokenizer: Tokenizer) -> tuple[
 def sample_and_score(
     source: TextModel, prompts: Sequence[str], sampling: Sampling, config: TrainConfig
 ) -> tuple[list[Continuation], Scores | None]:
-    """Continues all prompts in one batch, and scores what was written, with the model itself as the reference of perplexity.
+    """Continue all prompts in one batch, and score the texts. The model itself is the reference of perplexity.
 
-    Where ranks share the weights, all of them call this, and make the same forward passes.
+    If the weights are sharded over ranks, all ranks must call this; they make the same forward passes.
 
     Args:
-        source: the model that is trained.
-        prompts: from `prompts_of`.
-        sampling: the settings.
-        config: of the run.
+        source: model that is trained.
+        prompts: result of `prompts_of`.
+        sampling: settings of the sampling.
+        config: settings of the run.
     """
     written = source.complete(prompts, sampling)
     if not config.eval.score:
@@ -60,14 +60,15 @@ def sample_and_score(
 
 
 def perplexity(reference: TextModel, config: TrainConfig, written: Sequence[Continuation]) -> float | None:
-    """`exp` of the mean loss of the written texts' tokens under a model, each given its prompt and what was written before it.
+    """Return `exp` of the mean loss of the written tokens under a model, each after its prompt and the text before it.
 
-    Texts are cut into the reference's tokens together with their prompts; those that the prompt has by itself do not count. Numbers
-    of references with different tokenizers cannot be compared. None where nothing was written, NaN where a loss is.
+    A text is cut into the reference's tokens together with its prompt. Tokens that the prompt alone has too are not counted.
+    Results of references with different tokenizers cannot be compared. Returns None if there are no tokens, and NaN if a loss is
+    NaN.
 
     Args:
-        reference: the model that is asked.
-        config: the settings of its run, for its precision.
+        reference: model that computes the loss.
+        config: settings of the reference's run, for its precision.
         written: prompts and texts.
     """
     windows = []

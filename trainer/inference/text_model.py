@@ -1,10 +1,10 @@
-"""Text from a model: several prompts at once, one token of each after the other.
+"""Writes text with a model: continues several prompts together, by one token of each prompt per step.
 
 B rows   T new tokens of each row   V vocabulary
 
-The model sees a window of a row's tokens, with positions from 0. It begins with the row and grows up to the context; then its
-oldest half is dropped, and it grows again: see `window_start`. Where it begins depends on the length of the row alone, so that
-a cache, which has to be filled anew when the window moves, gives the same distributions as none.
+The model sees a window of a row's tokens, whose positions start at 0. The window begins at the start of the row and grows up to the
+context. Then the oldest half is dropped, and the window grows again: see `window_start`. Its start depends on the length of the row
+only, so the model gives the same distributions with and without a cache. A cache is filled again whenever the window moves.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from data_pipeline.tokenizer import Tokenizer
 from trainer.inference.sampling import GumbelNoise, Sampling, choose_tokens
-from trainer.model.attention import Layout, make_layout
+from trainer.model.attention import make_layout
 from trainer.model.decoder import Decoder
-from trainer.model.kv_cache import KeyValueCache
 from trainer.model.layers import Attention, DecoderLayer
 
 __all__ = [
@@ -38,53 +37,53 @@ __all__ = [
 ]
 
 FinishReason = Literal["end", "stop", "length"]
-"""end: the model ended the text; stop: a stop text or token came; length: `max_tokens` are there."""
+"""end: the model ended the text; stop: a stop text or a stop token ended it; length: the text has `max_tokens` tokens."""
 
 _INCOMPLETE = "\ufffd"
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """What a model wrote."""
+    """The text that a model wrote after a prompt."""
 
     prompt: str
     text: str
-    """Without the prompt, and without what ended it."""
+    """The text without the prompt, and without the stop text or token that ended it."""
     tokens: tuple[int, ...]
-    """All tokens that were drawn, but an end-of-text or stop token; those of a stop text count."""
+    """All drawn tokens without an end-of-text token or a stop token, but with the tokens of a stop text."""
     finish_reason: FinishReason
 
     def to_json(self) -> dict[str, Any]:
-        """As `generate --json` prints it."""
+        """Return the object that `generate --json` prints."""
         return {"prompt": self.prompt, "text": self.text, "tokens": len(self.tokens), "finish_reason": self.finish_reason}
 
 
 @dataclass(frozen=True)
 class TextModel:
-    """A model with what turns text into its tokens and back."""
+    """A model with its tokenizer."""
 
     model: nn.Module
     tokenizer: Tokenizer
     context: int
-    """Tokens that the model sees at most."""
+    """Most tokens that the model sees."""
     use_cache: bool = True
-    """Models that have no cache do without."""
+    """Whether to use a cache if the model has one."""
 
     def stream(self, prompt: str, sampling: Sampling) -> Generator[str, None, None]:
-        """Yields the continuation of a prompt in pieces, each as soon as it is whole and can be no beginning of a stop text."""
+        """Yield the continuation of a prompt in pieces. A piece has whole characters and cannot be the start of a stop text."""
         batch = _Batch(self, [prompt], sampling, first_row=0)
         for _ in batch.steps():
             if piece := batch.writers[0].take():
                 yield piece
 
     def complete(self, prompts: Sequence[str], sampling: Sampling, *, first_row: int = 0) -> list[Continuation]:
-        """The continuations of all prompts, in their order.
+        """Return the continuations of all prompts, in their order.
 
         Args:
-            prompts: continued together, in one batch.
-            sampling: the settings.
-            first_row: number of the first prompt. The noise of a row depends on the seed and its number only, so a long list may
-                be cut into batches.
+            prompts: prompts to continue together, in one batch.
+            sampling: settings of the sampling.
+            first_row: number of the first prompt. The noise of a row depends only on the seed and this number, so a long list can
+                be cut into batches without effect on the texts.
         """
         if not prompts:
             return []
@@ -94,23 +93,24 @@ class TextModel:
         return [writer.continuation() for writer in batch.writers]
 
     def prompt_tokens(self, prompt: str) -> list[int]:
-        """The tokens that the model is given: the prompt after the beginning of a text, and at least one token."""
+        """Return the tokens of a prompt, after the beginning-of-text token if there is one. There is at least one token."""
         beginning = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
         return [*beginning, *self.tokenizer.encode(prompt)] or [self.tokenizer.pad_id]
 
 
 def window_start(num_tokens: int, context: int) -> int:
-    """The first of a row's `num_tokens` tokens that the model sees when it continues them.
+    """Return the position of the first token that the model sees when it continues a row of `num_tokens` tokens.
 
-    0 up to the context. Beyond it, the window begins at the smallest multiple of half the context (rounded down, at least 1) that
-    leaves no more than the context: it has between half of it and all of it, and moves once in so many tokens.
+    It is 0 up to the context. Beyond that, the window begins at the smallest multiple of half the context (rounded down, at least
+    1) that leaves at most `context` tokens. So the window has between half the context and the whole context, and moves once in
+    half a context of tokens.
     """
     stride = max(1, context // 2)
     return max(0, -(-(num_tokens - context) // stride) * stride)
 
 
 def can_cache(model: nn.Module) -> bool:
-    """True for our decoder, also with other feed-forward layers. Any other model, or attention, may not know of the cache."""
+    """Return whether a model is our decoder, also with other feed-forward layers. Other models or attention may have no cache."""
     return type(model) is Decoder and all(
         _forward_of(layer) is DecoderLayer.forward and _forward_of(layer.self_attn) is Attention.forward
         for layer in model.model.layers
@@ -118,20 +118,20 @@ def can_cache(model: nn.Module) -> bool:
 
 
 def _forward_of(module: Any) -> object:
-    return type(module).forward  # FSDP makes classes of its own, with the same methods
+    return type(module).forward  # compares methods, because FSDP replaces the class of a module
 
 
 class TokenRows:
-    """Rows of tokens that grow by one token in each step, until they are finished.
+    """Rows of tokens that grow by one token in each step until they are finished.
 
     Args:
-        model: in evaluation mode; called as `model(tokens_BL, layout)`, or with a cache.
-        prompts: the tokens of each row, one or more.
-        vocab_size: ids from here on are padding of the vocabulary and never drawn.
-        sampling: the settings; ends of texts are the caller's matter.
-        context: tokens that the model sees at most.
-        use_cache: where the model has one.
-        first_row: number of the first row, for its noise.
+        model: model in evaluation mode, called as `model(tokens_BL, layout)` or with a cache.
+        prompts: tokens of each row, at least one.
+        vocab_size: ids from here on are padding of the vocabulary and are never drawn.
+        sampling: settings of the sampling; the caller decides when a row ends.
+        context: most tokens that the model sees.
+        use_cache: whether to use a cache if the model has one.
+        first_row: number of the first row, which decides its noise.
     """
 
     def __init__(
@@ -146,9 +146,9 @@ class TokenRows:
         first_row: int = 0,
     ) -> None:
         self.rows = [list(prompt) for prompt in prompts]
-        """Prompts and what was drawn, of all rows."""
+        """Prompt and drawn tokens of each row."""
         self.active = list(range(len(prompts)))
-        """The numbers of the rows that are not finished."""
+        """Numbers of the rows that are not finished."""
         self._sampling = sampling
         self._noise = GumbelNoise(sampling.seed, range(first_row, first_row + len(prompts)))
         self._seen_BV = _seen(self.rows, vocab_size) if sampling.repetition_penalty != 1 else None
@@ -160,7 +160,7 @@ class TokenRows:
 
     @torch.no_grad()
     def step(self) -> list[tuple[int, int]]:
-        """Draws the next token of each active row; returns the row's number with it."""
+        """Draw the next token of each active row. Return pairs of the row's number and the token."""
         logits_BV = self._logits.next([self.rows[row] for row in self.active])[:, : self._vocab_size].float().cpu()
         chosen_B = choose_tokens(logits_BV, self._seen_BV, self._noise, self._sampling)
         if self._seen_BV is not None:
@@ -171,7 +171,7 @@ class TokenRows:
         return drawn
 
     def finish(self, finished: Iterable[int]) -> None:
-        """Takes rows out of the batch."""
+        """Remove rows from the batch."""
         ended = set(finished)
         places = [place for place, row in enumerate(self.active) if row not in ended]
         if len(places) == len(self.active):
@@ -184,17 +184,17 @@ class TokenRows:
 
 
 class _NextLogits(Protocol):
-    """Logits of the token that follows each row."""
+    """Computes the logits of the next token of each row."""
 
     def next(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Shape (B, V). From call to call each row has one token more."""
+        """Return logits, (B, V). From call to call each row has one token more."""
 
     def keep(self, places: Sequence[int]) -> None:
-        """Goes on with these places of the batch alone."""
+        """Keep only the rows at these places of the batch."""
 
 
 class _Uncached:
-    """Computes every window anew, row by row: any model can do it, and no row can touch another."""
+    """Computes whole windows in every step, row by row. This works with any model, and rows cannot affect each other."""
 
     def __init__(self, model: nn.Module, context: int) -> None:
         self._model, self._context = model, context
@@ -206,20 +206,23 @@ class _Uncached:
         pass
 
     def _of_row(self, window: Sequence[int]) -> Tensor:
+        device = next(self._model.parameters()).device
+        tokens_1L = torch.tensor([window], dtype=torch.int64, device=device)
+        layout = make_layout(torch.zeros_like(tokens_1L), torch.arange(len(window), device=device)[None])
         with uncompiled():
-            logits_1LV: Tensor = self._model(*_inputs(self._model, window))
+            logits_1LV: Tensor = self._model(tokens_1L, layout)
         return logits_1LV[0, -1]
 
 
 class _Cached:
-    """Computes the new token of each row, and whole windows at the beginning and whenever one has moved."""
+    """Computes the new token of each row only. It computes whole windows at the start and whenever a window has moved."""
 
     def __init__(self, model: nn.Module, context: int, num_slots: int) -> None:
         assert isinstance(model, Decoder)
-        self._model, self._context, self._num_slots = model, context, num_slots
+        self._model, self._context = model, context
         self._device = next(model.parameters()).device
         self._starts: list[int] = []
-        self._cache: KeyValueCache = model.empty_cache(num_slots)
+        self._cache = model.empty_cache(num_slots)
 
     def next(self, rows: Sequence[Sequence[int]]) -> Tensor:
         starts = [window_start(len(row), self._context) for row in rows]
@@ -233,7 +236,7 @@ class _Cached:
         self._cache.keep(places)
 
     def _extend(self, new: Sequence[Sequence[int]], first_positions: Sequence[int]) -> Tensor:
-        """Logits after the last of each row's new tokens, which stand at positions from `first_positions` on; shape (B, V)."""
+        """Return the logits, (B, V), after the new tokens of each row, whose positions start at `first_positions`."""
         longest = max(map(len, new))
         tokens_BT = torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in new], device=self._device)
         first_B1 = torch.tensor(first_positions, device=self._device)[:, None]
@@ -247,7 +250,7 @@ class _Cached:
 
 
 class _Batch:
-    """Prompts that are continued together, and what was written of each."""
+    """Prompts that are continued together, and the texts written so far."""
 
     def __init__(self, source: TextModel, prompts: Sequence[str], sampling: Sampling, *, first_row: int) -> None:
         self._model, self._sampling = source.model, sampling
@@ -260,7 +263,7 @@ class _Batch:
         )
 
     def steps(self) -> Iterator[None]:
-        """Draws a token of each row at a time until all are finished."""
+        """Draw one token of each row per step until all rows are finished."""
         with evaluating(self._model):
             while self._tokens.active:
                 finished = []
@@ -273,7 +276,7 @@ class _Batch:
 
 
 class _Writer:
-    """Turns the tokens of one row into text, and knows when it ends."""
+    """Turns the tokens of one row into text, and decides when the text ends."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: str, start: Sequence[int], sampling: Sampling) -> None:
         self.finish_reason: FinishReason | None = None
@@ -282,10 +285,10 @@ class _Writer:
         self._num_prompt_chars = len(tokenizer.decode(self._start))
         self._num_taken = 0
         self._end: int | None = None
-        """Where a stop text begins."""
+        """Start of a stop text, in characters after the prompt."""
 
     def add(self, token: int) -> None:
-        """Takes the next token."""
+        """Add the next token."""
         if token == self._tokenizer.eos_id:
             self.finish_reason = "end"
         elif token in self._sampling.stop_tokens:
@@ -298,7 +301,7 @@ class _Writer:
                 self.finish_reason = "length"
 
     def take(self) -> str:
-        """The text that is new since the last call and will stay as it is."""
+        """Return the text that is new since the last call and cannot change any more."""
         text = self._text()
         if self.finish_reason is None:
             if text.endswith(_INCOMPLETE):  # a character of several byte tokens is not complete yet
@@ -309,12 +312,12 @@ class _Writer:
         return piece
 
     def continuation(self) -> Continuation:
-        """All of it, once it has ended."""
+        """Return the whole continuation, after it has ended."""
         assert self.finish_reason is not None
         return Continuation(self._prompt, self._text(), tuple(self._tokens), self.finish_reason)
 
     def _text(self) -> str:
-        # Decoded with the prompt, because some tokenizers drop a space at the beginning of what they decode.
+        # Decodes the prompt too, because some tokenizers drop a space at the start of the text that they decode.
         return self._tokenizer.decode(self._start + self._tokens)[self._num_prompt_chars :][: self._end]
 
     def _first_stop(self) -> int | None:
@@ -322,15 +325,8 @@ class _Writer:
         return min((place for stop in self._sampling.stop if (place := text.find(stop)) >= 0), default=None)
 
 
-def _inputs(model: nn.Module, window: Sequence[int]) -> tuple[Tensor, Layout]:
-    """What a model is called with, for one row."""
-    device = next(model.parameters()).device
-    tokens_1L = torch.tensor([window], dtype=torch.int64, device=device)
-    return tokens_1L, make_layout(torch.zeros_like(tokens_1L), torch.arange(len(window), device=device)[None])
-
-
 def _num_held_back(text: str, stops: Sequence[str]) -> int:
-    """Characters at the end of a text with which a stop text may have begun."""
+    """Return the number of characters at the end of a text that may be the start of a stop text."""
     longest = max((len(stop) - 1 for stop in stops), default=0)
     return next((size for size in range(min(longest, len(text)), 0, -1) if any(stop.startswith(text[-size:]) for stop in stops)), 0)
 
@@ -344,7 +340,7 @@ def _seen(rows: Sequence[Sequence[int]], vocab_size: int) -> Tensor:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Puts a model into evaluation mode, and back."""
+    """Put a model into evaluation mode, and afterwards back into the mode that it had."""
     training = model.training
     model.eval()
     try:
@@ -354,8 +350,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def uncompiled() -> AbstractContextManager[Any]:
-    """Calls compiled layers as they are: texts have another length each time, for each of which they would be compiled anew."""
-    if "torch._dynamo" not in sys.modules:  # then nothing is compiled, and loading it takes seconds
+    """Run compiled layers without compilation, because they would be compiled again for each new length of a text."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing it takes seconds
         return nullcontext()
     stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
     return stance

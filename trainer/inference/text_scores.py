@@ -1,7 +1,7 @@
-"""Scores of generated texts: numbers that tell a model that writes from one that repeats itself.
+"""Scores of generated texts, which distinguish a model that writes varied text from a model that repeats itself.
 
-Texts are cut into *tokens of a text*, which are words and single marks (`words_and_marks`), so that scores of models with different
-tokenizers can be compared. Each function is pure; where a score is not defined, for lack of text, it is None.
+Texts are cut into words and single punctuation marks (`words_and_marks`), called *tokens of a text*, so scores of models with
+different tokenizers can be compared. Each function is pure. A score is None if there is too little text for it.
 
     score            definition                                                                  source
     repetition       share of 4-grams that repeat an earlier one of their text, mean over texts  Welleck et al., 2019 (seq-rep-4)
@@ -54,7 +54,7 @@ _MTLD_THRESHOLD = 0.72
 
 @dataclass(frozen=True)
 class Scores:
-    """Of some texts; see the top of this file. None where there is too little text."""
+    """Scores of some texts; see the top of this file. A score is None if there is too little text for it."""
 
     num_texts: int
     num_words: int
@@ -71,12 +71,12 @@ class Scores:
     shape_entropy: float | None
 
     def to_json(self) -> dict[str, float | int | None]:
-        """All scores by name; None where one is not defined."""
+        """Return all scores by name."""
         return asdict(self)
 
 
 def score_texts(texts: Sequence[str], perplexity: float | None = None) -> Scores:
-    """All scores of some texts. `perplexity` needs a model, and is measured elsewhere: `trainer.inference.samples.perplexity`."""
+    """Return all scores of some texts. `perplexity` is a parameter because it needs a model: see `samples.perplexity`."""
     tokens = [words_and_marks(text) for text in texts]
     all_words = [word for text in texts for word in words(text)]
     all_sentences = [sentence for text in texts for sentence in sentences(text)]
@@ -98,41 +98,41 @@ def score_texts(texts: Sequence[str], perplexity: float | None = None) -> Scores
 
 
 def words(text: str) -> list[str]:
-    """Runs of letters, digits and underscores, with apostrophes inside, without regard to case."""
+    """Return the words of a text in lower case: letters, digits and underscores, with apostrophes inside."""
     return [word.casefold() for word in _WORD.findall(text)]
 
 
 def words_and_marks(text: str) -> list[str]:
-    """The same, and every mark that is neither of these nor white space as a token of its own."""
+    """Return the words of a text in lower case, and each other character that is not white space as one token."""
     return [token.casefold() for token in _WORD_OR_MARK.findall(text)]
 
 
 def sentences(text: str) -> list[str]:
-    """Stretches of a text that hold a word: they end at a line's end, or at . ! ? or an ellipsis before white space.
+    """Return the sentences of a text that contain a word. A sentence ends at a line's end, or at . ! ? or … before white space.
 
-    Closing quotes and brackets belong to the sentence before. Chinese and Japanese full stops, exclamation and question marks end
-    one without white space.
+    Closing quotes and brackets belong to the sentence before them. Chinese and Japanese full stops, exclamation marks and question
+    marks end a sentence without white space after them.
     """
     return [part.strip() for part in _SENTENCE.findall(text) if _WORD.search(part)]
 
 
 def repetition(texts: Sequence[Sequence[Hashable]], order: int = _REPETITION_ORDER) -> float | None:
-    """seq-rep-n: `1 - different n-grams / n-grams` of each text, mean over the texts that have an n-gram; in [0, 1)."""
+    """Return seq-rep-n: `1 - different n-grams / n-grams` of each text, mean over the texts that have an n-gram; in [0, 1)."""
     shares = [1 - len(set(grams)) / len(grams) for grams in (_ngrams(text, order) for text in texts) if grams]
     return fmean(shares) if shares else None
 
 
 def distinct(texts: Sequence[Sequence[Hashable]], order: int) -> float | None:
-    """distinct-n: different n-grams of all texts together over their number, in (0, 1].
+    """Return distinct-n: different n-grams of all texts / n-grams of all texts, in (0, 1].
 
-    Li et al. divide by the number of tokens, which is more than the number of n-grams: 1 could not be reached.
+    Li et al. divide by the number of tokens. That is more than the number of n-grams, so their score cannot reach 1.
     """
     grams = [gram for text in texts for gram in _ngrams(text, order)]
     return len(set(grams)) / len(grams) if grams else None
 
 
 def self_bleu(texts: Sequence[Sequence[Hashable]]) -> float | None:
-    """The mean `bleu` of each text with all others as its references, in [0, 1]; 1: all say the same. Empty texts are left out."""
+    """Return the mean `bleu` of each text with all others as references, in [0, 1]; 1: all are equal. Empty texts are left out."""
     filled = [text for text in texts if text]
     if len(filled) < 2:
         return None
@@ -140,16 +140,17 @@ def self_bleu(texts: Sequence[Sequence[Hashable]]) -> float | None:
 
 
 def bleu(hypothesis: Sequence[Hashable], references: Sequence[Sequence[Hashable]]) -> float:
-    """BLEU of one sentence (Papineni et al., 2002), in [0, 1].
+    """Return BLEU of one sentence (Papineni et al., 2002), in [0, 1].
 
-    `brevity * exp(mean over n of log p_n)` with n from 1 to 4, or to the length of the hypothesis if that is shorter. p_n is the
-    share of its n-grams that stand in a reference, each counted at most as often as in the reference that has it most often; where
-    none does, 0.1 counts instead of 0 (Chen and Cherry, 2014, method 1). `brevity` is `exp(1 - r / c)` where the hypothesis, of c
-    tokens, is shorter than the reference whose length r is closest, the shorter of two, else 1.
+    It is `brevity * exp(mean over n of log p_n)` with n from 1 to 4, or to the length of the hypothesis if that is shorter. p_n is
+    the share of the hypothesis's n-grams that a reference contains. An n-gram counts at most as often as in the reference that
+    contains it most often. If no reference contains any, 0.1 counts instead of 0 (Chen and Cherry, 2014, method 1). For a
+    hypothesis of c tokens, r is the length of the reference that is closest to c, the shorter of two; `brevity` is `exp(1 - r /
+    c)` if c < r, else 1.
 
     Args:
-        hypothesis: one token or more.
-        references: one or more.
+        hypothesis: at least one token.
+        references: at least one reference.
     """
     logarithms = [math.log(_precision(hypothesis, references, order)) for order in range(1, min(_BLEU_ORDER, len(hypothesis)) + 1)]
     closest = min((len(reference) for reference in references), key=lambda size: (abs(size - len(hypothesis)), size))
@@ -157,15 +158,15 @@ def bleu(hypothesis: Sequence[Hashable], references: Sequence[Sequence[Hashable]
 
 
 def type_token_ratio(tokens: Sequence[Hashable]) -> float | None:
-    """Different tokens over tokens, in (0, 1]. It falls as texts get longer: compare texts of one length, or use `mtld`."""
+    """Return different tokens / tokens, in (0, 1]. It falls with the length of texts: compare equal lengths, or use `mtld`."""
     return len(set(tokens)) / len(tokens) if tokens else None
 
 
 def mtld(tokens: Sequence[Hashable]) -> float | None:
-    """Measure of textual lexical diversity: tokens over factors, mean of reading forwards and backwards; 2 or more.
+    """Return the measure of textual lexical diversity: tokens / factors, mean of reading forwards and backwards; 2 or more.
 
-    A factor is a stretch that ends where its type-token ratio has fallen to 0.72. The stretch that is left over at the end counts
-    as the part of a factor that it has gone: `(1 - ratio) / (1 - 0.72)`. None where no token comes twice: there is no factor then.
+    A factor is a sequence of tokens that ends when its type-token ratio has fallen to 0.72. The rest at the end counts as a part
+    of a factor: `(1 - ratio) / (1 - 0.72)`. Returns None if no token comes twice, because there is no factor then.
     """
     if len(set(tokens)) == len(tokens):
         return None
@@ -173,10 +174,10 @@ def mtld(tokens: Sequence[Hashable]) -> float | None:
 
 
 def coherence(texts: Sequence[str]) -> float | None:
-    """How much of its words a sentence shares with the next: the mean cosine of neighbouring sentences, in [0, 1].
+    """Return the mean cosine of the word counts of neighbouring sentences of a text, in [0, 1].
 
-    The mean over neighbours is Foltz et al.'s measure of coherence, the cosine of plain word counts Hearst's of lexical cohesion
-    (TextTiling); neighbours are of one text. A model that repeats its sentence reaches 1, so read it beside `repetition`.
+    The mean over neighbours is the coherence measure of Foltz et al., and the cosine of plain word counts is the lexical cohesion
+    of Hearst (TextTiling). A model that repeats one sentence reaches 1, so compare it with `repetition`.
     """
     counts = [[Counter(words(sentence)) for sentence in sentences(text)] for text in texts]
     cosines = [_cosine(*pair) for text in counts for pair in pairwise(text)]
@@ -184,19 +185,19 @@ def coherence(texts: Sequence[str]) -> float | None:
 
 
 def length_entropy(all_sentences: Sequence[str]) -> float | None:
-    """Entropy of the sentences' numbers of words over the largest that as many sentences can have, in [0, 1]."""
+    """Return the entropy of the sentences' lengths in words, divided by the largest possible entropy; in [0, 1]."""
     return _evenness([len(words(sentence)) for sentence in all_sentences])
 
 
 def shape_entropy(all_sentences: Sequence[str]) -> float | None:
-    """The same of the sentences' shapes."""
+    """Return the entropy of the sentences' shapes, divided by the largest possible entropy; in [0, 1]."""
     return _evenness([sentence_shape(sentence) for sentence in all_sentences])
 
 
 def sentence_shape(sentence: str) -> str:
-    """Case and punctuation of a sentence, without its words: `A` for a word with a capital, `a` for another, `0` for a number.
+    """Return case and punctuation of a sentence: `A` for a word with a capital, `a` for another word, `0` for a number.
 
-    Words of one kind in a row count once, as marks of one kind do: "In 1999, Ada Byron came!" has the shape `A0,Aa!`.
+    Consecutive words of one kind count once, and so do equal marks: "In 1999, Ada Byron came!" has the shape `A0,Aa!`.
     """
     shape = ""
     for token in _WORD_OR_MARK.findall(sentence):
@@ -213,7 +214,7 @@ def _precision(hypothesis: Sequence[Hashable], references: Sequence[Sequence[Has
     counts = Counter(_ngrams(hypothesis, order))
     allowed: Counter[tuple[Hashable, ...]] = Counter()
     for reference in references:
-        allowed |= counts & Counter(_ngrams(reference, order))  # no more can count
+        allowed |= counts & Counter(_ngrams(reference, order))  # at most as often as in the hypothesis
     return ((counts & allowed).total() or _SMOOTHING) / counts.total()
 
 
@@ -228,14 +229,14 @@ def _factors(tokens: Iterable[Hashable]) -> float:
 
 
 def _cosine(one: Counter[str], other: Counter[str]) -> float:
-    """In [0, 1]; both hold a word."""
+    """Return the cosine in [0, 1] of two counts that are not empty."""
     product = sum(count * other[word] for word, count in one.items())
     squares = math.prod(sum(count * count for count in counts.values()) for counts in (one, other))
     return min(1.0, product / math.sqrt(squares))
 
 
 def _evenness(values: Sequence[Hashable]) -> float | None:
-    """`-sum p log p` of the values' shares, over the logarithm of their number; None for fewer than two."""
+    """Return `-sum p log p` of the values' shares, divided by the logarithm of their number; None for fewer than two values."""
     if len(values) < 2:
         return None
     shares = [count / len(values) for count in Counter(values).values()]

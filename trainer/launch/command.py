@@ -9,12 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from trainer.launch.command_table import COMMANDS
 from trainer.launch.stop_request import STOP_SIGNALS
 
-__all__ = ["COMMANDS", "become", "folder_of", "group_command", "num_ranks_command", "other_command", "training_arguments"]
-
-COMMANDS = ("train", "generate", "evaluate", "verify", "audit", "report", "compare", "stacks", "schema")
-"""The commands of `python -m trainer`."""
+__all__ = ["become", "folder_of", "group_command", "num_ranks_command", "other_command", "training_arguments"]
 
 _TORCHRUN = Path(__file__).resolve().parents[2] / "entrypoints/torchrun.py"
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)

@@ -1,1 +1,1 @@
-"""The decoder, its loss, and what both cost."""
+"""The decoder, its loss, and the memory and operations that both take."""

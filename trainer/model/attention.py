@@ -1,20 +1,20 @@
-"""Causal attention that never looks across the documents of a packed row.
+"""Causal attention that stays inside each document of a packed row.
 
 B rows   L tokens of a row   N query heads   K key and value heads   H width of a head   T tokens of a micro-batch, B x L
 M bounds of documents
 
-There are four ways to compute the same thing, and `choose_backend` takes the fastest that the machine has:
+Four backends compute the same result. `choose_backend` takes the fastest one that this machine can run:
 
-    varlen     CUDA, 16-bit: flash attention that is told where each document begins (`torch.nn.attention.varlen`)
+    varlen     CUDA, 16-bit: flash attention that gets the first token of each document (`torch.nn.attention.varlen`)
     flex       CUDA, any precision: a kernel generated for the mask (`torch.nn.attention.flex_attention`)
-    documents  CPU: each document by itself, so that time grows with the squares of the documents and not of the row
+    documents  CPU: one document at a time, so the time grows with the square of a document's length, not of the row's
     sdpa       anywhere: `scaled_dot_product_attention` with a mask over all pairs of a row's tokens
 
-Under `torch.use_deterministic_algorithms(True)` the backward pass of each is deterministic, as their sources say: flash
-attention adds the parts of a query's gradient in separate buffers instead of atomically, and the memory-efficient kernel
-behind `sdpa` keeps one split of the keys (both `aten/src/ATen/native/transformers/cuda/attention_backward.cu`); flex computes
-the gradients of queries and of keys in blocks of their own, without atomic additions
-(`torch/_inductor/kernel/flex/templates`); on a CPU one thread owns a head. With `warn_only=True` the first two are not.
+Under `torch.use_deterministic_algorithms(True)` the backward pass of every backend is deterministic, according to PyTorch's source
+code. Flash attention adds the parts of a query's gradient in separate buffers instead of atomically, and the memory-efficient
+kernel of `sdpa` uses one split of the keys (both `aten/src/ATen/native/transformers/cuda/attention_backward.cu`). flex computes the
+gradients of queries and those of keys in separate blocks, without atomic additions (`torch/_inductor/kernel/flex/templates`). On a
+CPU one thread computes a whole head. With `warn_only=True` flash attention and the memory-efficient kernel are not deterministic.
 """
 
 # ruff: noqa: N815 - names of arrays carry their shape
@@ -36,12 +36,16 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from common.errors import ConfigError
+from trainer.config import ModelConfig
+from trainer.model.cost import FP32_BYTES, ActivationBytes, computed_bytes
 
 __all__ = [
     "Backend",
     "Capability",
     "Layout",
     "attend",
+    "attention_bytes",
+    "attention_flops",
     "attention_operators",
     "cached_layout",
     "capability_of",
@@ -49,17 +53,18 @@ __all__ = [
     "choose_backend",
     "describe_backend",
     "document_mask",
+    "layout_bytes",
     "make_layout",
 ]
 
 Backend = Literal["varlen", "flex", "documents", "sdpa"]
 VarlenAttention = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
-"""Causal attention over documents: queries (T, N, H), keys and values (T, K, H), bounds (M,), longest length; gives (T, N, H)."""
+"""Causal attention over documents, from queries (T, N, H), keys and values (T, K, H), bounds (M,), longest length to (T, N, H)."""
 
 _DESCRIPTIONS: dict[Backend, str] = {
     "varlen": "varlen (flash attention over documents of any length)",
     "flex": "flex (a kernel generated for the documents' mask)",
-    "documents": "documents (each document by itself)",
+    "documents": "documents (one document at a time)",
     "sdpa": "sdpa (scaled dot product with a mask)",
 }
 _VARLEN_MODULE = "torch.nn.attention.varlen"
@@ -69,32 +74,32 @@ _MAX_FLASH_HEAD, _FLASH_HEAD_MULTIPLE, _MIN_FLEX_HEAD = 256, 8, 16
 
 @dataclass(frozen=True)
 class Capability:
-    """What a device and the installed PyTorch offer to attention."""
+    """Features of a device and of the installed PyTorch that decide which backends can run."""
 
     cuda: tuple[int, int] | None
-    """The GPU's compute capability; none on a CPU."""
+    """The GPU's compute capability; None on a CPU."""
     has_varlen: bool = True
-    """PyTorch has `torch.nn.attention.varlen`, which came with 2.10."""
+    """PyTorch has `torch.nn.attention.varlen`, as from version 2.10 on."""
     has_triton: bool = True
     """Triton is installed, which compiles the kernels of `flex`."""
 
 
 class Layout(NamedTuple):
-    """Where the documents of a micro-batch stand, in the form that one backend needs.
+    """The documents of a micro-batch, in the form that one backend needs.
 
-    A tuple, because torch.compile, DDP and activation checkpointing look into tuples and not into dataclasses.
+    This is a tuple because torch.compile, DDP and activation checkpointing find tensors in tuples but not in dataclasses.
     """
 
     positions_BL: Tensor
-    """int64 place of each token in its document."""
+    """int64 position of each token in its document."""
     mask_B1LL: Tensor | None = None
     """For `sdpa`: see `document_mask`."""
     bounds_M: Tensor | None = None
-    """For `varlen`: int32 first token of each document in the flattened micro-batch, then T as often as the fixed size needs."""
+    """For `varlen`: int32 first token of each document in the flattened micro-batch; T fills the rest of the fixed size."""
     max_length: int = 0
-    """For `varlen`: L, which no document exceeds. The longest document would do, but each length would be compiled anew."""
+    """For `varlen`: L, which no document exceeds. The longest document's length would make torch.compile compile each length."""
     varlen: VarlenAttention | None = None
-    """For `varlen`: the kernel. It is looked up here because an import inside a compiled model breaks its graph."""
+    """For `varlen`: the kernel. It is part of the layout because an import inside a compiled model breaks its graph."""
     block_mask: BlockMask | None = None
     """For `flex`: the same mask by blocks."""
     lengths: tuple[int, ...] = ()
@@ -102,7 +107,7 @@ class Layout(NamedTuple):
 
 
 def capability_of(device: torch.device) -> Capability:
-    """What `device` and this PyTorch offer."""
+    """Return the features of `device` and of the installed PyTorch."""
     cuda = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     return Capability(cuda, *(importlib.util.find_spec(module) is not None for module in (_VARLEN_MODULE, "triton")))
 
@@ -116,18 +121,18 @@ def choose_backend(
     compiled: bool = False,
     capability: Capability | None = None,
 ) -> Backend:
-    """The backend for a run: the one that is wanted, or for `auto` the first of varlen, flex, documents, sdpa that can run.
+    """Return the backend of a run: the one that is set, or for `auto` the first of varlen, flex, documents, sdpa that can run.
 
     Args:
         wanted: `train.attention`.
-        device: where the model computes.
+        device: device of the model.
         precision: `train.precision`; `varlen` takes 16-bit numbers only.
         head_size: width of a head.
-        compiled: whether the model goes through torch.compile, which would compile `documents` anew for every micro-batch.
-        capability: for tests; none: that of `device`.
+        compiled: whether the model is compiled; torch.compile would compile `documents` again for every micro-batch.
+        capability: for tests; None: that of `device`.
 
     Raises:
-        ConfigError: the wanted backend cannot run here.
+        ConfigError: the backend that is set cannot run here.
     """
     has = capability or capability_of(device)
     obstacles: dict[Backend, str | None] = {
@@ -145,26 +150,26 @@ def choose_backend(
 
 
 def describe_backend(backend: Backend) -> str:
-    """The backend in words, for the log."""
+    """Return a description of the backend for the log."""
     return _DESCRIPTIONS[backend]
 
 
 def make_layout(segments_BL: Tensor, positions_BL: Tensor, backend: Backend = "sdpa", bounds: Tensor | None = None) -> Layout:
-    """The layout of a micro-batch, made once and used by every layer.
+    """Return the layout of a micro-batch, which every layer uses.
 
     Args:
         segments_BL: integer number of the document within its row, -1 on padding.
-        positions_BL: int64 place of each token in its document.
-        backend: who will read it.
-        bounds: int32 first position of every document piece in the flattened micro-batch, then T once or more, which makes
-            pieces without tokens. `varlen` needs it, because finding it on a GPU would wait for the GPU.
+        positions_BL: int64 position of each token in its document.
+        backend: backend that will read the layout.
+        bounds: int32 first position of every piece of a document in the flattened micro-batch, then T once or more, which adds
+            empty pieces. Only `varlen` needs it: computing it on the GPU would make the CPU wait for the GPU.
 
     Raises:
         ValueError: `backend` is `varlen` and there are no bounds.
     """
     if backend == "varlen":
         if bounds is None:
-            raise ValueError("the varlen backend got no bounds of documents; make the micro-batch with them")
+            raise ValueError("the varlen backend got no bounds of documents; make the micro-batch with with_bounds = True")
         return Layout(positions_BL, bounds_M=bounds, max_length=segments_BL.shape[1], varlen=_varlen_attention())
     if backend == "flex":
         return Layout(positions_BL, block_mask=_block_mask(segments_BL))
@@ -174,18 +179,18 @@ def make_layout(segments_BL: Tensor, positions_BL: Tensor, backend: Backend = "s
 
 
 def cached_layout(positions_BT: Tensor, num_used: int) -> Layout:
-    """For T new tokens of each row, whose earlier ones are in a cache: each sees the slots up to its own position.
+    """Return the layout of T new tokens of each row whose earlier tokens are in a cache.
 
-    The mask has shape (B, 1, T, S), with S = `num_used`.
+    Each new token sees the slots up to its position. The mask has shape (B, 1, T, S), with S = `num_used`.
     """
     slots_S = torch.arange(num_used, device=positions_BT.device)
     return Layout(positions_BT, mask_B1LL=(slots_S <= positions_BT[:, :, None])[:, None])
 
 
 def document_mask(segments_BL: Tensor) -> Tensor:
-    """True where a token (third axis) may look at another (fourth): same document and not later. Shape (B, 1, L, L), bool.
+    """Return a mask, (B, 1, L, L), that is true if a token (third axis) sees another (fourth): same document and not later.
 
-    Padding has segment -1 and looks at earlier padding only, so that no row of the softmax is empty.
+    Padding has segment -1 and sees itself and earlier padding only, so no row of the softmax is empty.
     """
     length = segments_BL.shape[1]
     same_BLL = segments_BL[:, :, None] == segments_BL[:, None, :]
@@ -194,10 +199,10 @@ def document_mask(segments_BL: Tensor) -> Tensor:
 
 
 def attend(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, layout: Layout) -> Tensor:
-    """Softmax attention, `softmax(q k^T / sqrt(H)) v` over the earlier tokens of the same document; shape (B, N, L, H).
+    """Return `softmax(q k^T / sqrt(H)) v` over each token and the earlier tokens of its document; shape (B, N, L, H).
 
-    Queries and keys are brought to the type of the values: under autocast those come out of a matrix product in 16 bits,
-    while normalisation and rotation may have left the other two in fp32, which `varlen` and `flex` refuse.
+    Queries and keys are converted to the type of the values. Under autocast the values come from a matrix product in 16 bits, but
+    normalisation and rotation may return queries and keys in fp32, which `varlen` and `flex` do not accept.
     """
     q_BNLH, k_BKLH = q_BNLH.to(v_BKLH.dtype), k_BKLH.to(v_BKLH.dtype)
     if layout.varlen is not None:
@@ -207,20 +212,47 @@ def attend(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, layout: Layout) -> Te
         return y_TNH.view(q_BNLH.transpose(1, 2).shape).transpose(1, 2)
     grouped = q_BNLH.shape[1] != k_BKLH.shape[1]
     if layout.block_mask is not None:
-        compiles_alone = q_BNLH.is_cuda and not torch.compiler.is_compiling()  # a compiled model compiles flex with the rest
+        compiles_alone = q_BNLH.is_cuda and not torch.compiler.is_compiling()  # a compiled model includes flex
         flex = _compiled_flex() if compiles_alone else cast("Callable[..., Any]", flex_attention)
         return cast(Tensor, flex(q_BNLH, k_BKLH, v_BKLH, block_mask=layout.block_mask, enable_gqa=grouped))
     if layout.lengths:
         return _attend_documents(q_BNLH, k_BKLH, v_BKLH, layout.lengths)
     if grouped and q_BNLH.is_cuda:
-        # The kernel that takes a mask on CUDA does not take fewer keys than queries: PyTorch would use the plain formula.
+        # On CUDA the kernel for masks needs as many key heads as query heads. Otherwise PyTorch uses the unfused formula.
         group = q_BNLH.shape[1] // k_BKLH.shape[1]
         k_BKLH, v_BKLH, grouped = k_BKLH.repeat_interleave(group, dim=1), v_BKLH.repeat_interleave(group, dim=1), False
     return functional.scaled_dot_product_attention(q_BNLH, k_BKLH, v_BKLH, attn_mask=layout.mask_B1LL, enable_gqa=grouped)
 
 
+def attention_flops(config: ModelConfig, attended_length: int) -> int:
+    """Return the floating-point operations of `attend` for one token, forward and backward: 12 N H `attended_length`.
+
+    These are queries times keys and probabilities times values (Chowdhery et al., 2022, PaLM, appendix B). Every token counts as
+    attending to `attended_length` tokens.
+    """
+    return 12 * config.heads * config.head_size * attended_length
+
+
+def attention_bytes(config: ModelConfig, row_length: int, *, mixed: bool, backend: Backend) -> ActivationBytes:
+    """Return what `attend` keeps for one token: queries, keys, values and output, and one fp32 statistic of each head.
+
+    `sdpa` also keeps the token's row of the mask as numbers, and keys and values repeated for grouped queries.
+    """
+    size, statistics = computed_bytes(mixed=mixed), FP32_BYTES * config.heads
+    width_q, width_kv = config.heads * config.head_size, config.num_kv_heads * config.head_size
+    saved = 2 * size * (width_q + width_kv) + statistics
+    if backend == "sdpa":
+        saved += size * (row_length + (2 * width_q if width_kv < width_q else 0))
+    return ActivationBytes(saved, selective=size * width_q + statistics, reused=size * (width_q + width_kv))
+
+
+def layout_bytes(row_length: int, backend: Backend) -> int:
+    """Return the bytes of a `Layout` for one token, which all layers share, without its positions: the mask of `sdpa` as bools."""
+    return row_length if backend == "sdpa" else 0
+
+
 def attention_operators() -> list[Any]:
-    """The operators that a backend may come down to, whose outputs selective activation checkpointing keeps."""
+    """Return the operators that the backends call. Selective activation checkpointing keeps their outputs."""
     aten = torch.ops.aten
     operators = [
         aten._scaled_dot_product_flash_attention_for_cpu.default,
@@ -234,35 +266,35 @@ def attention_operators() -> list[Any]:
 
 def _obstacle_to_varlen(has: Capability, precision: str, head_size: int) -> str | None:
     if has.cuda is None:
-        return "needs a CUDA GPU, and this run computes on the CPU"
+        return "needs a CUDA GPU, and the device of this run is the CPU"
     if not has.has_varlen:
-        return f"needs PyTorch 2.10 or newer, and this is {torch.__version__}"
+        return f"needs PyTorch 2.10 or newer, and PyTorch {torch.__version__} is installed"
     if has.cuda < (8, 0):
         return f"needs a GPU of compute capability 8.0 or newer, and this one has {has.cuda[0]}.{has.cuda[1]}"
     if precision not in _HALF_PRECISIONS:
-        return f"computes in 16 bits only, and train.precision is {precision}; precision = bf16 would do"
+        return f"computes in 16 bits only, and train.precision is {precision}; use precision = bf16"
     if head_size % _FLASH_HEAD_MULTIPLE or head_size > _MAX_FLASH_HEAD:
         return (
-            f"takes heads whose width is a multiple of {_FLASH_HEAD_MULTIPLE} up to {_MAX_FLASH_HEAD}, and here it is {head_size}"
+            f"takes heads whose width is a multiple of {_FLASH_HEAD_MULTIPLE} up to {_MAX_FLASH_HEAD}, and the width is {head_size}"
         )
     return None
 
 
 def _obstacle_to_flex(has: Capability, head_size: int) -> str | None:
     if has.cuda is None:
-        return "cannot train on a CPU: PyTorch has no backward pass for it there"
+        return "cannot train on a CPU, because PyTorch has no backward pass for it there"
     if not has.has_triton:
         return "needs Triton, which is not installed (pip install triton)"
     if has.cuda < (7, 5):
         return f"needs a GPU of compute capability 7.5 or newer, and this one has {has.cuda[0]}.{has.cuda[1]}"
     if head_size < _MIN_FLEX_HEAD:
-        return f"takes heads of width {_MIN_FLEX_HEAD} or more, and here it is {head_size}"
+        return f"takes heads of width {_MIN_FLEX_HEAD} or more, and the width is {head_size}"
     return None
 
 
 def _obstacle_to_documents(has: Capability, *, compiled: bool) -> str | None:
     if has.cuda is not None:
-        return "is for CPUs: a GPU would wait for the start of a kernel for each document"
+        return "is for CPUs only: on a GPU it would start one kernel for each document"
     if compiled:
         return "cannot be compiled once for all micro-batches, and train.compile is on"
     return None
@@ -287,18 +319,18 @@ def _block_mask(segments_BL: Tensor) -> BlockMask:
 
 @cache
 def _varlen_attention() -> VarlenAttention:
-    """PyTorch's kernel, loaded when it is needed: PyTorch before 2.10 has none, and a run on a CPU need not load it."""
+    """Load PyTorch's kernel at the first use: PyTorch before 2.10 has none, and a run on a CPU does not need it."""
     kernel = importlib.import_module(_VARLEN_MODULE).varlen_attn
     return causal_varlen(kernel, inspect.signature(kernel).parameters)
 
 
 def causal_varlen(kernel: Callable[..., Any], parameters: Collection[str]) -> VarlenAttention:
-    """`varlen_attn` of any PyTorch from 2.10 on, as this module calls it.
+    """Return `varlen_attn` of any PyTorch from 2.10 on with the signature that this module uses.
 
     Args:
         kernel: `torch.nn.attention.varlen.varlen_attn`.
-        parameters: names of its parameters. 2.10 has `is_causal` in place of `window_size`; `enable_gqa` came with 2.12, and
-            before it keys and values are repeated for each query head.
+        parameters: names of its parameters. 2.10 has `is_causal` instead of `window_size`. Before 2.12 there is no `enable_gqa`,
+            so keys and values are repeated for each query head.
     """
     causal = {"window_size": (-1, 0)} if "window_size" in parameters else {"is_causal": True}
     takes_groups = "enable_gqa" in parameters
@@ -317,13 +349,13 @@ def causal_varlen(kernel: Callable[..., Any], parameters: Collection[str]) -> Va
 
 @cache
 def _compiled_flex() -> Callable[..., Any]:
-    """Uncompiled, flex would write out all scores."""
+    """Compile flex, because without compilation it stores all scores in memory."""
     return torch.compile(flex_attention, dynamic=False)
 
 
 @cache
 def _compiled_create_block_mask() -> Callable[..., Any]:
-    """Uncompiled, it would write out the whole mask, and its indices as integers."""
+    """Compile the function, because without compilation it stores the whole mask and its indices as integers."""
     return torch.compile(create_block_mask, dynamic=False)
 
 
@@ -332,7 +364,7 @@ def _attend_documents(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, lengths: t
         q, k, v = (_documents_of_one_length(x, lengths[0]) for x in (q_BNLH, k_BKLH, v_BKLH))
         y_BLNH = _causal(q, k, v).transpose(1, 2).reshape(q_BNLH.transpose(1, 2).shape)
         return y_BLNH.transpose(1, 2)
-    # One split and one concatenation: a slice for each document would have a gradient as large as the micro-batch.
+    # One split and one concatenation, because the gradient of a slice for each document is as large as the micro-batch.
     pieces = (torch.split(x.transpose(1, 2).flatten(0, 1), list(lengths)) for x in (q_BNLH, k_BKLH, v_BKLH))
     parts = [_causal(*(x.transpose(0, 1)[None] for x in document))[0].transpose(0, 1) for document in zip(*pieces, strict=True)]
     return torch.cat(parts).view(q_BNLH.transpose(1, 2).shape).transpose(1, 2)

@@ -1,9 +1,9 @@
 """The decoder: RMSNorm, rotary embeddings, grouped-query attention with QK-norm, SwiGLU.
 
-Parameter names and meanings are those of Qwen3 in Hugging Face transformers, so that an export is a copy.
+Parameters have the names and meanings of Qwen3 in Hugging Face transformers, so an export only copies them.
 
     B rows   L tokens of a row   D width of the residual stream   N query heads   K key and value heads   H width of a head
-    F hidden width of SwiGLU     V vocabulary, padded        T new tokens of a row, where earlier ones are in a cache
+    F hidden width of SwiGLU     V vocabulary, padded        T new tokens of a row whose earlier tokens are in a cache
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from trainer.config import ModelConfig
-from trainer.model.attention import Layout, attention_operators, cached_layout
+from trainer.data.batch import MICRO_BATCH_BYTES
+from trainer.model.attention import Backend, Layout, attention_operators, cached_layout, layout_bytes
+from trainer.model.cost import FP32_BYTES
 from trainer.model.kv_cache import KeyValueCache
-from trainer.model.layers import DecoderLayer, RMSNorm, rotary_table
+from trainer.model.layers import DecoderLayer, RMSNorm, rotary_bytes, rotary_table
 from trainer.model.linear import Linear, product_operators
 from trainer.model.parameters import parameters_by_name
 
-__all__ = ["Decoder", "build_model"]
+__all__ = ["Decoder", "activation_bytes", "build_model", "flops_per_token", "num_weights"]
 
 
 class Backbone(nn.Module):
-    """Everything between the tokens and the last normalised state."""
+    """The embedding, the layers and the last norm."""
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
@@ -49,11 +51,11 @@ class Decoder(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def hidden(self, tokens_BL: Tensor, layout: Layout) -> Tensor:
-        """The last normalised state at each position, (B, L, D), in the type of the computation.
+        """Return the last normalised state at each position, (B, L, D), in the type of the computation.
 
         Args:
             tokens_BL: int64 ids.
-            layout: where the documents stand; attention stays inside a document.
+            layout: documents of the micro-batch; attention stays inside a document.
         """
         rotation = rotary_table(layout.positions_BL, self.config.head_size, self.config.rope_theta)
         x_BLD = self.model.embed_tokens(tokens_BL)
@@ -62,20 +64,20 @@ class Decoder(nn.Module):
         return cast(Tensor, self.model.norm(x_BLD))
 
     def forward(self, tokens_BL: Tensor, layout: Layout) -> Tensor:
-        """Logits of the next token, (B, L, V), in the type of the computation."""
+        """Return the logits of the next token, (B, L, V), in the type of the computation."""
         return cast(Tensor, self.lm_head(self.hidden(tokens_BL, layout)))
 
     def empty_cache(self, num_slots: int) -> KeyValueCache:
-        """A cache for rows of up to `num_slots` tokens."""
+        """Return a cache for rows of up to `num_slots` tokens."""
         return KeyValueCache(len(self.model.layers), num_slots)
 
     def extend(self, tokens_BT: Tensor, positions_BT: Tensor, num_used: int, cache: KeyValueCache) -> Tensor:
-        """As `hidden`, (B, T, D), for tokens that follow those in `cache`, which takes them in. Not for training.
+        """Return the states of new tokens, (B, T, D), as `hidden` does, and add the tokens to `cache`. Not for training.
 
         Args:
-            tokens_BT: int64 ids. Behind the last token of a row may stand anything: later tokens of the row replace it.
-            positions_BT: int64 place of each token in its row, and so its slot in the cache. It sees the slots up to its own.
-            num_used: one more than the largest position, which a GPU would have to be waited for.
+            tokens_BT: int64 ids. After the last token of a row any ids may follow; later tokens of the row overwrite them.
+            positions_BT: int64 position of each token in its row, and its slot in the cache. A token sees the slots up to its own.
+            num_used: one more than the largest position. It is a parameter because reading it from a GPU would wait for the GPU.
             cache: from `empty_cache`; the first call decides the number of rows.
         """
         layout = cached_layout(positions_BT, num_used)
@@ -97,10 +99,10 @@ class Decoder(nn.Module):
 
 
 def build_model(config: ModelConfig, vocab_size: int, seed: int) -> Decoder:
-    """A decoder with fresh weights, the same for the same seed wherever it is built (CPU, fp32).
+    """Return a decoder with initial weights on the CPU in fp32. The same seed gives the same weights on every machine.
 
-    Matrices are normal with `init_std`; those that write to the residual stream are scaled by 1/sqrt(2 layers), so that its
-    variance does not grow with depth (Radford et al., 2019). Norm weights are one.
+    Matrices are normal with standard deviation `init_std`. Those that write to the residual stream are scaled by 1/sqrt(2 layers),
+    so the variance of the stream does not grow with depth (Radford et al., 2019). Norm weights are one.
     """
     model = Decoder(config, vocab_size)
     generator = torch.Generator().manual_seed(seed)
@@ -112,3 +114,55 @@ def build_model(config: ModelConfig, vocab_size: int, seed: int) -> Decoder:
         with torch.no_grad():
             parameter.normal_(0.0, std, generator=generator)
     return model
+
+
+def num_weights(config: ModelConfig, vocab_size: int) -> int:
+    """Return the number of weights of a decoder. A shared weight counts once."""
+    layer = DecoderLayer.num_matrix_weights(config) + DecoderLayer.num_norm_weights(config)
+    embeddings = config.padded_vocab(vocab_size) * config.width * (1 if config.tie_embeddings else 2)
+    return config.layers * layer + config.width + embeddings
+
+
+def flops_per_token(config: ModelConfig, vocab_size: int, attended_length: int) -> float:
+    """Return the floating-point operations of the forward and backward pass of one token; an addition and a product are two.
+
+        6 * (layers * (2 D N H + 2 D K H + 3 D F) + D V)  +  12 * layers * N * H * T
+
+    The first term is 2 operations forward and 4 backward for each weight of a matrix product. The embedding is a look-up and does
+    not count; the output projection counts even if it shares the embedding's weights. The second term is `attention_flops`. As in
+    PaLM and nanoGPT, every token counts as attending to all T tokens of its row. A causal model never needs half of that square,
+    and needs even less if documents are packed. Counting only what is needed would replace T by the mean number of earlier
+    tokens, at most (T + 1) / 2. Operations that activation checkpointing repeats do not count.
+
+    Args:
+        config: shape of the model.
+        vocab_size: pieces of the tokenizer; the padding of the vocabulary is added here.
+        attended_length: T, by convention the length of a row.
+    """
+    output_projection = 6 * config.width * config.padded_vocab(vocab_size)
+    return float(config.layers * DecoderLayer.flops(config, attended_length) + output_projection)
+
+
+def activation_bytes(config: ModelConfig, row_length: int, micro: int, *, mixed: bool, backend: Backend) -> int:
+    """Return the bytes that a micro-batch's forward pass keeps for backward, and those that backward itself holds at one time.
+
+    Without checkpointing every layer keeps the inputs of its operations. With checkpointing a layer keeps less, and one layer at a
+    time is computed again, so the bytes of one layer are added once. A measured pass took 93 to 100 % of this estimate without
+    checkpointing, and at least 60 % with it (torch 2.13, CPU, 2026-11-21).
+
+    Args:
+        config: shape of the model and mode of checkpointing.
+        row_length: tokens of a row.
+        micro: rows of the micro-batch.
+        mixed: whether matrix products take two bytes a number, while the residual stream and the norms take four.
+        backend: backend of the attention.
+    """
+    layer = DecoderLayer.activation_bytes(config, row_length, mixed=mixed, backend=backend)
+    kept, again = {
+        "none": (layer.saved, 0),
+        "selective": (layer.selective, layer.saved - layer.reused),
+        "full": (FP32_BYTES * config.width, layer.saved),  # the layer's input
+    }[config.activation_checkpointing]
+    last_norm = 3 * FP32_BYTES * config.width  # its input, scaled input and output
+    shared = MICRO_BATCH_BYTES + rotary_bytes(config.head_size) + layout_bytes(row_length, backend) + last_norm
+    return micro * row_length * (config.layers * kept + again + layer.gradients + shared)

@@ -1,14 +1,13 @@
-"""float8 matrix products by torchao, which is optional and which this module alone imports.
+"""float8 matrix products by torchao. torchao is optional, and only this module imports it.
 
-Inputs, weights and gradients of the layers' matrix products are cast to eight bits with one scale for each tensor, taken from its
-largest value at the time (torchao's "tensorwise" recipe); the result is in the type of the run, and the weights that the
-optimizer updates stay fp32. Attention, norms, embedding and output projection are not touched.
+Inputs, weights and gradients of the layers' matrix products are cast to eight bits with one scale for each tensor, computed from
+its current largest value (torchao's "tensorwise" recipe). The result has the type of the run, and the weights that the optimizer
+updates stay fp32. Attention, norms, embedding and output projection do not change.
 """
 
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
 
 import torch
 from torch import nn
@@ -18,24 +17,24 @@ from common.errors import ConfigError
 __all__ = ["convert_to_float8"]
 
 _NEEDED_CAPABILITY = (8, 9)
-"""Ada Lovelace; the first GPUs whose tensor cores multiply float8."""
+"""Compute capability of Ada Lovelace, the first GPUs whose tensor cores multiply float8."""
 
 _MULTIPLE = 16
-"""Both widths of a float8 product must divide by this."""
+"""Both widths of a float8 product must be multiples of this."""
 
 _INSTEAD = "use precision = bf16"
 
 
 def convert_to_float8(model: nn.Module, device: torch.device, capability: tuple[int, int] | None = None) -> tuple[str, ...]:
-    """Replaces linear layers inside the decoder layers by float8 ones, in place, and returns their names.
+    """Replace linear layers inside the decoder layers by float8 layers, in place, and return their names.
 
-    The parameters are the same objects under the same names, so weights are loaded and saved as ever. To be called before
-    the model is compiled or wrapped. A layer stays as it is where one of its widths is no multiple of 16.
+    The parameters stay the same objects under the same names, so loading and saving weights does not change. Call this before the
+    model is compiled or wrapped. A linear layer is not replaced if one of its widths is not a multiple of 16.
 
     Args:
-        model: holds its decoder layers in a module list called `layers`.
-        device: where it will run.
-        capability: compute capability of that GPU; none: asked of the driver.
+        model: model that holds its decoder layers in a module list called `layers`.
+        device: device that the model will run on.
+        capability: compute capability of that GPU; None: as the driver says.
 
     Raises:
         ConfigError: there is no GPU, it has no float8 tensor cores, torchao is missing, or no layer can be converted.
@@ -48,30 +47,26 @@ def convert_to_float8(model: nn.Module, device: torch.device, capability: tuple[
             f"precision = float8 needs a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell), and this one has "
             f"{found[0]}.{found[1]}; {_INSTEAD}"
         )
-    torchao = _torchao_float8()
+    try:
+        torchao = importlib.import_module("torchao.float8")
+    except ImportError as error:
+        raise ConfigError(
+            f"precision = float8 needs torchao ({error}); `pip install torchao==0.18.0` fits torch 2.11 to 2.13, or {_INSTEAD}"
+        ) from error
     names = tuple(name for name, module in model.named_modules() if _qualifies(module, name))
     if not names:
         raise ConfigError(
             "precision = float8 found no linear layer in the decoder layers whose widths are both multiples of "
             f"{_MULTIPLE}; change model.width, model.head_dim and model.mlp_width, or {_INSTEAD}"
         )
-    # Tokens of a micro-batch are the inner width of the weight's gradient, and need not be a multiple of 16.
+    # The inner width of the weight's gradient is the number of tokens of a micro-batch, which may be no multiple of 16.
     config = torchao.Float8LinearConfig(pad_inner_dim=True)
     torchao.convert_to_float8_training(model, module_filter_fn=_qualifies, config=config)
     return names
 
 
-def _torchao_float8() -> ModuleType:
-    try:
-        return importlib.import_module("torchao.float8")
-    except ImportError as error:
-        raise ConfigError(
-            f"precision = float8 needs torchao ({error}); `pip install torchao==0.18.0` suits torch 2.11 to 2.13, or {_INSTEAD}"
-        ) from error
-
-
 def _qualifies(module: nn.Module, name: str) -> bool:
-    """Whether a module of the model is a linear layer of a decoder layer that float8 products can take."""
+    """Return whether a module is a linear layer inside a decoder layer whose widths fit float8 products."""
     return (
         isinstance(module, nn.Linear)
         and "layers" in name.split(".")

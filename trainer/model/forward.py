@@ -20,13 +20,13 @@ from trainer.model.loss import cross_entropy_rows, cross_entropy_sum, linear_cro
 __all__ = ["LossModule", "autocast", "empty_micro_batch", "forward_pass"]
 
 LossFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""From logits (B, L, V), targets (B, L) and weights (B, L) or None to the weighted sum over all targets, a fp32 scalar."""
+"""Maps logits (B, L, V), targets (B, L) and weights (B, L) or None to the weighted sum over all targets, a fp32 scalar."""
 _log = logging.getLogger(__name__)
 _AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float8": torch.bfloat16}
 
 
 class LossModule(nn.Module):
-    """The model and its loss in one forward pass, which is what is compiled, and what DDP and FSDP wrap."""
+    """The model and its loss in one forward pass. This module is compiled, and DDP and FSDP wrap it."""
 
     def __init__(self, model: nn.Module, settings: LossConfig, own_loss: LossFunction | None = None) -> None:
         super().__init__()
@@ -34,12 +34,12 @@ class LossModule(nn.Module):
         self.settings = settings
         self.own_loss = own_loss
         self.most_rows: int | None = None
-        """Rows that a pass of an evaluation takes at most, because more of them ran out of memory."""
+        """Most rows in one forward pass of an evaluation, because more rows ran out of memory; None: no limit."""
 
     def forward(
         self, tokens_BL: Tensor, layout: Layout, targets_BL: Tensor, weights_BL: Tensor | None = None, *, by_row: bool = False
     ) -> Tensor:
-        """The sum of the loss over all targets, a fp32 scalar; or, for evaluation, each position's cross-entropy, (B, L)."""
+        """Return the sum of the loss over all targets, a fp32 scalar, or with `by_row` each position's cross-entropy, (B, L)."""
         model = self.model
         if isinstance(model, Decoder) and (by_row or self.own_loss is None):  # no logits of the whole micro-batch
             hidden_BLD = model.hidden(tokens_BL, layout)
@@ -53,17 +53,25 @@ class LossModule(nn.Module):
 
 
 def empty_micro_batch(num_rows: int, row_length: int, backend: Backend, *, with_weights: bool = False) -> MicroBatch:
-    """A micro-batch of padding alone: for passes that must not change anything."""
+    """Return a micro-batch of padding only, for passes that must not change anything."""
     return blank_micro_batch(num_rows, row_length, with_weights=with_weights, with_bounds=backend == "varlen")
 
 
 def forward_pass(
     module: nn.Module, rows: MicroBatch, config: TrainConfig, device: torch.device, backend: Backend, *, by_row: bool = False
 ) -> Tensor:
-    """What a `LossModule`, as it is or wrapped, makes of a micro-batch, in the run's precision: see its `forward`.
+    """Return the result of `LossModule.forward` for a micro-batch, in the run's precision.
 
-    With `by_row`, rows for which memory does not suffice are cut in two, as often as it takes. Each has a result of its own. Not
-    under `parallel = fsdp`, where all ranks have to make the same number of passes.
+    With `by_row`, a micro-batch that runs out of memory is halved until its parts fit; the result of a row does not depend on
+    this. Under `parallel = fsdp` it is not halved, because all ranks must make the same number of passes.
+
+    Args:
+        module: a `LossModule`, or one that DDP or FSDP wraps or torch.compile compiled.
+        rows: the micro-batch, on any device.
+        config: all settings.
+        device: device of the module.
+        backend: backend of the attention.
+        by_row: see `LossModule.forward`.
     """
     if by_row and config.parallel != "fsdp" and isinstance(module, LossModule):
         return _pass_in_parts(module, rows, config, device, backend)
@@ -74,7 +82,7 @@ def _pass(
     module: nn.Module, rows: MicroBatch, config: TrainConfig, device: torch.device, backend: Backend, *, by_row: bool
 ) -> Tensor:
     micro = rows.to(device)
-    if micro.bounds is not None:  # else a micro-batch with more pieces than any before compiles the model again
+    if micro.bounds is not None:  # otherwise a micro-batch with more pieces than all before it compiles the model again
         torch._dynamo.maybe_mark_dynamic(micro.bounds, 0)
     layout = make_layout(micro.segments, micro.positions, backend, micro.bounds)
     with autocast(config, device):
@@ -90,14 +98,14 @@ def _pass_in_parts(loss: LossModule, rows: MicroBatch, config: TrainConfig, devi
         except Exception as error:
             if num_rows == 1 or not is_out_of_memory(error):
                 raise
-            _log.warning("an evaluation ran out of memory with %d rows in a pass; from now on it takes half as many", num_rows)
+            _log.warning("an evaluation ran out of memory with %d rows in a pass; from now on a pass takes half of them", num_rows)
             loss.most_rows = num_rows // 2
-    release_memory()  # here, where the error and the tensors that it held are gone
+    release_memory()  # after the handler, because the error keeps the tensors of the failed pass alive
     return torch.cat([_pass_in_parts(loss, half, config, device, backend) for half in rows.halves()])
 
 
 def autocast(config: TrainConfig, device: torch.device) -> torch.autocast | nullcontext[None]:
-    """The context of a forward pass in the run's precision."""
+    """Return the context of a forward pass in the run's precision."""
     if config.precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, _AUTOCAST_TYPES[config.precision])

@@ -1,10 +1,9 @@
-"""Keys and values of the tokens that a decoder has read, so that each further token costs the work of one token.
+"""Keys and values of the tokens that a decoder has read. With them, a further token costs the work of one token.
 
 B rows   T new tokens of each row   S slots in use   K key and value heads   H width of a head
 
-A token at position p of its row lies in slot p, in every layer. Rows of different lengths therefore stand side by side without
-padding between their tokens: what a row has not reached yet is hidden by the mask (`trainer.model.attention.cached_layout`), and
-overwritten when the row gets there.
+In every layer, slot p holds the token at position p of its row. So rows of different lengths need no padding between their tokens:
+the mask (`trainer.model.attention.cached_layout`) hides slots beyond the end of a row, and later tokens of the row overwrite them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ __all__ = ["KeyValueCache", "LayerCache"]
 
 
 class LayerCache:
-    """Keys and values of one layer. Memory for all slots is taken at the first use, on the device and in the type of the values."""
+    """Keys and values of one layer. The first use allocates all slots, on the device and in the type of the values."""
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
@@ -26,7 +25,7 @@ class LayerCache:
         self._values_BKSH: Tensor | None = None
 
     def extend(self, k_BKTH: Tensor, v_BKTH: Tensor, positions_BT: Tensor, num_used: int) -> tuple[Tensor, Tensor]:
-        """Puts new keys and values into the slots of their positions; returns all of the first `num_used` slots, (B, K, S, H)."""
+        """Store new keys and values in the slots of their positions, and return the first `num_used` slots, (B, K, S, H) each."""
         if self._keys_BKSH is None or self._values_BKSH is None:
             shape = (*v_BKTH.shape[:2], self._num_slots, v_BKTH.shape[3])
             self._keys_BKSH, self._values_BKSH = v_BKTH.new_zeros(shape), v_BKTH.new_zeros(shape)  # hidden slots must be finite
@@ -36,7 +35,7 @@ class LayerCache:
         return self._keys_BKSH[:, :, :num_used], self._values_BKSH[:, :, :num_used]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Forgets all rows but these."""
+        """Keep only these rows."""
         if self._keys_BKSH is not None and self._values_BKSH is not None:
             chosen = torch.tensor(rows, dtype=torch.int64, device=self._keys_BKSH.device)
             self._keys_BKSH, self._values_BKSH = self._keys_BKSH[chosen], self._values_BKSH[chosen]
@@ -49,6 +48,6 @@ class KeyValueCache:
         self.layers = tuple(LayerCache(num_slots) for _ in range(num_layers))
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Forgets all rows but these, in every layer."""
+        """Keep only these rows, in every layer."""
         for layer in self.layers:
             layer.keep(rows)

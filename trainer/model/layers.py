@@ -1,4 +1,8 @@
-"""The layers of the decoder."""
+"""The layers of the decoder, with the weights, operations and bytes of each block.
+
+B rows   L tokens of a row   D width of the residual stream   N query heads   K key and value heads   H width of a head
+F hidden width of SwiGLU
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.config import ModelConfig
-from trainer.model.attention import Layout, attend
+from trainer.model.attention import Backend, Layout, attend, attention_bytes, attention_flops
+from trainer.model.cost import FP32_BYTES, ActivationBytes, computed_bytes
 from trainer.model.kv_cache import LayerCache
 from trainer.model.linear import Linear
 
-__all__ = ["Attention", "DecoderLayer", "RMSNorm"]
+__all__ = ["Attention", "DecoderLayer", "RMSNorm", "SwiGLU", "rotary_bytes", "rotary_table", "rotate"]
 
 
 class RMSNorm(nn.Module):
@@ -25,20 +30,20 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Same shape and type as `x`."""
+        """Return the normalised `x`, in its shape and type."""
         if x.is_cpu and x.dtype == self.weight.dtype == torch.float32:
-            if not torch.is_grad_enabled():  # where tokens are generated one by one, the function's overhead counts
+            if not torch.is_grad_enabled():  # avoids the overhead of an autograd function while tokens are generated one by one
                 return _normalised(x, self.weight, self.eps)[0]
             return cast(Tensor, _RMSNormOnCPU.apply(x, self.weight, self.eps))  # type: ignore[no-untyped-call]
         return functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
 class _RMSNormOnCPU(torch.autograd.Function):
-    """RMSNorm in fewer passes over memory: PyTorch has a fused kernel on GPUs only.
+    """RMSNorm in fewer passes over memory, because PyTorch has a fused kernel on GPUs only.
 
-    Backward uses the kernel of LayerNorm with a mean of zero. Its gradient subtracts the mean of `grad * weight`, which
-    RMSNorm does not, so that is added again. Forward and backward of (8, 256, 384) take 0.9 ms instead of 5.2, and of
-    (8, 256, 6, 64) 1.0 instead of 4.3 (one core of an EPYC 9004, 2026-11-21).
+    Backward uses the kernel of LayerNorm with a mean of zero. The gradient of LayerNorm subtracts the mean of `grad * weight`, but
+    that of RMSNorm does not, so the mean is added again. Forward and backward of (8, 256, 384) take 0.9 ms instead of 5.2 ms, and
+    those of (8, 256, 6, 64) 1.0 ms instead of 4.3 ms (one core of an EPYC 9004, 2026-11-21).
     """
 
     @staticmethod
@@ -59,14 +64,14 @@ class _RMSNormOnCPU(torch.autograd.Function):
 
 
 def _normalised(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The norm of the last axis, and what `x` was multiplied with before the weight."""
+    """Return `x` normalised over the last axis, and the factor that `x` was multiplied with before the weight."""
     norms: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     scale = (norms.square() / x.shape[-1] + eps).rsqrt()
     return (x * scale).mul_(weight), scale
 
 
 class Attention(nn.Module):
-    """Grouped-query self-attention; queries and keys are normalised, then rotated by their position in the document."""
+    """Grouped-query self-attention. Queries and keys are normalised, then rotated by their position in the document."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -80,7 +85,7 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(config.head_size, config.norm_eps)
 
     def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout, cache: LayerCache | None = None) -> Tensor:
-        """The attention's contribution to the residual stream, (B, L, D); with a cache, earlier tokens are in it."""
+        """Return the contribution to the residual stream, (B, L, D). A `cache` holds the earlier tokens of each row."""
         q_BLNH = rotate(self.q_norm(self._heads(self.q_proj(x_BLD))), rotation)
         k_BLKH = rotate(self.k_norm(self._heads(self.k_proj(x_BLD))), rotation)
         v_BLKH = self._heads(self.v_proj(x_BLD))
@@ -94,6 +99,28 @@ class Attention(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], -1, int(self.head_dim))
 
+    @staticmethod
+    def num_matrix_weights(config: ModelConfig) -> int:
+        """Return the number of weights in the four matrices: 2 D N H + 2 D K H."""
+        return 2 * config.width * config.head_size * (config.heads + config.num_kv_heads)
+
+    @staticmethod
+    def activation_bytes(config: ModelConfig, row_length: int, *, mixed: bool, backend: Backend) -> ActivationBytes:
+        """Return the memory of one token, without the input of the block: that of `attend`, and the inputs of the two norms.
+
+        With mixed precision each norm keeps two fp32 forms of its input (on the CPU; a GPU's kernel keeps less), and three
+        projections keep a cast input each. A norm keeps one fp32 statistic for each head. Selective checkpointing keeps the
+        outputs of the four projections.
+        """
+        size, heads = computed_bytes(mixed=mixed), config.heads + config.num_kv_heads
+        normalised, casts = heads * config.head_size, 3 * size * config.width if mixed else 0
+        projected = size * (normalised + config.num_kv_heads * config.head_size + config.width)
+        return attention_bytes(config, row_length, mixed=mixed, backend=backend) + ActivationBytes(
+            saved=(2 if mixed else 1) * FP32_BYTES * normalised + casts + FP32_BYTES * heads,
+            selective=projected,
+            reused=0 if mixed else size * normalised,
+        )
+
 
 class SwiGLU(nn.Module):
     """`down(silu(gate(x)) * up(x))` (Shazeer, 2020)."""
@@ -105,8 +132,28 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(config.mlp_size, config.width)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        """The layer's contribution to the residual stream, (B, L, D)."""
+        """Return the contribution to the residual stream, (B, L, D)."""
         return cast(Tensor, self.down_proj(functional.silu(self.gate_proj(x_BLD)) * self.up_proj(x_BLD)))
+
+    @staticmethod
+    def num_matrix_weights(config: ModelConfig) -> int:
+        """Return the number of weights in the three matrices: 3 D F."""
+        return 3 * config.width * config.mlp_size
+
+    @staticmethod
+    def activation_bytes(config: ModelConfig, *, mixed: bool) -> ActivationBytes:
+        """Return the memory of one token, without the input of the block: gate, silu(gate), up and their product, of width F each.
+
+        With mixed precision two projections keep a cast input each. Selective checkpointing keeps the outputs of the three
+        projections. The gradients of gate and up are the widest gradients of a layer.
+        """
+        size = computed_bytes(mixed=mixed)
+        return ActivationBytes(
+            saved=4 * size * config.mlp_size + (2 * size * config.width if mixed else 0),
+            selective=size * (2 * config.mlp_size + config.width),
+            reused=2 * size * config.mlp_size,
+            gradients=2 * size * config.mlp_size,
+        )
 
 
 class DecoderLayer(nn.Module):
@@ -120,13 +167,46 @@ class DecoderLayer(nn.Module):
         self.mlp = SwiGLU(config)
 
     def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout, cache: LayerCache | None = None) -> Tensor:
-        """The residual stream after this layer, (B, L, D)."""
+        """Return the residual stream after this layer, (B, L, D)."""
         x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), rotation, layout, cache)
         return x_BLD + cast(Tensor, self.mlp(self.post_attention_layernorm(x_BLD)))
 
+    @staticmethod
+    def num_matrix_weights(config: ModelConfig) -> int:
+        """Return the number of weights in the matrices of a layer."""
+        return Attention.num_matrix_weights(config) + SwiGLU.num_matrix_weights(config)
+
+    @staticmethod
+    def flops(config: ModelConfig, attended_length: int) -> int:
+        """Return the floating-point operations for one token, forward and backward; see `flops_per_token` of the decoder."""
+        return 6 * DecoderLayer.num_matrix_weights(config) + attention_flops(config, attended_length)
+
+    @staticmethod
+    def num_norm_weights(config: ModelConfig) -> int:
+        """Return the number of weights in the norms, including those of queries and keys: 2 D + 2 H."""
+        return 2 * config.width + 2 * config.head_size
+
+    @staticmethod
+    def num_live(config: ModelConfig) -> int:
+        """Return how many numbers of one token exist at one time in a forward pass without gradients."""
+        return 2 * config.mlp_size + 3 * config.heads * config.head_size + 4 * config.width
+
+    @staticmethod
+    def activation_bytes(config: ModelConfig, row_length: int, *, mixed: bool, backend: Backend) -> ActivationBytes:
+        """Return the memory of one token: that of both blocks, and the input and one statistic of both norms in fp32.
+
+        Without mixed precision the outputs of the norms are kept too. With mixed precision only their casts are, which the blocks
+        count. Selective checkpointing keeps the input of the layer.
+        """
+        own = ActivationBytes(
+            saved=2 * FP32_BYTES * ((1 if mixed else 2) * config.width + 1), selective=FP32_BYTES * config.width, reused=0
+        )
+        attention = Attention.activation_bytes(config, row_length, mixed=mixed, backend=backend)
+        return own + attention + SwiGLU.activation_bytes(config, mixed=mixed)
+
 
 def rotary_table(positions_BL: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosine, (B, L, 1, H), each twice, and sine, (B, L, 1, H/2), of the rotary embedding (Su et al., 2021), fp32.
+    """Return cosine, (B, L, 1, H), each value twice, and sine, (B, L, 1, H/2), of the rotary embedding (Su et al., 2021), fp32.
 
     The angle of pair i at position p is `p * theta^(-2i/H)`.
     """
@@ -135,17 +215,22 @@ def rotary_table(positions_BL: Tensor, head_dim: int, theta: float) -> tuple[Ten
     return angles.cos().repeat(1, 1, 1, 2), angles.sin()
 
 
+def rotary_bytes(head_dim: int) -> int:
+    """Return the bytes of a `rotary_table` for one token, which all layers share."""
+    return FP32_BYTES * (head_dim + head_dim // 2)
+
+
 def rotate(x_BLNH: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turns the pairs (x_i, x_{i+H/2}) by the angles of a `rotary_table`; same shape and type as the input."""
+    """Rotate the pairs (x_i, x_{i+H/2}) by the angles of a `rotary_table`; the result has the shape and type of the input."""
     if not torch.is_grad_enabled():
         return _turned(x_BLNH, *rotation, 1)
     return cast(Tensor, _Rotation.apply(x_BLNH, *rotation))  # type: ignore[no-untyped-call]
 
 
 class _Rotation(torch.autograd.Function):
-    """The gradient of a rotation is the rotation back: no tensor but the table has to be kept, and no copy is made.
+    """A rotation whose gradient is the rotation back. Only the table is kept for backward, and nothing is copied.
 
-    Forward and backward of (8, 256, 6, 64) take half the time of the formula left to autograd (2026-11-21).
+    Forward and backward of (8, 256, 6, 64) take half the time of the same formula under autograd (2026-11-21).
     """
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""Linear layers, whose matrix products on a CPU are oneDNN's.
+"""Linear layers that use oneDNN for their matrix products on a CPU.
 
-PyTorch leaves the fp32 products of `nn.Linear` on x86 to MKL, and those of 16 bits to oneDNN. On AMD's processors oneDNN is the
-faster one for fp32 too, unless both factors are transposed, as for the gradient of a weight.
+On x86 PyTorch computes the fp32 products of `nn.Linear` with MKL, and 16-bit products with oneDNN. On AMD processors oneDNN is
+faster for fp32 too, unless both factors are transposed, as in the gradient of a weight.
 
 M rows of the first factor   K inner width   N rows of the second factor
 """
@@ -19,34 +19,34 @@ __all__ = ["Linear", "product", "product_operators"]
 
 _HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 _FEWEST_ROWS = 32
-"""Below, as where tokens are generated one by one, a product is over before oneDNN is set up."""
+"""With fewer rows, for example when tokens are generated one by one, the setup of oneDNN takes longer than the product."""
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` without bias; the same up to rounding."""
+    """`nn.Linear` without bias; results are equal up to rounding."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x @ weight^T` over the last axis."""
+        """Return `x @ weight^T` over the last axis."""
         if torch.is_grad_enabled() and _suits(x, self.weight):
             return cast(Tensor, _Linear.apply(x, self.weight))  # type: ignore[no-untyped-call]
         return product(x, self.weight)
 
 
 def product(a: Tensor, b_NK: Tensor) -> Tensor:
-    """`a @ b^T`, of shape (..., N), in the type of both. Where oneDNN multiplies, the gradient is left to the caller.
+    """Return `a @ b^T`, of shape (..., N), in the type of both. A product of oneDNN has no gradient; the caller computes it.
 
     Args:
         a: of shape (..., K).
-        b_NK: may be a transposed view.
+        b_NK: matrix, which may be a transposed view.
     """
     return _by_onednn(a, b_NK) if _suits(a, b_NK) else functional.linear(a, b_NK)
 
 
 def product_operators() -> list[Any]:
-    """The operators that a product may come down to, whose outputs selective activation checkpointing keeps."""
+    """Return the operators that compute products. Selective activation checkpointing keeps their outputs."""
     aten = torch.ops.aten
     operators = [aten.mm.default, aten.addmm.default, aten.bmm.default]
     return [*operators, torch.ops.mkldnn._linear_pointwise.default] if _HAS_ONEDNN else operators
@@ -73,7 +73,7 @@ def _by_onednn(a: Tensor, b_NK: Tensor) -> Tensor:
 
 
 def _suits(a: Tensor, b_NK: Tensor) -> bool:
-    """Whether oneDNN can multiply these; it says little about factors that do not fit each other, and PyTorch does."""
+    """Return whether to use oneDNN. Factors whose shapes do not match go to PyTorch, whose error message is clearer."""
     return (
         a.is_cpu
         and a.dtype == b_NK.dtype == torch.float32

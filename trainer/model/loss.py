@@ -1,15 +1,15 @@
-"""What is minimised: cross-entropy of the next token, summed, in fp32.
+"""The training loss: cross-entropy of the next token, summed, in fp32.
 
 For a position with logits x, target t, weight w and `lse = log sum exp(x)`, the loss is
 
     w * ((1 - s) (lse - x_t) + s (lse - mean(x)) + z lse^2)
 
-with label smoothing s (Szegedy et al., 2016) and z-loss z (Chowdhery et al., 2022), after x was divided by the temperature. Rows of
+with label smoothing s (Szegedy et al., 2016) and z-loss z (Chowdhery et al., 2022); x is divided by the temperature first. Rows of
 the output projection beyond the tokenizer's vocabulary count as pieces like all others.
 
-`linear_cross_entropy_sum` starts from hidden states and has the logits of a few positions at a time: those of a whole micro-batch
-are often larger than all that the layers keep. It also has the gradient of a chunk while its logits are there, so that
-nothing is computed twice. `cross_entropy_sum` is the plain form, for logits that exist already.
+`linear_cross_entropy_sum` starts from hidden states and computes the logits of one chunk of positions at a time, because the logits
+of a whole micro-batch often take more memory than all activations of the layers. It computes the gradient of a chunk while the
+chunk's logits exist, so nothing is computed twice. `cross_entropy_sum` is the plain form for logits that exist already.
 
 B rows   L tokens of a row   N positions, all of B and L   C positions of a chunk   D width   V vocabulary, padded
 """
@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from trainer.config import LossConfig
 from trainer.data.batch import IGNORE
+from trainer.model.cost import FP32_BYTES
 from trainer.model.linear import product
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "default_chunk_tokens",
     "linear_cross_entropy_rows",
     "linear_cross_entropy_sum",
+    "loss_bytes",
     "perplexity",
 ]
 
@@ -40,22 +42,23 @@ _PLAIN = LossConfig()
 _CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 1 << 30}
 _EVALUATION_TOKENS = 256
 _FP16_SCALE = 256.0
-"""The loss's derivative is multiplied by it before it is rounded to fp16, whose smallest number is 6e-8, for unlikely pieces."""
+"""The loss's derivative is multiplied by this before it is rounded to fp16, whose smallest number, 6e-8, is too large for the
+derivatives of unlikely pieces."""
 
 
 def cross_entropy_sum(
     logits_BLV: Tensor, targets_BL: Tensor, weights_BL: Tensor | None = None, settings: LossConfig = _PLAIN
 ) -> Tensor:
-    """Sum of the loss over all targets, a fp32 scalar (fp64 for fp64 logits), in nats.
+    """Return the sum of the loss over all targets in nats, a fp32 scalar (fp64 for fp64 logits).
 
-    The sum, not the mean: the caller divides by the targets of the whole global batch, so that the result does not depend
-    on how the batch is cut.
+    It is the sum and not the mean: the caller divides by the number of targets of the whole global batch, so the result does not
+    depend on how the batch is cut into micro-batches.
 
     Args:
-        logits_BLV: of any floating type; the arithmetic is in fp32 at least.
-        targets_BL: int64 ids, IGNORE where there is no target.
-        weights_BL: how much each position counts; none: all alike. A mask is a weight of 0 or 1.
-        settings: smoothing, z-loss and temperature; the rest of it is not used here.
+        logits_BLV: logits of any floating type; the arithmetic is in fp32 at least.
+        targets_BL: int64 ids, IGNORE at positions without a target.
+        weights_BL: weight of each position; None: 1 for all. A mask is a weight of 0 or 1.
+        settings: smoothing, z-loss and temperature; other settings are not used.
     """
     targets_N = targets_BL.flatten()
     logits_NV = logits_BLV.flatten(0, 1).to(_wide(logits_BLV.dtype)) / settings.temperature
@@ -70,7 +73,7 @@ def cross_entropy_sum(
 
 
 def cross_entropy_rows(logits_BLV: Tensor, targets_BL: Tensor) -> Tensor:
-    """Cross-entropy of each position without smoothing, z-loss or temperature; shape (B, L), fp32, 0 where there is no target."""
+    """Return each position's cross-entropy without smoothing, z-loss or temperature, (B, L), fp32; 0 if it has no target."""
     losses = functional.cross_entropy(logits_BLV.flatten(0, 1).float(), targets_BL.flatten(), ignore_index=IGNORE, reduction="none")
     return losses.view_as(targets_BL)
 
@@ -78,20 +81,20 @@ def cross_entropy_rows(logits_BLV: Tensor, targets_BL: Tensor) -> Tensor:
 def linear_cross_entropy_sum(
     hidden_BLD: Tensor, weight_VD: Tensor, targets_BL: Tensor, settings: LossConfig = _PLAIN, weights_BL: Tensor | None = None
 ) -> Tensor:
-    """`cross_entropy_sum` of the logits `hidden @ weight^T`, of which those of `settings.chunk_tokens` positions exist at one time.
+    """Return `cross_entropy_sum` of the logits `hidden @ weight^T`, computed for `settings.chunk_tokens` positions at a time.
 
-    Matrix products are in the type of the computation: autocast's where it is on, else that of `hidden_BLD`. Everything else, and
-    the sum of the weight's gradient over chunks, is in fp32. Gradients reach `hidden_BLD` and `weight_VD`; `weights_BL` counts as
-    data and gets none. The gradient cannot be differentiated again. Without gradients (`torch.no_grad`) none are computed.
+    Matrix products are in the type of autocast if it is on, else in the type of `hidden_BLD`. Everything else, including the sum of
+    the weight's gradient over chunks, is in fp32. `hidden_BLD` and `weight_VD` get gradients; `weights_BL` is data and gets none.
+    The gradient cannot be differentiated again. Under `torch.no_grad` no gradient is computed.
 
-    Another `chunk_tokens` is the same sum up to rounding.
+    Another `chunk_tokens` gives the same sum up to rounding.
 
     Args:
         hidden_BLD: the last normalised states.
-        weight_VD: of the output projection.
-        targets_BL: int64 ids, IGNORE where there is no target.
-        settings: smoothing, z-loss, temperature and the chunk.
-        weights_BL: how much each position counts; none: all alike. A mask is a weight of 0 or 1.
+        weight_VD: weight of the output projection.
+        targets_BL: int64 ids, IGNORE at positions without a target.
+        settings: smoothing, z-loss, temperature and size of a chunk.
+        weights_BL: weight of each position; None: 1 for all. A mask is a weight of 0 or 1.
     """
     kept_N = targets_BL.flatten() != IGNORE
     weights_N = torch.ones_like(kept_N, dtype=torch.float32) if weights_BL is None else weights_BL.detach().flatten()
@@ -115,9 +118,9 @@ def linear_cross_entropy_sum(
 
 @torch.no_grad()
 def linear_cross_entropy_rows(hidden_BLD: Tensor, weight_VD: Tensor, targets_BL: Tensor) -> Tensor:
-    """`cross_entropy_rows` of the logits `hidden @ weight^T`, a few positions at a time and without gradients; shape (B, L), fp32.
+    """Return `cross_entropy_rows` of the logits `hidden @ weight^T`, (B, L), fp32, a few positions at a time, without gradients.
 
-    All matrix products have the same shape, so that a row's values do not depend on the rows beside it.
+    All matrix products have the same shape, so the values of a row do not depend on the other rows of the batch.
     """
     num_positions = targets_BL.numel()
     size = min(_EVALUATION_TOKENS, default_chunk_tokens(weight_VD.shape[0], hidden_BLD.device.type))
@@ -136,41 +139,62 @@ def linear_cross_entropy_rows(hidden_BLD: Tensor, weight_VD: Tensor, targets_BL:
 
 
 def default_chunk_tokens(vocab_size: int, device_type: str = "cpu") -> int:
-    """The power of two of positions, at least 64, whose fp32 logits take 16 MiB or less on a CPU, 1 GiB on a GPU.
+    """Return the largest power of two of positions, at least 64, whose fp32 logits take at most 16 MiB on a CPU, 1 GiB on a GPU.
 
-    On a CPU larger chunks leave the caches. On a GPU each chunk adds to the fp32 gradient of the whole projection: with 1,024
-    positions and 50,304 pieces a pass took 88.3 ms, with 8,192 81.8 ms (H100, 124M weights, 2026-11-23).
+    On a CPU larger chunks do not fit into the caches. On a GPU each chunk adds to the fp32 gradient of the whole projection.
+    With 50,304 pieces a pass took 88.3 ms in chunks of 1,024 positions, and 81.8 ms in chunks of 8,192 (H100,
+    124M weights, 2026-11-23).
     """
     fitting = _CHUNK_BYTES.get(device_type, _CHUNK_BYTES["cuda"]) // (4 * vocab_size)
     return 1 << max(6, fitting.bit_length() - 1)
 
 
+def loss_bytes(settings: LossConfig, width: int, vocab_size: int, num_tokens: int, device_type: str, *, mixed: bool) -> int:
+    """Return the most bytes that `linear_cross_entropy_sum` and its gradients hold at one time.
+
+    These are the logits of a chunk and their softmax in fp32, with mixed precision both also in 16 bits; the gradient of every
+    hidden state, twice while it is concatenated or multiplied; the gradient of the output projection, also twice; and with mixed
+    precision the cast projection.
+
+    Args:
+        settings: settings of the loss, with the size of a chunk.
+        width: width of the residual stream.
+        vocab_size: pieces of the vocabulary, including the padding.
+        num_tokens: positions of the micro-batch.
+        device_type: "cpu" or "cuda", which decides the default size of a chunk.
+        mixed: whether matrix products take two bytes a number.
+    """
+    chunk_tokens = min(settings.chunk_tokens or default_chunk_tokens(vocab_size, device_type), num_tokens)
+    logits = (3 if mixed else 2) * FP32_BYTES * vocab_size * chunk_tokens
+    return logits + 2 * FP32_BYTES * width * num_tokens + vocab_size * width * (2 * FP32_BYTES + (2 if mixed else 0))
+
+
 class _Plan(NamedTuple):
-    """How the loss is computed; no tensors in it."""
+    """Settings of one computation of the loss, without tensors."""
 
     label_smoothing: float
     z_loss: float
     temperature: float
     chunk_tokens: int
     product_type: torch.dtype
-    """Of matrix products."""
+    """Type of the matrix products."""
     differentiable: bool
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """The weighted sum. `forward` computes the gradients up to a factor, `backward` multiplies.
+    """The weighted sum. `forward` computes the gradients up to a factor, and `backward` multiplies by it.
 
-    Until that factor is known, gradients are kept in fp32, also those of fp16 states: a loss scale as large as 65,536 is
-    multiplied in before anything is rounded to fp16 again.
+    Until then gradients stay in fp32, also those of fp16 states: `backward` multiplies by the loss scale, which may be 65,536,
+    before it rounds to fp16.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, chosen_N: Tensor, weights_N: Tensor, plan: _Plan) -> Tensor:
-        """The sum over all positions; `chosen_N` is a valid id everywhere, and `weights_N` is 0 where there is no target."""
+        """Return the sum over all positions. `chosen_N` is always a valid id; `weights_N` is 0 at positions without a target."""
         for_hidden, for_weight = (plan.differentiable and needed for needed in ctx.needs_input_grad[:2])
         wide, size = weights_N.dtype, plan.chunk_tokens
         largest = weights_N.abs().amax().clamp_min(torch.finfo(wide).tiny)
-        shares_N1 = (weights_N / largest)[:, None]  # at most one, whatever the weights' unit, so that fp16 can hold them
+        shares_N1 = (weights_N / largest)[:, None]  # at most 1 for weights of any size, so fp16 can hold them
         projection_VD = weight_VD.to(plan.product_type)
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=wide) if for_weight else None
         losses, grads_hidden = [], []
@@ -194,7 +218,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        """The gradients of hidden states and weight, in their types."""
+        """Return the gradients of hidden states and weight, in their types."""
         *gradients, factor = ctx.saved_tensors
         factor = factor * incoming
         hidden, weight = (
@@ -207,9 +231,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _losses_and_slopes(
     hidden_CD: Tensor, weight_VD: Tensor, chosen_C1: Tensor, plan: _Plan, *, want_slopes: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The unweighted loss of each position, (C,), and its derivative by the logits, (C, V), in the type of matrix products.
+    """Return the unweighted loss of each position, (C,), and its derivative by the logits, (C, V), in the type of matrix products.
 
-    The derivative is by the logits after their division by the temperature, and multiplied by `_slope_scale`.
+    The derivative is taken by the logits after division by the temperature, and multiplied by `_slope_scale`.
     """
     wide, smoothing = _wide(plan.product_type), plan.label_smoothing
     logits_CV = product(hidden_CD, weight_VD)
@@ -218,11 +242,11 @@ def _losses_and_slopes(
     own_C1 = logits_CV.gather(1, chosen_C1).to(wide)
     highest_C1 = logits_CV.amax(dim=1, keepdim=True).to(wide)
     mean_C1 = logits_CV.mean(dim=1, keepdim=True, dtype=wide) if smoothing else None
-    # In place where the type allows it: fresh memory of this size costs as much as the exponentials.
+    # In place if the type allows it, because allocating this much memory takes as long as the exponentials.
     probabilities_CV = (
         torch.softmax(logits_CV, dim=1, out=logits_CV) if logits_CV.dtype == wide else logits_CV.softmax(dim=1, dtype=wide)
     )
-    # The likeliest piece has a probability of 1/V at least, so its logarithm is exact where another's would be log(0).
+    # The likeliest piece has a probability of at least 1/V, so its logarithm is accurate. That of another piece could be log(0).
     lse_C1 = highest_C1 - probabilities_CV.amax(dim=1, keepdim=True).log()
     loss_C1 = lse_C1 - own_C1
     if mean_C1 is not None:
@@ -243,7 +267,7 @@ def _losses_and_slopes(
 
 
 def _product_type(hidden: Tensor) -> torch.dtype:
-    """The type in which `nn.Linear` would multiply."""
+    """Return the type in which `nn.Linear` would multiply."""
     device = hidden.device.type
     if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
         return torch.get_autocast_dtype(device)
@@ -259,18 +283,18 @@ def _slope_scale(kind: torch.dtype) -> float:
 
 
 def _wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """`a @ b` in fp32 at least; a CPU has no such product for bf16 and rounds on the way, as `nn.Linear` does."""
+    """Return `a @ b` in fp32 at least. On a CPU the product of bf16 numbers is first rounded to bf16, as in `nn.Linear`."""
     if a.dtype not in (torch.float16, torch.bfloat16):
         return product(a, b.T)
     if a.device.type == "cuda":
         return torch.mm(a, b, out_dtype=torch.float32)
-    if a.dtype == torch.float16:  # the sum over positions may be beyond fp16's largest number
+    if a.dtype == torch.float16:  # the sum over positions may exceed the largest fp16 number
         return a.float() @ b.float()
     return (a @ b).float()
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Adds `a @ b` to `total`."""
+    """Add `a @ b` to `total`."""
     if a.dtype == total.dtype:
         total.addmm_(a, b)
     else:
@@ -278,9 +302,9 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 _LARGEST_EXPONENT = 700
-"""exp of much more is beyond fp64."""
+"""exp of a larger number may exceed fp64, whose limit is exp(709)."""
 
 
 def perplexity(loss: float) -> float:
-    """`exp(loss)` of a mean in nats, infinite where that overflows; NaN stays NaN."""
+    """Return `exp(loss)` of a mean loss in nats. It is infinite if the result overflows, and NaN for NaN."""
     return math.exp(loss) if not loss >= _LARGEST_EXPONENT else math.inf

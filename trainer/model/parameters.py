@@ -8,5 +8,5 @@ __all__ = ["parameters_by_name"]
 
 
 def parameters_by_name(model: nn.Module) -> dict[str, nn.Parameter]:
-    """All parameters in the order of their names; one that is shared appears once, under its first name."""
+    """Return all parameters in the order of their names. A shared parameter appears once, under its first name."""
     return dict(sorted(model.named_parameters()))

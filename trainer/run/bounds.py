@@ -16,7 +16,8 @@ from common.errors import CheckpointError, ConfigError
 from common.host_memory import available_host_bytes
 from common.text import format_bytes
 from trainer.config import ModelConfig
-from trainer.model.memory_estimate import num_weights
+from trainer.model.decoder import num_weights
+from trainer.model.layers import DecoderLayer
 
 __all__ = ["check_model_size", "check_ranks", "most_ranks", "most_rows", "most_threads"]
 
@@ -49,10 +50,9 @@ def most_ranks(device: str) -> int:
 
 
 def most_rows(model: ModelConfig, row_length: int) -> int:
-    """Return how many rows of a forward pass without gradients fit into the memory of this machine; at least 1."""
-    # The tensors of one layer that exist at the same time.
-    widest = 2 * model.mlp_size + 3 * model.heads * model.head_size + 4 * model.width
-    return max(1, int(min(_SHARE_OF_ROWS * _free_bytes() / (_WEIGHT_BYTES * row_length * widest), _MOST_ROWS)))
+    """Rows of one forward pass of a decoder, without gradients, for which this machine has the memory; at least 1."""
+    row_bytes = _WEIGHT_BYTES * row_length * DecoderLayer.num_live(model)
+    return max(1, int(min(_SHARE_OF_ROWS * _free_bytes() / row_bytes, _MOST_ROWS)))
 
 
 def check_ranks(recorded: object, threads: int, device: str) -> int:

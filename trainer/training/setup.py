@@ -42,9 +42,8 @@ from trainer.metrics import Monitor, opened_monitor
 from trainer.metrics.layers import LayerObserver
 from trainer.metrics.sinks.tensorboard_graph import model_graph
 from trainer.model.attention import choose_backend, describe_backend
-from trainer.model.decoder import Decoder
+from trainer.model.decoder import Decoder, flops_per_token
 from trainer.model.float8 import convert_to_float8
-from trainer.model.flops import flops_per_token
 from trainer.model.forward import LossModule
 from trainer.model.memory_estimate import estimate
 from trainer.model.parameters import parameters_by_name

@@ -1,1 +1,1 @@
-"""The settings model of each small command. Nothing here imports torch, so that `--help` is fast."""
+"""The options of each command except `train` and `schema`. Nothing here imports torch, so `--help` is fast."""

@@ -14,12 +14,12 @@ __all__ = ["AuditOptions"]
 
 
 class AuditOptions(RunOptions):
-    """Proves what every step was trained on. Exits with 3 if the data is wrong, 4 if the run is."""
+    """Proves which rows every step was trained on. Exits with 3 if the data is wrong, with 4 if the run is wrong."""
 
     step: Annotated[int | None, Place(metavar="N")] = Field(None, description="Print the text of this step instead.")
     full: bool = Field(False, description="Print the whole text of --step.")
     data: Annotated[Path | None, Place(metavar="DIR")] = Field(
-        None, description="Where the prepared data is. Without it, where the run has read it."
+        None, description="Directory of the prepared data. Without it, the directory that the run has used."
     )
     as_json: Annotated[bool, Place("--json")] = Field(False, description="Print one JSON object.")
 

@@ -13,7 +13,7 @@ __all__ = ["CompareOptions"]
 
 
 class CompareOptions(Options):
-    """Writes one page about several runs: their curves in the same charts, their results, and the settings that differ."""
+    """Writes one page that compares several runs: curves in the same charts, results, and the settings that differ."""
 
     runs: Annotated[tuple[Path, ...], Place(metavar="RUN", positional=True)] = Field(
         description="Directories of the runs, two or more."

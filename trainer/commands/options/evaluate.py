@@ -20,25 +20,25 @@ class EvaluateOptions(CheckpointOptions):
         None, description="Prepared data to evaluate on. Without it, the data of the run is used."
     )
     by: Literal["source", "kind", "length", "all"] | None = Field(
-        None, description="Also show the losses of groups of the text: by source, by kind, or by length of its pieces."
+        None, description="Also show the loss of each group of the text: by source, by kind, or by length of pieces."
     )
     lm_eval: Annotated[str | None, Place("--lm-eval", metavar="TASKS")] = Field(
-        None, description="Run these tasks of lm-evaluation-harness instead: names separated by commas, or a folder with tasks."
+        None, description="Tasks of lm-evaluation-harness to run instead: names separated by commas, or a folder with tasks."
     )
     limit: Annotated[int | None, Place(metavar="N")] = Field(
         None,
         ge=1,
-        description="Validation rows to use, or examples of each task. Without it, as many rows as in the run, or all examples.",
+        description="Number of validation rows, or of examples of each task. Without it, as many rows as in the run, or all.",
     )
     as_json: Annotated[bool, Place("--json")] = Field(False, description="Print one JSON object.")
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """The groups to show."""
+        """Return the groups to show."""
         return ("source", "kind", "length") if self.by == "all" else () if self.by is None else (self.by,)
 
     @model_validator(mode="after")
     def _check_tasks(self) -> Self:
         if self.lm_eval is not None and (self.data is not None or self.by is not None):
-            raise ValueError("--lm-eval has texts of its own; leave out --data and --by, or run evaluate a second time with them")
+            raise ValueError("--lm-eval brings its own texts; leave out --data and --by, or run evaluate a second time with them")
         return self

@@ -9,42 +9,29 @@ from pydantic import Field, model_validator
 
 from common.settings.model import Place
 from trainer.commands.options.saved_run import CheckpointOptions
+from trainer.inference.sampling_options import SamplingOptions
 
 __all__ = ["GenerateOptions"]
 
 
-class GenerateOptions(CheckpointOptions):
+class GenerateOptions(SamplingOptions, CheckpointOptions):
     """Writes texts that continue prompts."""
 
     prompt: Annotated[tuple[str, ...], Place(metavar="TEXT")] = Field(
-        (), description="Texts to continue. Without any, one text is written from nothing."
+        (), description="Texts to continue. Without any, one text is written without a prompt."
     )
     prompts: Annotated[Path | None, Place(metavar="FILE")] = Field(
-        None, description='File with a prompt in each line, or a .jsonl file with {"prompt": TEXT} in each line.'
-    )
-    max_tokens: int = Field(128, ge=1, description="Longest continuation, in tokens.")
-    temperature: float = Field(0.8, ge=0, description="Randomness of the choice. 0 always takes the likeliest token.")
-    top_k: int | None = Field(None, ge=1, description="Choose among the k likeliest tokens. Without it, among all.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Choose among the fewest likeliest tokens with this joint probability.")
-    min_p: float = Field(
-        0.0, ge=0, le=1, description="Choose among tokens with at least this share of the likeliest token's probability."
-    )
-    repetition_penalty: float = Field(
-        1.0, gt=0, description="Values above 1 make tokens of the prompt and of the continuation less likely."
-    )
-    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Place(metavar="TEXT")] = Field(
-        (), description="End a continuation before any of these texts."
+        None, description='File with a prompt on each line, or a .jsonl file with {"prompt": TEXT} on each line.'
     )
     stop_token: Annotated[tuple[str, ...], Place(metavar="TOKEN")] = Field(
-        (), description="End a continuation before any of these tokens: ids, or names of special tokens."
+        (), description="Tokens that end a continuation: ids, or names of special tokens."
     )
-    seed: int = Field(0, ge=0, lt=1 << 63, description="The same seed gives the same text.")
-    batch: int = Field(16, ge=1, description="Prompts that are continued together.")
-    no_cache: bool = Field(False, description="Compute every token anew, for comparison. This is slower.")
+    batch: int = Field(16, ge=1, description="Number of prompts that are continued together.")
+    no_cache: bool = Field(False, description="Compute all tokens again in each step, for comparison. This is slower.")
     as_json: Annotated[bool, Place("--json")] = Field(False, description="Print a JSON object for each prompt.")
-    score: bool = Field(False, description="Score the texts: fluency, repetition, diversity, coherence.")
+    score: bool = Field(False, description="Score the texts by fluency, repetition, diversity and coherence.")
     reference: Annotated[Path | None, Place(metavar="RUN")] = Field(
-        None, description="Run whose latest model gives the perplexity of --score. Without it, the same model does."
+        None, description="Run whose latest model computes the perplexity of --score. Without it, the model that writes."
     )
     raw: bool = Field(False, description="Write control characters of the text to the terminal unchanged.")
     interactive: bool = Field(False, description="Read prompts from the terminal. /help shows its commands.")
@@ -55,15 +42,15 @@ class GenerateOptions(CheckpointOptions):
             raise ValueError("--interactive reads prompts from the terminal; leave out --prompt, --prompts, --json and --score")
         if self.reference is not None and not self.score:
             raise ValueError(
-                "--reference names the run that gives the perplexity of --score; add --score, or leave out --reference"
+                "--reference names the run that computes the perplexity of --score; add --score, or leave out --reference"
             )
         if not all(map(_is_utf8, self.prompt)):
-            raise ValueError("--prompt is no UTF-8 text; write it into a file and use --prompts")
+            raise ValueError("--prompt is not UTF-8 text; write it into a file and use --prompts")
         return self
 
 
 def _is_utf8(word: str) -> bool:
-    """False for a word of the command line with other bytes, which Python keeps as lone surrogates."""
+    """Return False for a word with other bytes, for which Python uses lone surrogates."""
     try:
         word.encode()
     except UnicodeEncodeError:

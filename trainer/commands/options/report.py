@@ -14,8 +14,8 @@ __all__ = ["ReportOptions"]
 
 
 class ReportOptions(RunOptions):
-    """Writes report.html and training_metrics.png of a run, finished or not, into its directory."""
+    """Writes report.html and training_metrics.png of a run into its directory. The run need not be finished."""
 
     output: Annotated[Path | None, Place(metavar="FILE")] = Field(
-        None, description="Write the page to this file instead, and the picture beside it."
+        None, description="File that receives the page instead. The picture is written into the same directory."
     )

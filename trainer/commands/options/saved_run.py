@@ -1,4 +1,4 @@
-"""Options that several commands have: the run, its checkpoint, and consent to the code that came with it."""
+"""Options of several commands: the run, its checkpoint, and consent to execute the code of the run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TrustOptions(RunOptions):
     """Options of a command that may execute code of the run."""
 
     trust_code: Annotated[bool, Place("--trust-code")] = Field(
-        False, description="Execute the extension.py of the run, although you have not trained with it on this machine."
+        False, description="Execute the extension.py of the run even if you have not trained with it on this machine."
     )
 
 

@@ -8,4 +8,4 @@ __all__ = ["StacksOptions"]
 
 
 class StacksOptions(RunOptions):
-    """Prints what each rank of a running training does at this moment: the stacks of its threads."""
+    """Prints the stacks of all threads of each rank of a running training."""

@@ -14,27 +14,27 @@ __all__ = ["VerifyOptions"]
 
 
 class VerifyOptions(TrustOptions):
-    """Checks a run, level by level. The first check that fails ends it with exit code 3 (data) or 4 (run)."""
+    """Checks a run, level by level. The first check that fails ends the command with exit code 3 (data) or 4 (run)."""
 
     level: Literal["integrity", "environment", "data", "replay"] = Field("environment", description="The highest level to check.")
     replay: Annotated[int | None, Place(metavar="N")] = Field(
-        None, ge=1, description="Train N steps again and compare all bits, whatever the level."
+        None, ge=1, description="Number of steps to train again and compare bit for bit, at any level."
     )
     start: Annotated[int | None, Place("--from", metavar="STEP")] = Field(
-        None, ge=0, description="Replay from the checkpoint of this step. 0 starts from the seed."
+        None, ge=0, description="Step whose checkpoint the replay starts from. 0 starts from the seed."
     )
     data: Annotated[Path | None, Place(metavar="DIR")] = Field(
-        None, description="Where the prepared data is. Without it, where the run has read it."
+        None, description="Directory of the prepared data. Without it, the directory that the run has used."
     )
     sources: Annotated[tuple[str, ...], Place(metavar="PATH")] = Field(
-        (), description="Sources that level data prepares again. NAME=PATH gives a named source."
+        (), description="Sources that the level `data` prepares again. NAME=PATH gives a source a name."
     )
     as_json: Annotated[bool, Place("--json")] = Field(False, description="Print one JSON object.")
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.start is not None and self.replay is None and self.level != "replay":
-            raise ValueError("--from says where a replay begins; add --replay N or --level replay, or leave out --from")
+            raise ValueError("--from sets the first step of a replay; add --replay N or --level replay, or leave out --from")
         if self.sources and self.level not in ("data", "replay"):
-            raise ValueError("--sources names what level data prepares again; add --level data, or leave out --sources")
+            raise ValueError("--sources is only for a level that prepares data again; add --level data, or leave out --sources")
         return self

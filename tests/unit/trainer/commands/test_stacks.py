@@ -127,7 +127,7 @@ def test_a_rank_that_would_be_ended_by_the_signal_does_not_get_it(tmp_path: Path
     with process(RANK, tmp_path, 0, "off") as unwatched, process(RANK, tmp_path, 1, "on"):
         shown = show_stacks(tmp_path)
         remedy = "start the training with --watchdog.enabled on"
-        assert shown.endswith(f"rank 0: the watchdog is off, so it answers to no signal; {remedy}")
+        assert shown.endswith(f"rank 0: the watchdog is off, so the rank does not answer; {remedy}")
         assert " rank 1, process " in shown
     assert unwatched.returncode == 0
 
@@ -165,7 +165,7 @@ def test_where_the_kernel_cannot_name_a_process_for_ever_nothing_is_sent(tmp_pat
     with process(RANK, tmp_path, 0, "on"):
         monkeypatch.setattr(os, "pidfd_open", refuse)
         monkeypatch.setattr(watch, "_STACKS_S", 0.0)
-        assert show_stacks(tmp_path).startswith("rank 0: it could not be asked (Function not implemented); ")
+        assert show_stacks(tmp_path).startswith("rank 0: no signal could be sent (Function not implemented); ")
 
 
 def test_a_stopped_rank_is_named(tmp_path: Path) -> None:

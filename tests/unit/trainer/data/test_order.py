@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from trainer.data.order import MAX_ROWS, UniformOrder, invert, permute, rows_at
+from trainer.data.order import MAX_ROWS, UniformOrder, _mix, _round_keys, permute, rows_at
 
 sizes = st.integers(1, 3000)
 sizes_to_the_limit = st.one_of(
@@ -13,6 +14,24 @@ sizes_to_the_limit = st.one_of(
     st.builds(lambda bits, change: min(max(1, (1 << bits) + change), MAX_ROWS), st.integers(0, 40), st.integers(-1, 1)),
 )
 seeds = st.integers(0, 2**63 - 1)
+
+
+def invert(seed: int, epoch: int, rows: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
+    """The indices that `permute` maps to `rows`: the rounds of the network backwards."""
+    half_bits = np.uint64(max(1, ((num_rows - 1).bit_length() + 1) // 2))
+    values, outside = rows.astype(np.uint64), np.ones(rows.shape, bool)
+    while outside.any():
+        values[outside] = decrypt(values[outside], half_bits, _round_keys(seed, epoch))
+        outside = values >= np.uint64(num_rows)
+    return values.astype(np.int64)
+
+
+def decrypt(values: NDArray[np.uint64], half_bits: np.uint64, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    mask = (np.uint64(1) << half_bits) - np.uint64(1)
+    left, right = values >> half_bits, values & mask
+    for key in keys[::-1]:
+        left, right = right ^ (_mix(left ^ key) & mask), left
+    return (left << half_bits) | right
 
 
 @settings(deadline=None)
@@ -99,12 +118,12 @@ def test_the_order_is_the_published_one() -> None:
 
 @pytest.mark.parametrize("num_rows", [0, -1, MAX_ROWS + 1])
 def test_a_size_out_of_range_is_refused(num_rows: int) -> None:
-    with pytest.raises(ValueError, match="can be ordered"):
+    with pytest.raises(ValueError, match="rows cannot be ordered; the number must be from 1 to"):
         permute(0, 0, np.array([0]), num_rows)
 
 
 def test_an_index_outside_the_epoch_is_refused() -> None:
-    with pytest.raises(ValueError, match="an epoch has 0 to 9"):
+    with pytest.raises(ValueError, match="not all in an epoch, which has 0 to 9"):
         permute(0, 0, np.array([10]), 10)
-    with pytest.raises(ValueError, match="an epoch has 0 to 9"):
-        invert(0, 0, np.array([-1]), 10)
+    with pytest.raises(ValueError, match="not all in an epoch, which has 0 to 9"):
+        permute(0, 0, np.array([-1]), 10)

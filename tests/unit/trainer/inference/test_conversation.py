@@ -47,7 +47,7 @@ def test_ctrl_c_ends_a_continuation_or_a_line_and_never_the_program() -> None:
 
 def test_a_line_that_is_no_utf8_is_answered_and_the_next_one_continued() -> None:
     terminal = Terminal("caf\udce9", "/stop \udce9", "\ud83d", "caf\udcc3\udca9", "once")
-    assert terminal.run() == "that line is no UTF-8 text\n" * 3 + "café and on\nonce and on\n\n"
+    assert terminal.run() == "the line is not UTF-8 text\n" * 3 + "café and on\nonce and on\n\n"
     assert [prompt for prompt, _ in terminal.asked] == ["café", "once"]
 
 
@@ -64,11 +64,11 @@ def test_settings_hold_from_the_line_on_that_changes_them() -> None:
 @pytest.mark.parametrize(
     ("line", "answer"),
     [
-        ("/temperature -1", "temperature = -1.0 cannot be sampled with: --temperature is at least 0"),
+        ("/temperature -1", "--temperature = -1.0: input should be greater than or equal to 0"),
         ("/temperature hot", "/temperature hot: a number is needed"),
         ("/max_tokens 2.5", "/max_tokens 2.5: a whole number is needed"),
         ("/top_k", "/top_k : a whole number or none is needed"),
-        ("/temprature 1", "/temprature is no command; /help shows them"),
+        ("/temprature 1", "/temprature is not a command; /help lists the commands"),
     ],
 )
 def test_a_wrong_line_is_answered_and_changes_nothing(line: str, answer: str) -> None:
@@ -117,7 +117,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_prompt(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"\n \n", "no prompt in it"),
+        ("a.txt", b"\n \n", "the file has no prompt"),
         ("a.txt", b"\xff\xfe", "cannot be read as UTF-8"),
         ("a.jsonl", b'{"prompt": "a"}\n{"text": "b"}\n', r'a\.jsonl, line 2: no text under "prompt"'),
         ("a.jsonl", b"once\n", "line 1: no text"),

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from trainer.commands import table
-from trainer.launch.command import COMMANDS, folder_of, group_command, other_command, training_arguments
+from trainer.launch.command import folder_of, group_command, other_command, training_arguments
+from trainer.launch.command_table import COMMANDS
 
 TRAININGS = [
     ([], []),
@@ -21,10 +21,6 @@ TRAININGS = [
 def test_a_training_is_what_is_wanted_without_another_word(words: list[str], arguments: list[str]) -> None:
     assert other_command(words) is None
     assert training_arguments(words) == arguments
-
-
-def test_the_launcher_knows_every_command_of_its_package() -> None:
-    assert sorted(COMMANDS) == sorted(table.COMMANDS)
 
 
 @pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"train"}))

@@ -17,9 +17,9 @@ from trainer.config import ModelConfig, TrainConfig
 from trainer.distributed.group import Group
 from trainer.machine.memory import PeakMeter, available_bytes, is_out_of_memory, isolated_rng
 from trainer.model.attention import make_layout
-from trainer.model.decoder import Decoder, build_model
+from trainer.model.decoder import Decoder, activation_bytes, build_model, num_weights
 from trainer.model.loss import linear_cross_entropy_sum
-from trainer.model.memory_estimate import MemoryEstimate, activation_bytes, estimate, num_weights
+from trainer.model.memory_estimate import MemoryEstimate, estimate
 from trainer.optim.optimizers import state_bytes_per_weight
 from trainer.parallel.gradient_tree import GradientTree
 from trainer.training.micro_batch_size import choose_micro, micro_candidates, probe

@@ -7,8 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainer.config import ModelConfig
 from trainer.machine.peak_rates import PEAK_RATES, PeakRates, RateKind, mfu, peak_flops, rate_kind, unknown_mfu
 from trainer.model.attention import make_layout
-from trainer.model.decoder import build_model
-from trainer.model.flops import flops_per_token
+from trainer.model.decoder import build_model, flops_per_token
 
 # Names as drivers report them, then 10^12 operations per second in bf16 (fp16 if there is no bf16), typed a second time from the
 # data sheets to detect a typing error in either place.

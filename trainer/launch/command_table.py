@@ -1,0 +1,53 @@
+"""The commands of `python -m trainer`: one row for each command. The launcher reads the table too, so it must load quickly.
+
+The options of a command are in the module of its name in `trainer/commands/options/`, its work in the module of its name in
+`trainer/commands/`.
+"""
+
+from __future__ import annotations
+
+from common.command_line import Command
+
+__all__ = ["COMMANDS"]
+
+
+def _command(name: str, options: str, summary: str) -> Command:
+    return Command(name, summary, f"trainer.commands.options.{name}:{options}", f"trainer.commands.{name}:run")
+
+
+_TRAIN = Command(
+    "train",
+    "train a model, or continue a run that was stopped",
+    "trainer.config:TrainConfig",
+    "trainer.commands.train:run",
+    "Trains a model on prepared data. Under torchrun, every rank runs this command.",
+)
+_SCHEMA = Command(
+    "schema",
+    "print the JSON Schema of the settings of `train`; --env prints their environment variables",
+    "common.settings.options:SchemaOptions",
+    "trainer.commands.schema:run",
+)
+_ROWS = (
+    _TRAIN,
+    _command("evaluate", "EvaluateOptions", "compute validation loss and perplexity of a checkpoint"),
+    _command("generate", "GenerateOptions", "write text with the model of a checkpoint"),
+    _command(
+        "verify",
+        "VerifyOptions",
+        "check that a run's files are intact, that the environment is the same, and that steps give the same bits again",
+    ),
+    _command(
+        "audit",
+        "AuditOptions",
+        "prove that no row was trained twice or left out, or show the text of one step",
+    ),
+    _command(
+        "report", "ReportOptions", "write report.html and training_metrics.png: curves, evaluations, samples, settings, digests"
+    ),
+    _command("compare", "CompareOptions", "write one page that compares several runs"),
+    _command("stacks", "StacksOptions", "print the stacks of all threads of a running training"),
+    _SCHEMA,
+)
+COMMANDS = {command.name: command for command in _ROWS}
+"""By name, in the order of the help."""
