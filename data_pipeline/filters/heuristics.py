@@ -40,7 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.config import HeuristicSettings, Kind
-from data_pipeline.config.filters import Preset
+from data_pipeline.config.filters import Bound, Preset
 from data_pipeline.documents import Reason
 from data_pipeline.filters.clean import LINE_ENDS, NOTICES
 from data_pipeline.text.batch import TextBatch, writes_no_spaces
@@ -432,7 +432,7 @@ class _Rule:
 
     reason: Reason
     setting: str
-    """A lower bound where its name has `_min_` in it, else an upper one."""
+    """The threshold. Its `Bound` says whether the measure must be at least or at most this."""
     what: str
     measure: Callable[[_Form, HeuristicSettings], Floats | Int64s]
     place: int | None = None
@@ -444,7 +444,7 @@ class _Rule:
         """The measure of each text, and whether it is out of bounds."""
         values_D = self.measure(form, settings)
         bound = self._bound(settings)
-        breaks_D = values_D < bound if "_min_" in self.setting else values_D > bound
+        breaks_D = values_D < bound if settings.bound(self.setting) is Bound.AT_LEAST else values_D > bound
         return values_D, breaks_D if self.applies is None else breaks_D & self.applies(form)
 
     def _bound(self, settings: HeuristicSettings) -> float:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.config import HeuristicSettings
-from data_pipeline.config.filters import Preset
+from data_pipeline.config.filters import Bound, Preset
 from data_pipeline.documents import Reason, Stage
 from data_pipeline.filters.heuristics import Finding, judge_form
 from data_pipeline.text.batch import TextBatch
@@ -131,12 +131,20 @@ def test_the_detail_names_the_value_and_the_setting_which_can_be_changed(reason:
     what, bound = finding.detail.rsplit(", ", 1)
     value = float(what.rsplit(": ", 1)[1])
     setting, threshold = bound.removeprefix("heuristics.").split(" = ")
-    assert value < float(threshold) if "_min_" in setting else value > float(threshold)
     name, _, place = setting.partition("[")
+    is_least = HeuristicSettings.bound(name) is Bound.AT_LEAST
+    assert value < float(threshold) if is_least else value > float(threshold)
     default = getattr(HeuristicSettings(), name)
-    lenient = 0 if "_min_" in name else (1,) * len(default) if place else 1 if 0 < default < 1 else 10**6
+    lenient = 0 if is_least else (1,) * len(default) if place else 1 if 0 < default < 1 else 10**6
     other = judge(text, preset, kind=kind_of(preset), **{name: lenient})
     assert other is None or name not in other.detail
+
+
+def test_the_help_of_a_threshold_states_its_direction_and_so_does_its_name() -> None:
+    for name, field in HeuristicSettings.model_fields.items():
+        for bound in (item for item in field.metadata if isinstance(item, Bound)):
+            assert f": {bound.value} this " in str(field.description)
+            assert ("_min_" if bound is Bound.AT_LEAST else "_max_") in name
 
 
 def test_nothing_is_judged_unless_a_preset_is_chosen() -> None:
