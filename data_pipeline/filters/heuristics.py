@@ -47,7 +47,7 @@ from data_pipeline.text.batch import TextBatch, writes_no_spaces
 from data_pipeline.text.ngrams import ngrams_of, runs_of
 from data_pipeline.text.repetition import find_repeats, top_items, words_in_repeats
 
-__all__ = ["Finding", "judge_form"]
+__all__ = ["BrokenRule", "judge_form"]
 
 Bools = NDArray[np.bool_]
 Int64s = NDArray[np.int64]
@@ -78,31 +78,31 @@ _MAY_FOLLOW_SENTENCE = _table(string.whitespace + "\"')]") | (np.arange(256) >= 
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """Why a text is not wanted."""
+class BrokenRule:
+    """The rule that a text breaks."""
 
     reason: Reason
     detail: str
-    """What was found, and the setting with its value."""
+    """The measured value, and the setting that bounds it with its value."""
 
 
 def judge_form(
     batch: TextBatch, kinds: Sequence[Kind], languages: Sequence[str], settings: HeuristicSettings
-) -> list[Finding | None]:
-    """For each text of the batch the first rule of the chosen presets that it breaks, or nothing."""
-    findings: list[Finding | None] = [None] * len(batch)
+) -> list[BrokenRule | None]:
+    """Return, for each text of the batch, the first rule of the chosen presets that it breaks; None if it breaks none."""
+    broken: list[BrokenRule | None] = [None] * len(batch)
     is_code_D = np.array([kind == "code" for kind in kinds], np.bool_)
     form = _Form(batch, np.array([language == "en" for language in languages], np.bool_))
     for preset in dict.fromkeys(settings.presets):
-        is_open_D = np.array([finding is None for finding in findings], np.bool_) & (is_code_D == (preset == "code"))
+        is_open_D = np.array([rule is None for rule in broken], np.bool_) & (is_code_D == (preset == "code"))
         for rule in _RULES[preset]:
             if not is_open_D.any():
                 break
             values_D, breaks_D = rule.judge(form, settings)
             for number in np.flatnonzero(breaks_D & is_open_D):
-                findings[number] = Finding(rule.reason, f"{rule.what}: {values_D[number]:.4g}, {rule.threshold(settings)}")
+                broken[number] = BrokenRule(rule.reason, f"{rule.what}: {values_D[number]:.4g}, {rule.threshold(settings)}")
             is_open_D &= ~breaks_D
-    return findings
+    return broken
 
 
 class _Form:
