@@ -33,8 +33,8 @@ class HeuristicSettings(Section):
 
     presets: tuple[Preset, ...] = Field(
         (),
-        description="Sets of rules that apply. For prose and web text: gopher-quality, gopher-repetition (Rae 2021), c4 (Raffel 2020), "
-        "fineweb (Penedo 2024), spam. For code: code (Li 2023).",
+        description="Sets of rules that apply. Prose and web text: gopher-quality, gopher-repetition (Rae 2021), c4 (Raffel "
+        "2020), fineweb (Penedo 2024), spam. Code: code (Li 2023).",
     )
     gopher_min_words: AtLeast[int] = Field(50, ge=0, description="Words: at least this many.")
     gopher_max_words: AtMost[int] = Field(100_000, ge=1, description="Words: at most this many.")
@@ -116,54 +116,81 @@ class HeuristicSettings(Section):
 
 
 class LanguageSettings(Section):
-    """Which languages are kept."""
+    """Identification of languages, and the languages that are kept."""
 
-    identify: bool = Field(True, description="identify languages, for the report and the rules that need them; not of code")
-    keep: tuple[str, ...] = Field((), description="ISO 639-1 codes of the languages that are kept; empty keeps all")
+    identify: bool = Field(
+        True, description="Whether languages are identified, for the report and the rules that need them. Code has none."
+    )
+    keep: tuple[str, ...] = Field((), description="ISO 639-1 codes of the languages that are kept; empty: all languages.")
     min_confidence: float = Field(
-        0.9, ge=0, le=1, description="with keep: confidence from which a language is believed; see its costs in the report"
+        0.9,
+        ge=0,
+        le=1,
+        description="Confidence below which a document is rejected, if `keep` is set. The report shows what each value keeps.",
     )
     sample_bytes: int = Field(
-        2048, ge=256, le=1 << 20, description="of a longer document so much is looked at: from its start, its middle and its end"
+        2048,
+        ge=256,
+        le=1 << 20,
+        description="Number of bytes of a longer document that are examined: from its start, middle and end.",
     )
     fasttext_model: Path | None = Field(
-        None, description="fastText model file that identifies instead of the built-in models; its labels are the codes"
+        None, description="fastText model file that replaces the built-in models; its labels are language codes."
     )
 
     @model_validator(mode="after")
     def _what_is_kept_is_identified(self) -> Self:
         if self.keep and not self.identify:
-            raise ValueError("keep names languages, but identify = false; set identify to true, or keep to nothing")
+            raise ValueError("keep names languages, but identify = false; set identify to true, or remove keep")
         return self
 
 
 class QualitySettings(Section):
-    """What a document's content must be like, by models that the pipeline trains itself. A source may set thresholds of its own."""
+    """Bounds on the content of documents, measured by models that the pipeline trains. A source may have other thresholds."""
 
     trusted: str | None = Field(
-        None, description="source that the reference model is trained on, and that perplexity does not judge; none measures none"
+        None,
+        description="Source that the reference model is trained on. Its documents are not judged. none: perplexity is not "
+        "measured.",
     )
     reference_tokens: int = Field(
-        64 << 20, ge=1024, description="tokens of the trusted source that the reference model is trained on, from its start"
+        64 << 20, ge=1024, description="Number of tokens of the trusted source, from its start, that train the reference model."
     )
     reference_bits: int = Field(
-        22, ge=12, le=28, description="size of the reference model: counters for pairs, and again for triples, as a power of two"
+        22,
+        ge=12,
+        le=28,
+        description="Number of counters of the reference model for pairs of tokens, and for triples, as a power of two.",
     )
-    max_perplexity: float | None = Field(1000.0, ge=1, description="perplexity per token above which a document is dropped")
+    max_perplexity: float | None = Field(
+        1000.0, ge=1, description="Perplexity per token above which a document is rejected; none: no upper bound."
+    )
     min_perplexity: float | None = Field(
-        None, ge=1, description="perplexity per token below which a document is dropped: text that repeats itself or is boilerplate"
+        None,
+        ge=1,
+        description="Perplexity per token below which a document is rejected, such as repeated text; none: no lower bound.",
     )
     max_perplexity_percentile: float | None = Field(
-        None, ge=0, le=100, description="keep this share of each source's documents, those of lowest perplexity, in percent"
+        None, ge=0, le=100, description="Percentage of each source's documents that is kept, those of lowest perplexity; none: 100."
     )
     min_perplexity_percentile: float | None = Field(
-        None, ge=0, le=100, description="drop this share of each source's documents, those of lowest perplexity, in percent"
+        None,
+        ge=0,
+        le=100,
+        description="Percentage of each source's documents that is rejected, those of lowest perplexity; none: 0.",
     )
-    good: tuple[Path, ...] = Field((), description="files with examples of wanted text, for the classifier (with bad)")
-    bad: tuple[Path, ...] = Field((), description="files with examples of unwanted text, for the classifier (with good)")
-    classifier_bits: int = Field(18, ge=10, le=24, description="size of the classifier: number of its weights, as a power of two")
+    good: tuple[Path, ...] = Field(
+        (), description="Files or folders with examples of wanted text, which train the classifier together with `bad`."
+    )
+    bad: tuple[Path, ...] = Field(
+        (), description="Files or folders with examples of unwanted text, which train the classifier together with `good`."
+    )
+    classifier_bits: int = Field(18, ge=10, le=24, description="Number of weights of the classifier, as a power of two.")
     min_good_probability: float = Field(
-        0.5, ge=0, le=1, description="lowest probability of being wanted that keeps a document; good and bad weigh the same"
+        0.5,
+        ge=0,
+        le=1,
+        description="Probability of being wanted below which a document is rejected. Good and bad examples have equal weight.",
     )
 
     @model_validator(mode="after")
