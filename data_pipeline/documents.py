@@ -1,14 +1,14 @@
-"""What a reader yields: a document, or the reason why something that should be one is not; and ids that lead back to the text.
+"""Documents and rejections, which readers yield, and the ids of documents.
 
-A document's id is structural, `partition << 32 | ordinal`: the number of the partition that it was read from, and its place among
-everything that was read there, before anything was rejected. So any row can be traced to its text by reading one partition again.
+A document's id is `partition << 32 | ordinal`: the number of the partition that it was read from, and its place among everything
+that was read there, rejected items included. So the text of any row can be found by reading one partition again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Self
 
 from data_pipeline.config import Kind
 
@@ -19,10 +19,10 @@ _SAMPLE_CHARS = 200
 
 
 class Stage(StrEnum):
-    """Where a document was rejected."""
+    """The part of the preparation that rejected a document."""
 
     READ = "read"
-    """It is broken: this counts against the reject budget. Elsewhere it is merely not wanted."""
+    """The input is broken, which counts against `limits.max_rejected_fraction`. The other stages reject unwanted documents."""
     JUDGE = "judge"
     DEDUPLICATE = "deduplicate"
     QUALITY = "quality"
@@ -32,116 +32,111 @@ class Stage(StrEnum):
 class Reason(StrEnum):
     """Why a document was rejected."""
 
-    NOT_JSON = "not-json"
-    TOO_DEEP = "too-deep"
-    NOT_AN_OBJECT = "not-an-object"
-    DUPLICATE_KEY = "duplicate-key"
-    NO_TEXT_FIELD = "no-text-field"
-    TEXT_NOT_A_STRING = "text-not-a-string"
-    INVALID_UTF8 = "invalid-utf8"
-    LONE_SURROGATE = "lone-surrogate"
-    LINE_TOO_LONG = "line-too-long"
-    NOT_CSV = "not-csv"
-    FIELD_COUNT = "field-count"
-    FIELD_TOO_LARGE = "field-too-large"
-    FILE_TOO_LARGE = "file-too-large"
-    CORRUPT_COMPRESSION = "corrupt-compression"
-    DECOMPRESSION_BUDGET = "decompression-budget"
-    CORRUPT_PARQUET = "corrupt-parquet"
-    READER_MEMORY = "reader-memory"
-    CORRUPT_ARCHIVE = "corrupt-archive"
-    UNSAFE_MEMBER = "unsafe-member"
-    NESTED_ARCHIVE = "nested-archive"
-    UNREADABLE_MEMBER = "unreadable-member"
-    MEMBER_TOO_LARGE = "member-too-large"
-    TOO_MANY_MEMBERS = "too-many-members"
-    EMPTY = "empty"
-    TOO_SHORT = "too-short"
-    TOO_LONG = "too-long"
-    LANGUAGE_UNWANTED = "language-unwanted"
-    LANGUAGE_UNCERTAIN = "language-uncertain"
-    GOPHER_WORD_COUNT = "gopher-word-count"
-    GOPHER_WORD_LENGTH = "gopher-word-length"
-    GOPHER_SYMBOLS = "gopher-symbols"
-    GOPHER_BULLET_LINES = "gopher-bullet-lines"
-    GOPHER_ELLIPSIS_LINES = "gopher-ellipsis-lines"
-    GOPHER_ALPHABETIC = "gopher-alphabetic"
-    GOPHER_STOP_WORDS = "gopher-stop-words"
-    GOPHER_DUPLICATE_LINES = "gopher-duplicate-lines"
-    GOPHER_DUPLICATE_PARAGRAPHS = "gopher-duplicate-paragraphs"
-    GOPHER_DUPLICATE_LINE_CHARS = "gopher-duplicate-line-chars"
-    GOPHER_DUPLICATE_PARAGRAPH_CHARS = "gopher-duplicate-paragraph-chars"
-    GOPHER_TOP_NGRAMS = "gopher-top-ngrams"
-    GOPHER_DUPLICATE_NGRAMS = "gopher-duplicate-ngrams"
-    C4_CURLY_BRACKET = "c4-curly-bracket"
-    C4_LOREM_IPSUM = "c4-lorem-ipsum"
-    C4_SENTENCES = "c4-sentences"
-    FINEWEB_PUNCTUATED_LINES = "fineweb-punctuated-lines"
-    FINEWEB_SHORT_LINES = "fineweb-short-lines"
-    FINEWEB_DUPLICATE_LINE_CHARS = "fineweb-duplicate-line-chars"
-    FINEWEB_NEWLINES = "fineweb-newlines"
-    SPAM_REPEATED = "spam-repeated"
-    SPAM_URLS = "spam-urls"
-    SPAM_DIGITS = "spam-digits"
-    SPAM_SYMBOLS = "spam-symbols"
-    SPAM_UPPER_CASE = "spam-upper-case"
-    SPAM_KEYWORD = "spam-keyword"
-    SPAM_BLOBS = "spam-blobs"
-    CODE_LINE_LENGTH = "code-line-length"
-    CODE_MEAN_LINE_LENGTH = "code-mean-line-length"
-    CODE_ALPHANUMERIC = "code-alphanumeric"
-    CODE_GENERATED = "code-generated"
-    EXACT_DUPLICATE = "exact-duplicate"
-    NEAR_DUPLICATE = "near-duplicate"
-    BENCHMARK_OVERLAP = "benchmark-overlap"
-    NO_TOKENS = "no-tokens"
-    PERPLEXITY_LOW = "perplexity-low"
-    PERPLEXITY_HIGH = "perplexity-high"
-    CLASSIFIED_BAD = "classified-bad"
-    OVER_SHARE = "over-share"
+    stage: Stage
+    """The stage that rejects documents for this reason."""
 
-    @property
-    def stage(self) -> Stage:
-        """Where documents are rejected for this reason."""
-        return _STAGES.get(self, Stage.READ)
+    def __new__(cls, value: str, *stage: Stage) -> Self:
+        """Make a member whose value is the string alone. It takes one stage; `*` lets type checkers accept `Reason("empty")`."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        (member.stage,) = stage
+        return member
+
+    NOT_JSON = "not-json", Stage.READ
+    TOO_DEEP = "too-deep", Stage.READ
+    NOT_AN_OBJECT = "not-an-object", Stage.READ
+    DUPLICATE_KEY = "duplicate-key", Stage.READ
+    NO_TEXT_FIELD = "no-text-field", Stage.READ
+    TEXT_NOT_A_STRING = "text-not-a-string", Stage.READ
+    INVALID_UTF8 = "invalid-utf8", Stage.READ
+    LONE_SURROGATE = "lone-surrogate", Stage.READ
+    LINE_TOO_LONG = "line-too-long", Stage.READ
+    NOT_CSV = "not-csv", Stage.READ
+    FIELD_COUNT = "field-count", Stage.READ
+    FIELD_TOO_LARGE = "field-too-large", Stage.READ
+    FILE_TOO_LARGE = "file-too-large", Stage.READ
+    CORRUPT_COMPRESSION = "corrupt-compression", Stage.READ
+    DECOMPRESSION_BUDGET = "decompression-budget", Stage.READ
+    CORRUPT_PARQUET = "corrupt-parquet", Stage.READ
+    READER_MEMORY = "reader-memory", Stage.READ
+    CORRUPT_ARCHIVE = "corrupt-archive", Stage.READ
+    UNSAFE_MEMBER = "unsafe-member", Stage.READ
+    NESTED_ARCHIVE = "nested-archive", Stage.READ
+    UNREADABLE_MEMBER = "unreadable-member", Stage.READ
+    MEMBER_TOO_LARGE = "member-too-large", Stage.READ
+    TOO_MANY_MEMBERS = "too-many-members", Stage.READ
+    EMPTY = "empty", Stage.JUDGE
+    TOO_SHORT = "too-short", Stage.JUDGE
+    TOO_LONG = "too-long", Stage.JUDGE
+    LANGUAGE_UNWANTED = "language-unwanted", Stage.JUDGE
+    LANGUAGE_UNCERTAIN = "language-uncertain", Stage.JUDGE
+    GOPHER_WORD_COUNT = "gopher-word-count", Stage.JUDGE
+    GOPHER_WORD_LENGTH = "gopher-word-length", Stage.JUDGE
+    GOPHER_SYMBOLS = "gopher-symbols", Stage.JUDGE
+    GOPHER_BULLET_LINES = "gopher-bullet-lines", Stage.JUDGE
+    GOPHER_ELLIPSIS_LINES = "gopher-ellipsis-lines", Stage.JUDGE
+    GOPHER_ALPHABETIC = "gopher-alphabetic", Stage.JUDGE
+    GOPHER_STOP_WORDS = "gopher-stop-words", Stage.JUDGE
+    GOPHER_DUPLICATE_LINES = "gopher-duplicate-lines", Stage.JUDGE
+    GOPHER_DUPLICATE_PARAGRAPHS = "gopher-duplicate-paragraphs", Stage.JUDGE
+    GOPHER_DUPLICATE_LINE_CHARS = "gopher-duplicate-line-chars", Stage.JUDGE
+    GOPHER_DUPLICATE_PARAGRAPH_CHARS = "gopher-duplicate-paragraph-chars", Stage.JUDGE
+    GOPHER_TOP_NGRAMS = "gopher-top-ngrams", Stage.JUDGE
+    GOPHER_DUPLICATE_NGRAMS = "gopher-duplicate-ngrams", Stage.JUDGE
+    C4_CURLY_BRACKET = "c4-curly-bracket", Stage.JUDGE
+    C4_LOREM_IPSUM = "c4-lorem-ipsum", Stage.JUDGE
+    C4_SENTENCES = "c4-sentences", Stage.JUDGE
+    FINEWEB_PUNCTUATED_LINES = "fineweb-punctuated-lines", Stage.JUDGE
+    FINEWEB_SHORT_LINES = "fineweb-short-lines", Stage.JUDGE
+    FINEWEB_DUPLICATE_LINE_CHARS = "fineweb-duplicate-line-chars", Stage.JUDGE
+    FINEWEB_NEWLINES = "fineweb-newlines", Stage.JUDGE
+    SPAM_REPEATED = "spam-repeated", Stage.JUDGE
+    SPAM_URLS = "spam-urls", Stage.JUDGE
+    SPAM_DIGITS = "spam-digits", Stage.JUDGE
+    SPAM_SYMBOLS = "spam-symbols", Stage.JUDGE
+    SPAM_UPPER_CASE = "spam-upper-case", Stage.JUDGE
+    SPAM_KEYWORD = "spam-keyword", Stage.JUDGE
+    SPAM_BLOBS = "spam-blobs", Stage.JUDGE
+    CODE_LINE_LENGTH = "code-line-length", Stage.JUDGE
+    CODE_MEAN_LINE_LENGTH = "code-mean-line-length", Stage.JUDGE
+    CODE_ALPHANUMERIC = "code-alphanumeric", Stage.JUDGE
+    CODE_GENERATED = "code-generated", Stage.JUDGE
+    EXACT_DUPLICATE = "exact-duplicate", Stage.DEDUPLICATE
+    NEAR_DUPLICATE = "near-duplicate", Stage.DEDUPLICATE
+    BENCHMARK_OVERLAP = "benchmark-overlap", Stage.DEDUPLICATE
+    NO_TOKENS = "no-tokens", Stage.QUALITY
+    PERPLEXITY_LOW = "perplexity-low", Stage.QUALITY
+    PERPLEXITY_HIGH = "perplexity-high", Stage.QUALITY
+    CLASSIFIED_BAD = "classified-bad", Stage.QUALITY
+    OVER_SHARE = "over-share", Stage.BALANCE
 
     @property
     def malformed(self) -> bool:
-        """True where the input is broken, which counts against the reject budget; false where the document is merely unwanted."""
+        """Whether the input is broken, which counts against `limits.max_rejected_fraction`."""
         return self.stage is Stage.READ
-
-
-_JUDGED = ("language-", "gopher-", "c4-", "fineweb-", "spam-", "code-")
-_STAGES = {
-    **dict.fromkeys((Reason.EMPTY, Reason.TOO_SHORT, Reason.TOO_LONG), Stage.JUDGE),
-    **{reason: Stage.JUDGE for reason in Reason if reason.startswith(_JUDGED)},
-    **dict.fromkeys((Reason.EXACT_DUPLICATE, Reason.NEAR_DUPLICATE, Reason.BENCHMARK_OVERLAP), Stage.DEDUPLICATE),
-    **dict.fromkeys((Reason.NO_TOKENS, Reason.PERPLEXITY_LOW, Reason.PERPLEXITY_HIGH, Reason.CLASSIFIED_BAD), Stage.QUALITY),
-    Reason.OVER_SHARE: Stage.BALANCE,
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text and where it came from."""
+    """A text and its place in the input."""
 
     text: str
     path: str
     """The input file, relative to its source."""
     line: int
-    """Number of its first line, from 1, counted from the start of the partition's part of the file."""
+    """The number of its first line, from 1, counted from the start of the partition's part of the file."""
     offset: int
-    """Its first byte in the (decompressed) file."""
+    """The position of its first byte in the decompressed file."""
     kind: Kind = "prose"
     markup: Literal["plain", "html"] = "plain"
-    """What the text still is when it comes from the reader; cleaning makes plain text of it."""
+    """The form of the text as read. Cleaning turns `html` into `plain`."""
     metadata: str = ""
-    """The fields that the user asked to keep, as a JSON object; empty where there are none."""
+    """The fields that `records.metadata` names, as a JSON object; empty if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Something that was read and is not kept: counted by reason, and shown to those who ask."""
+    """An item that was read and is not kept. It is counted by its reason."""
 
     reason: Reason
     path: str
@@ -151,17 +146,17 @@ class Rejection:
 
     @staticmethod
     def of(document: Document, reason: Reason, detail: str = "") -> Rejection:
-        """A well-formed document that is not wanted."""
+        """Return the rejection of a well-formed document."""
         return Rejection(reason, document.path, document.line, detail, document.text[:_SAMPLE_CHARS])
 
     @staticmethod
     def of_bytes(reason: Reason, path: str, line: int, data: bytes = b"", detail: str = "") -> Rejection:
-        """Bytes that did not become a document."""
+        """Return the rejection of bytes that did not become a document."""
         return Rejection(reason, path, line, detail, data[:_SAMPLE_CHARS].decode("utf-8", "backslashreplace"))
 
 
 def document_id(partition: int, ordinal: int) -> int:
-    """The id of the `ordinal`-th document read from a partition.
+    """Return the id of the document at place `ordinal`, from 0, of a partition.
 
     Raises:
         OverflowError: one of the numbers does not fit in 32 bits.
@@ -172,10 +167,10 @@ def document_id(partition: int, ordinal: int) -> int:
 
 
 def partition_of(identity: int) -> int:
-    """The number of the partition that a document was read from: an index into the manifest's `partitions`."""
+    """Return the number of a document's partition: an index into the manifest's `partitions`."""
     return identity >> _ORDINAL_BITS
 
 
 def ordinal_of(identity: int) -> int:
-    """A document's place among everything read from its partition."""
+    """Return a document's place, from 0, among everything that was read from its partition."""
     return identity & ((1 << _ORDINAL_BITS) - 1)

@@ -1,126 +1,206 @@
-"""Settings of which documents are kept: form, language, quality."""
+"""Settings that decide which documents are kept: form, language, quality."""
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
 from common.settings.model import Section
 from data_pipeline.config.text import Share
 
-__all__ = ["HeuristicSettings", "LanguageSettings", "QualitySettings"]
+__all__ = ["Bound", "HeuristicSettings", "LanguageSettings", "QualitySettings"]
 
 Preset = Literal["gopher-quality", "gopher-repetition", "c4", "fineweb", "spam", "code"]
 
 
+class Bound(Enum):
+    """The direction in which a setting limits a measure of a document. It stands in the `Annotated` of the setting."""
+
+    AT_LEAST = "at least"
+    AT_MOST = "at most"
+
+
+ValueT = TypeVar("ValueT")
+AtLeast = Annotated[ValueT, Bound.AT_LEAST]
+AtMost = Annotated[ValueT, Bound.AT_MOST]
+
+
 class HeuristicSettings(Section):
-    """Rules of thumb about the form of a text. Which presets apply is a setting; their thresholds are those of the papers."""
+    """Rules about the form of a text. Only the presets that are set apply. The default thresholds are those of the papers."""
 
     presets: tuple[Preset, ...] = Field(
         (),
-        description="sets of rules: gopher-quality, gopher-repetition (Rae 2021), c4 (Raffel 2020), fineweb (Penedo 2024), spam; "
-        "code (Li 2023), the only one that applies to code, and only to code",
+        description="Sets of rules that apply. Prose and web text: gopher-quality, gopher-repetition (Rae 2021), c4 (Raffel "
+        "2020), fineweb (Penedo 2024), spam. Code: code (Li 2023).",
     )
-    gopher_min_words: int = Field(50, ge=0, description="fewest words")
-    gopher_max_words: int = Field(100_000, ge=1, description="most words")
-    gopher_min_word_length: float = Field(3, ge=0, description="least mean length of words, in characters")
-    gopher_max_word_length: float = Field(10, ge=0, description="greatest mean length of words, in characters")
-    gopher_max_symbols: float = Field(0.1, ge=0, description="most hash signs, or ellipses, for each word")
-    gopher_max_bullet_lines: Share = Field(0.9, description="greatest share of lines that begin with a bullet")
-    gopher_max_ellipsis_lines: Share = Field(0.3, description="greatest share of lines that end with an ellipsis")
-    gopher_min_alphabetic: Share = Field(0.8, description="least share of words with a letter")
-    gopher_min_stop_words: int = Field(2, ge=0, le=8, description="fewest of: the, be, to, of, and, that, have, with; English only")
-    gopher_max_duplicate_lines: Share = Field(0.3, description="greatest share of lines that repeat an earlier one")
-    gopher_max_duplicate_paragraphs: Share = Field(0.3, description="greatest share of paragraphs that repeat an earlier one")
-    gopher_max_duplicate_line_chars: Share = Field(0.2, description="greatest share of characters in such lines")
-    gopher_max_duplicate_paragraph_chars: Share = Field(0.2, description="greatest share of characters in such paragraphs")
-    gopher_max_top_ngrams: tuple[Share, Share, Share] = Field(
-        (0.2, 0.18, 0.16), description="greatest share of characters in the commonest run of 2, 3 and 4 words"
+    gopher_min_words: AtLeast[int] = Field(50, ge=0, description="Words: at least this many.")
+    gopher_max_words: AtMost[int] = Field(100_000, ge=1, description="Words: at most this many.")
+    gopher_min_word_length: AtLeast[float] = Field(3, ge=0, description="Mean length of words: at least this many characters.")
+    gopher_max_word_length: AtMost[float] = Field(10, ge=0, description="Mean length of words: at most this many characters.")
+    gopher_max_symbols: AtMost[float] = Field(
+        0.1, ge=0, description="Hash signs or ellipses, whichever are more: at most this many for each word."
     )
-    gopher_max_duplicate_ngrams: tuple[Share, Share, Share, Share, Share, Share] = Field(
-        (0.15, 0.14, 0.13, 0.12, 0.11, 0.1), description="greatest share of characters in repeated runs of 5, 6, … 10 words"
+    gopher_max_bullet_lines: AtMost[Share] = Field(0.9, description="Lines that begin with a bullet: at most this share of lines.")
+    gopher_max_ellipsis_lines: AtMost[Share] = Field(
+        0.3, description="Lines that end with an ellipsis: at most this share of lines."
     )
-    c4_max_curly_brackets: int = Field(0, ge=0, description="most opening curly brackets")
-    c4_max_lorem_ipsum: int = Field(0, ge=0, description="most occurrences of lorem ipsum")
-    c4_min_sentences: int = Field(3, ge=0, description="fewest sentences, in lines that C4 keeps")
-    c4_min_line_words: int = Field(5, ge=0, description="fewest words in a line that C4 keeps")
-    fineweb_min_punctuated_lines: Share = Field(0.12, description="least share of lines that end with terminal punctuation")
-    fineweb_max_short_lines: Share = Field(0.67, description="greatest share of lines of up to fineweb_short_line_chars")
-    fineweb_short_line_chars: int = Field(30, ge=1, description="longest line that counts as short, in characters")
-    fineweb_max_duplicate_line_chars: Share = Field(0.1, description="greatest share of characters in lines that repeat others")
-    fineweb_max_newlines: float = Field(0.3, ge=0, description="most line ends for each word")
-    spam_max_repeated: Share = Field(0.2, description="greatest share of characters in runs of ten or more of the same one")
-    spam_max_urls: Share = Field(0.3, description="greatest share of characters in web addresses")
-    spam_max_digits: Share = Field(0.3, description="greatest share of digits among characters other than white space")
-    spam_max_symbols: Share = Field(0.3, description="greatest share of ASCII punctuation among characters other than white space")
-    spam_max_upper_case: Share = Field(0.5, description="greatest share of capitals among ASCII letters")
-    spam_max_keyword: Share = Field(0.15, description="greatest share of one word of four or more characters, in texts of 50 words")
-    spam_max_blobs: Share = Field(0.1, description="greatest share of characters in words of over 40, such as base64")
-    code_max_line_chars: int = Field(1000, ge=1, description="longest line, in characters")
-    code_max_mean_line_chars: float = Field(100, ge=1, description="greatest mean length of lines, in characters")
-    code_min_alphanumeric: Share = Field(0.25, description="least share of letters and digits among characters")
-    code_max_generated: int = Field(0, ge=0, description="most remarks in the first five lines that a program wrote the file")
+    gopher_min_alphabetic: AtLeast[Share] = Field(0.8, description="Words with a letter: at least this share of words.")
+    gopher_min_stop_words: AtLeast[int] = Field(
+        2, ge=0, le=8, description="Different words of the, be, to, of, and, that, have, with: at least this many. English only."
+    )
+    gopher_max_duplicate_lines: AtMost[Share] = Field(
+        0.3, description="Lines that repeat an earlier line: at most this share of lines."
+    )
+    gopher_max_duplicate_paragraphs: AtMost[Share] = Field(
+        0.3, description="Paragraphs that repeat an earlier paragraph: at most this share of paragraphs."
+    )
+    gopher_max_duplicate_line_chars: AtMost[Share] = Field(
+        0.2, description="Characters in lines that repeat an earlier line: at most this share of characters."
+    )
+    gopher_max_duplicate_paragraph_chars: AtMost[Share] = Field(
+        0.2, description="Characters in paragraphs that repeat an earlier paragraph: at most this share of characters."
+    )
+    gopher_max_top_ngrams: AtMost[tuple[Share, Share, Share]] = Field(
+        (0.2, 0.18, 0.16), description="Characters in the most common run of 2, 3 and 4 words: at most this share of characters."
+    )
+    gopher_max_duplicate_ngrams: AtMost[tuple[Share, Share, Share, Share, Share, Share]] = Field(
+        (0.15, 0.14, 0.13, 0.12, 0.11, 0.1),
+        description="Characters in repeated runs of 5, 6, 7, 8, 9 and 10 words: at most this share of characters.",
+    )
+    c4_max_curly_brackets: AtMost[int] = Field(0, ge=0, description="Opening curly brackets: at most this many.")
+    c4_max_lorem_ipsum: AtMost[int] = Field(0, ge=0, description="Occurrences of lorem ipsum: at most this many.")
+    c4_min_sentences: AtLeast[int] = Field(3, ge=0, description="Sentences in the lines that C4 keeps: at least this many.")
+    c4_min_line_words: int = Field(5, ge=0, description="Lowest number of words in a line whose sentences c4_min_sentences counts.")
+    fineweb_min_punctuated_lines: AtLeast[Share] = Field(
+        0.12, description="Lines that end with terminal punctuation: at least this share of lines."
+    )
+    fineweb_max_short_lines: AtMost[Share] = Field(
+        0.67, description="Lines of up to fineweb_short_line_chars characters: at most this share of lines."
+    )
+    fineweb_short_line_chars: int = Field(30, ge=1, description="Longest line that counts as short, in characters.")
+    fineweb_max_duplicate_line_chars: AtMost[Share] = Field(
+        0.1, description="Characters in lines that repeat an earlier line: at most this share of characters."
+    )
+    fineweb_max_newlines: AtMost[float] = Field(0.3, ge=0, description="Line ends: at most this many for each word.")
+    spam_max_repeated: AtMost[Share] = Field(
+        0.2, description="Characters in runs of ten or more equal visible characters: at most this share of characters."
+    )
+    spam_max_urls: AtMost[Share] = Field(0.3, description="Characters in web addresses: at most this share of characters.")
+    spam_max_digits: AtMost[Share] = Field(0.3, description="Digits: at most this share of characters other than white space.")
+    spam_max_symbols: AtMost[Share] = Field(
+        0.3, description="ASCII punctuation: at most this share of characters other than white space."
+    )
+    spam_max_upper_case: AtMost[Share] = Field(0.5, description="Capitals: at most this share of ASCII letters.")
+    spam_max_keyword: AtMost[Share] = Field(
+        0.15,
+        description="Occurrences of the most common word of four or more characters: at most this share of words. "
+        "Only texts of 50 words and more are checked.",
+    )
+    spam_max_blobs: AtMost[Share] = Field(
+        0.1, description="Characters in words of over 40 characters, such as base64: at most this share of characters."
+    )
+    code_max_line_chars: AtMost[int] = Field(1000, ge=1, description="Length of the longest line: at most this many characters.")
+    code_max_mean_line_chars: AtMost[float] = Field(100, ge=1, description="Mean length of lines: at most this many characters.")
+    code_min_alphanumeric: AtLeast[Share] = Field(0.25, description="Letters and digits: at least this share of characters.")
+    code_max_generated: AtMost[int] = Field(
+        0, ge=0, description="Remarks in the first five lines that a program wrote the file: at most this many."
+    )
+
+    @classmethod
+    def bound(cls, setting: str) -> Bound:
+        """Return the direction in which a threshold limits its measure."""
+        return next(item for item in cls.model_fields[setting].metadata if isinstance(item, Bound))
 
 
 class LanguageSettings(Section):
-    """Which languages are kept."""
+    """Identification of languages, and the languages that are kept."""
 
-    identify: bool = Field(True, description="identify languages, for the report and the rules that need them; not of code")
-    keep: tuple[str, ...] = Field((), description="ISO 639-1 codes of the languages that are kept; empty keeps all")
+    identify: bool = Field(
+        True, description="Whether languages are identified, for the report and the rules that need them. Code has none."
+    )
+    keep: tuple[str, ...] = Field((), description="ISO 639-1 codes of the languages that are kept; empty: all languages.")
     min_confidence: float = Field(
-        0.9, ge=0, le=1, description="with keep: confidence from which a language is believed; see its costs in the report"
+        0.9,
+        ge=0,
+        le=1,
+        description="Confidence below which a document is rejected, if `keep` is set. The report shows what each value keeps.",
     )
     sample_bytes: int = Field(
-        2048, ge=256, le=1 << 20, description="of a longer document so much is looked at: from its start, its middle and its end"
+        2048,
+        ge=256,
+        le=1 << 20,
+        description="Number of bytes of a longer document that are examined: from its start, middle and end.",
     )
     fasttext_model: Path | None = Field(
-        None, description="fastText model file that identifies instead of the built-in models; its labels are the codes"
+        None, description="fastText model file that replaces the built-in models; its labels are language codes."
     )
 
     @model_validator(mode="after")
     def _what_is_kept_is_identified(self) -> Self:
         if self.keep and not self.identify:
-            raise ValueError("keep names languages, but identify = false; set identify to true, or keep to nothing")
+            raise ValueError("keep names languages, but identify = false; set identify to true, or remove keep")
         return self
 
 
 class QualitySettings(Section):
-    """What a document's content must be like, by models that the pipeline trains itself. A source may set thresholds of its own."""
+    """Bounds on the content of documents, measured by models that the pipeline trains. A source may have other thresholds."""
 
     trusted: str | None = Field(
-        None, description="source that the reference model is trained on, and that perplexity does not judge; none measures none"
+        None,
+        description="Source that the reference model is trained on. Its documents are not judged. none: perplexity is not "
+        "measured.",
     )
     reference_tokens: int = Field(
-        64 << 20, ge=1024, description="tokens of the trusted source that the reference model is trained on, from its start"
+        64 << 20, ge=1024, description="Number of tokens of the trusted source, from its start, that train the reference model."
     )
     reference_bits: int = Field(
-        22, ge=12, le=28, description="size of the reference model: counters for pairs, and again for triples, as a power of two"
+        22,
+        ge=12,
+        le=28,
+        description="Number of counters of the reference model for pairs of tokens, and for triples, as a power of two.",
     )
-    max_perplexity: float | None = Field(1000.0, ge=1, description="perplexity per token above which a document is dropped")
+    max_perplexity: float | None = Field(
+        1000.0, ge=1, description="Perplexity per token above which a document is rejected; none: no upper bound."
+    )
     min_perplexity: float | None = Field(
-        None, ge=1, description="perplexity per token below which a document is dropped: text that repeats itself or is boilerplate"
+        None,
+        ge=1,
+        description="Perplexity per token below which a document is rejected, such as repeated text; none: no lower bound.",
     )
     max_perplexity_percentile: float | None = Field(
-        None, ge=0, le=100, description="keep this share of each source's documents, those of lowest perplexity, in percent"
+        None, ge=0, le=100, description="Percentage of each source's documents that is kept, those of lowest perplexity; none: 100."
     )
     min_perplexity_percentile: float | None = Field(
-        None, ge=0, le=100, description="drop this share of each source's documents, those of lowest perplexity, in percent"
+        None,
+        ge=0,
+        le=100,
+        description="Percentage of each source's documents that is rejected, those of lowest perplexity; none: 0.",
     )
-    good: tuple[Path, ...] = Field((), description="files with examples of wanted text, for the classifier (with bad)")
-    bad: tuple[Path, ...] = Field((), description="files with examples of unwanted text, for the classifier (with good)")
-    classifier_bits: int = Field(18, ge=10, le=24, description="size of the classifier: number of its weights, as a power of two")
+    good: tuple[Path, ...] = Field(
+        (), description="Files or folders with examples of wanted text, which train the classifier together with `bad`."
+    )
+    bad: tuple[Path, ...] = Field(
+        (), description="Files or folders with examples of unwanted text, which train the classifier together with `good`."
+    )
+    classifier_bits: int = Field(18, ge=10, le=24, description="Number of weights of the classifier, as a power of two.")
     min_good_probability: float = Field(
-        0.5, ge=0, le=1, description="lowest probability of being wanted that keeps a document; good and bad weigh the same"
+        0.5,
+        ge=0,
+        le=1,
+        description="Probability of being wanted below which a document is rejected. Good and bad examples have equal weight.",
     )
 
     @model_validator(mode="after")
     def _bounds_agree(self) -> Self:
         if bool(self.good) != bool(self.bad):
             raise ValueError("good and bad: only one of them is set; the classifier needs examples of both")
-        for unit in ("perplexity", "perplexity_percentile"):
-            low, high = getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")
+        for unit, low, high in (
+            ("perplexity", self.min_perplexity, self.max_perplexity),
+            ("perplexity_percentile", self.min_perplexity_percentile, self.max_perplexity_percentile),
+        ):
             if low is not None and high is not None and low > high:
                 raise ValueError(f"min_{unit} = {low} is above max_{unit} = {high}; nothing would be kept")
         return self

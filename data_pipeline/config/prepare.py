@@ -1,4 +1,4 @@
-"""All settings of `prepare`, with units, bounds and defaults."""
+"""All settings of `prepare`."""
 
 from __future__ import annotations
 
@@ -20,77 +20,103 @@ __all__ = ["PrepareConfig", "SourceSettings"]
 
 _MIB = 1 << 20
 OVERRIDABLE = ("text", "records", "html", "clean", "heuristics", "language", "quality")
-"""The sections that a source may set for itself."""
+"""The sections that a source may override."""
 FOR_ALL_SOURCES = {
     "language": {"fasttext_model"},
     "quality": {"trusted", "good", "bad", "reference_tokens", "reference_bits", "classifier_bits"},
 }
-"""Settings in these sections that belong to models, of which there is one for all sources."""
+"""Settings in these sections that a source may not override, because all sources share the models that they configure."""
 
 
 class SourceSettings(Section):
-    """One source of a recipe, `[prepare.source.NAME]`. Its tables `clean`, `quality`, … hold what differs from the rest."""
+    """One source of a recipe, `[prepare.source.NAME]`. Its tables, such as `clean`, override the sections of the same name."""
 
-    paths: tuple[str, ...] = Field(min_length=1, description="folders, files, globs or URLs")
-    kind: Kind | None = Field(None, description="what sort of text it is; none tells it from each file's extension")
-    weight: float = Field(1.0, gt=0, description="share of the training tokens, relative to the other sources; see balance")
-    max_bytes: int | None = Field(None, ge=1, description="input taken, in bytes, files in name order, the last one whole")
-    text: dict[str, Any] = Field(default_factory=dict, description="what differs from [prepare.text]")
-    records: dict[str, Any] = Field(default_factory=dict, description="what differs from [prepare.records]")
-    html: dict[str, Any] = Field(default_factory=dict, description="what differs from [prepare.html]")
-    clean: dict[str, Any] = Field(default_factory=dict, description="what differs from [prepare.clean]")
-    heuristics: dict[str, Any] = Field(default_factory=dict, description="what differs from [prepare.heuristics]")
-    language: dict[str, Any] = Field(default_factory=dict, description="what differs from [prepare.language]")
-    quality: dict[str, Any] = Field(default_factory=dict, description="what differs from [prepare.quality]")
+    paths: tuple[str, ...] = Field(min_length=1, description="Folders, files, glob patterns or URLs.")
+    kind: Kind | None = Field(None, description="Kind of the text; none: the extension of each file decides.")
+    weight: float = Field(1.0, gt=0, description="Share of the training tokens, relative to the other sources. See `balance`.")
+    max_bytes: int | None = Field(
+        None, ge=1, description="Input bytes taken, in the order of file names, the last file whole; none: all."
+    )
+    text: dict[str, Any] = Field(default_factory=dict, description="Settings of this source that replace those of [prepare.text].")
+    records: dict[str, Any] = Field(
+        default_factory=dict, description="Settings of this source that replace those of [prepare.records]."
+    )
+    html: dict[str, Any] = Field(default_factory=dict, description="Settings of this source that replace those of [prepare.html].")
+    clean: dict[str, Any] = Field(
+        default_factory=dict, description="Settings of this source that replace those of [prepare.clean]."
+    )
+    heuristics: dict[str, Any] = Field(
+        default_factory=dict, description="Settings of this source that replace those of [prepare.heuristics]."
+    )
+    language: dict[str, Any] = Field(
+        default_factory=dict, description="Settings of this source that replace those of [prepare.language]."
+    )
+    quality: dict[str, Any] = Field(
+        default_factory=dict, description="Settings of this source that replace those of [prepare.quality]."
+    )
 
 
 class PrepareConfig(Settings):
-    """Everything `prepare` can be told."""
+    """The settings of `prepare`."""
 
     environment_prefix: ClassVar[str] = "PREP_"
     recipe_table: ClassVar[str] = "prepare"
 
-    recipe: str | None = Field(None, description="name of a recipe in env/recipes, or a .toml file")
+    recipe: str | None = Field(None, description="Name of a recipe in env/recipes, or a .toml file.")
     sources: tuple[str, ...] = Field(
-        (), description="folders, files or globs with text; the word builtin is the text of Python's own standard library"
+        (), description="Folders, files, glob patterns or URLs with text; builtin: the built-in corpus (Python's library)."
     )
-    source: dict[str, SourceSettings] = Field(default_factory=dict, description="sources with their own settings; in recipes only")
-    output: Path = Field(Path("workspace/data"), description="folder that receives the prepared data")
+    source: dict[str, SourceSettings] = Field(
+        default_factory=dict, description="Sources with settings of their own. Only a recipe can hold them."
+    )
+    output: Path = Field(Path("workspace/data"), description="Folder that receives the prepared data.")
     workers: int | None = Field(
-        None, ge=1, le=4096, description="worker processes; none means one per core. Never changes the result"
+        None, ge=1, le=4096, description="Number of worker processes, which never changes the result; none: one for each core."
     )
-    engine: Literal["local", "ray"] = Field("local", description="where work is done: processes of this machine, or a Ray cluster")
+    engine: Literal["local", "ray"] = Field(
+        "local", description="Engine that runs the work. local: processes on this machine; ray: a Ray cluster."
+    )
     ray_address: str | None = Field(
-        None, description="address of the Ray cluster; none joins the one that RAY_ADDRESS names, or starts one on this machine"
+        None, description="Address of the Ray cluster; none: the cluster that RAY_ADDRESS names, or a new one on this machine."
     )
-    if_empty: Literal["error", "builtin"] = Field("error", description="what to do when the sources hold no text")
-    keep_rejects: bool = Field(False, description="write a sample of the rejected documents to rejects.jsonl")
+    if_empty: Literal["error", "builtin"] = Field(
+        "error", description="Action if the sources hold no text. builtin: use the built-in corpus."
+    )
+    keep_rejects: bool = Field(False, description="Whether a sample of the rejected documents is written to rejects.jsonl.")
     replace: bool = Field(
         False,
-        description="replace finished data in the output folder, although it was made with other settings or from other text; "
-        "false refuses it",
+        description="Whether finished data in the output folder that differs in settings or text is replaced. false: it is an "
+        "error.",
     )
-    row_length: int = Field(1024, ge=8, le=1 << 20, description="tokens in a row; a row of L tokens has up to L-1 targets")
-    partition_bytes: int = Field(16 * _MIB, ge=1024, description="input bytes in one unit of work; small files are put together")
-    text: TextSettings = Field(default_factory=TextSettings, description="plain text files (.txt, .md, …)")
+    row_length: int = Field(
+        1024, ge=8, le=1 << 20, description="Number of tokens in a row. A row of L tokens has up to L-1 targets."
+    )
+    partition_bytes: int = Field(16 * _MIB, ge=1024, description="Number of input bytes in one task. Small files share a task.")
+    text: TextSettings = Field(default_factory=TextSettings, description="Plain text files (.txt, .md, …)")
     records: RecordSettings = Field(default_factory=RecordSettings, description="JSON Lines, CSV, TSV and Parquet")
-    html: HtmlSettings = Field(default_factory=HtmlSettings, description="HTML to text")
-    clean: CleanSettings = Field(default_factory=CleanSettings, description="normalisation and length")
-    heuristics: HeuristicSettings = Field(default_factory=HeuristicSettings, description="rules of thumb about the form of a text")
-    language: LanguageSettings = Field(default_factory=LanguageSettings, description="language identification")
-    dedup: DedupSettings = Field(default_factory=DedupSettings, description="exact and near duplicates")
-    quality: QualitySettings = Field(default_factory=QualitySettings, description="perplexity and content classifier")
-    balance: BalanceSettings = Field(default_factory=BalanceSettings, description="shares of sources or classes")
-    augment: AugmentSettings = Field(default_factory=AugmentSettings, description="changes to training documents")
-    split: SplitSettings = Field(default_factory=SplitSettings, description="training and validation")
-    tokenizer: TokenizerSettings = Field(default_factory=TokenizerSettings, description="text to tokens")
-    packing: PackingSettings = Field(default_factory=PackingSettings, description="tokens to rows and shards")
-    limits: LimitSettings = Field(default_factory=LimitSettings, description="budgets for broken or hostile input")
+    html: HtmlSettings = Field(default_factory=HtmlSettings, description="HTML pages")
+    clean: CleanSettings = Field(default_factory=CleanSettings, description="Normalisation and length of documents")
+    heuristics: HeuristicSettings = Field(
+        default_factory=HeuristicSettings,
+        description="Rules about the form of a text. A document that breaks a rule of the chosen `presets` is rejected",
+    )
+    language: LanguageSettings = Field(default_factory=LanguageSettings, description="Identification of languages")
+    dedup: DedupSettings = Field(default_factory=DedupSettings, description="Exact and near duplicates")
+    quality: QualitySettings = Field(
+        default_factory=QualitySettings,
+        description="Perplexity (if `trusted` is set) and content classifier (if `good` and `bad` are set)",
+    )
+    balance: BalanceSettings = Field(default_factory=BalanceSettings, description="Shares of sources or other groups")
+    augment: AugmentSettings = Field(default_factory=AugmentSettings, description="Random changes to training documents")
+    split: SplitSettings = Field(default_factory=SplitSettings, description="Training and validation")
+    tokenizer: TokenizerSettings = Field(default_factory=TokenizerSettings, description="Text to tokens")
+    packing: PackingSettings = Field(default_factory=PackingSettings, description="Tokens to rows and shards")
+    limits: LimitSettings = Field(default_factory=LimitSettings, description="Limits for broken or hostile input")
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
         if not self.sources and not self.source and self.if_empty == "error":
-            raise ValueError(f"sources is not set; give --sources PATH, or the word {BUILTIN} for the built-in corpus")
+            raise ValueError(f"sources is not set; give --sources PATH, or --sources {BUILTIN} for the built-in corpus")
         own = {f"source.{name}.": self.for_source(name) for name in self.source}
         of_sources = own if own and not self.sources else {"": self} | own
         for place, config in of_sources.items():
@@ -106,10 +132,10 @@ class PrepareConfig(Settings):
         return self
 
     def for_source(self, name: str) -> PrepareConfig:
-        """These settings with what the source `name` sets for itself.
+        """Return these settings with those that the source `name` overrides.
 
         Raises:
-            ValueError: a setting of the source is unknown or out of range.
+            ValueError: a setting of the source is unknown or out of range, or all sources share it.
         """
         own = self.source.get(name)
         if own is None:
@@ -119,7 +145,7 @@ class PrepareConfig(Settings):
             if changes := getattr(own, section):
                 before = getattr(self, section)
                 if shared := sorted(FOR_ALL_SOURCES.get(section, set()) & set(changes)):
-                    raise ValueError(f"source.{name}.{section}.{shared[0]} is one for all sources; set {section}.{shared[0]}")
+                    raise ValueError(f"source.{name}.{section}.{shared[0]} is shared by all sources; set {section}.{shared[0]}")
                 try:
                     update[section] = type(before)(**before.model_dump() | with_nones(type(before), changes))
                 except ValidationError as error:
@@ -128,13 +154,13 @@ class PrepareConfig(Settings):
 
     @property
     def weights(self) -> dict[str, float]:
-        """The weight of each group that is balanced, where one was given."""
+        """The weight of each balanced group that has one."""
         of_sources = {name: source.weight for name, source in self.source.items()} if self.balance.by == "source" else {}
         return of_sources | self.balance.weights
 
     @property
     def portable(self) -> dict[str, Any]:
-        """The settings that decide the prepared bytes, and nothing that names this machine: no paths, no worker count."""
+        """The settings that decide the prepared bytes. They name nothing of this machine: no paths, no worker count."""
         values = self.model_dump(mode="json")
         for source in values["source"].values():
             source.update({section: with_nones(type(getattr(self, section)), source[section]) for section in OVERRIDABLE})

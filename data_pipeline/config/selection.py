@@ -1,4 +1,4 @@
-"""Settings of which documents are used, how often, and in which split."""
+"""Settings that decide which documents are used, how often, and in which split."""
 
 from __future__ import annotations
 
@@ -17,24 +17,34 @@ FIM_TOKENS = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
 
 
 class DedupSettings(Section):
-    """Which documents count as the same."""
+    """Detection of duplicates and of benchmark text."""
 
-    exact: bool = Field(True, description="drop documents whose letters and digits equal those of an earlier one")
-    near: bool = Field(True, description="drop documents that are nearly the same as an earlier one (MinHash)")
-    threshold: float = Field(
-        0.8, ge=0.3, le=1, description="share of common shingles (Jaccard similarity) from which two documents are nearly the same"
+    exact: bool = Field(
+        True, description="Whether a document is dropped if its letters and digits equal those of an earlier document."
     )
-    shingle_words: int = Field(5, ge=1, le=64, description="words in a shingle")
-    num_hashes: int = Field(128, ge=16, le=1024, description="numbers in a MinHash signature; more of them compare fewer in vain")
+    near: bool = Field(True, description="Whether a document is dropped if it is nearly the same as an earlier document (MinHash).")
+    threshold: float = Field(
+        0.8, ge=0.3, le=1, description="Share of common shingles (Jaccard similarity) from which two documents are near duplicates."
+    )
+    shingle_words: int = Field(5, ge=1, le=64, description="Number of words in a shingle.")
+    num_hashes: int = Field(
+        128, ge=16, le=1024, description="Number of hashes in a MinHash signature. More hashes compare fewer dissimilar pairs."
+    )
     max_cluster: int = Field(
-        100_000, ge=1, description="near-duplicates that are dropped in favour of one document; those beyond are kept, and counted"
+        100_000, ge=1, description="Number of near duplicates dropped in favour of one document. Those beyond are kept and counted."
     )
     alarm_fraction: float = Field(
-        0.5, ge=0, le=1, description="share of a source's documents that may go as duplicates without an alarm"
+        0.5, ge=0, le=1, description="Share of a source's documents above which dropped duplicates cause a warning."
     )
-    benchmarks: tuple[Path, ...] = Field((), description="benchmark files (.jsonl, .txt) whose text must not be trained on")
-    benchmark_words: int = Field(13, ge=4, le=64, description="words in a run that a document shares with a benchmark")
-    benchmark_overlaps: int = Field(1, ge=1, description="fewest shared runs for which a document is dropped")
+    benchmarks: tuple[Path, ...] = Field(
+        (), description="Benchmark files (.jsonl, .txt). Documents that share text with them are dropped."
+    )
+    benchmark_words: int = Field(
+        13, ge=4, le=64, description="Number of consecutive words that count as text shared with a benchmark."
+    )
+    benchmark_overlaps: int = Field(
+        1, ge=1, description="Number of runs of words shared with benchmarks from which a document is dropped."
+    )
 
     @model_validator(mode="after")
     def _near_includes_exact(self) -> Self:
@@ -46,18 +56,21 @@ class DedupSettings(Section):
 
 
 class BalanceSettings(Section):
-    """How much of each source or class is taken for training."""
+    """Share of each group of documents in the training tokens."""
 
     by: Literal["none", "source", "kind", "language", "field"] = Field(
-        "none", description="what the shares are of: sources, kinds of text, languages, or the values of a metadata field"
+        "none", description="Groups whose shares are balanced: sources, kinds of text, languages, or values of a metadata field."
     )
-    field: str | None = Field(None, description="the metadata field (by = field); it must be among records.metadata")
+    field: str | None = Field(None, description="Name of the metadata field (by = field). It must be among records.metadata.")
     weights: dict[str, float] = Field(
         default_factory=dict,
-        description="share of the training tokens of each, relative to the others; 1 where none is given; in recipes only",
+        description="Share of the training tokens of each group, relative to the others; not named: 1. Only a recipe can hold it.",
     )
     max_repeats: float = Field(
-        1.0, ge=1, le=100, description="how often a document may be taken where there is too little; 1 takes less of the others"
+        1.0,
+        ge=1,
+        le=100,
+        description="Number of times that a document may be used if its group has too little text; 1: the other groups are cut.",
     )
 
     @model_validator(mode="after")
@@ -66,30 +79,39 @@ class BalanceSettings(Section):
             raise ValueError(f"by = {self.by} and field = {self.field} do not agree; set both, or neither")
         unknown = [name for name in self.weights if name not in KINDS] if self.by == "kind" else []
         if unknown:
-            raise ValueError(f"weights.{unknown[0]} is no kind of text; there are {', '.join(KINDS)}")
+            raise ValueError(f"weights.{unknown[0]} is not a kind of text; the kinds are {', '.join(KINDS)}")
         if negative := [name for name, weight in self.weights.items() if not 0 <= weight < float("inf")]:
-            raise ValueError(f"weights.{negative[0]} = {self.weights[negative[0]]}: a weight is a finite number from 0")
+            raise ValueError(f"weights.{negative[0]} = {self.weights[negative[0]]}: a weight must be a finite number, 0 or greater")
         return self
 
 
 class AugmentSettings(Section):
-    """Changes to training documents. Off by default."""
+    """Random changes to training documents. Off by default."""
 
-    seed: int = Field(0, ge=0, lt=1 << 63, description="another seed changes other documents in other places")
+    seed: int = Field(0, ge=0, lt=1 << 63, description="Seed that decides which documents are changed, and where.")
     subword_rate: float = Field(
-        0.0, ge=0, le=1, description="share of documents whose words are cut into pieces at random (bpe, unigram)"
+        0.0, ge=0, le=1, description="Share of documents whose words are cut into tokens at random (bpe, unigram)."
     )
     subword_alpha: float = Field(
-        0.1, gt=0, lt=1, description="bpe: share of the joins left out; unigram: how strongly likelier pieces are preferred"
+        0.1,
+        gt=0,
+        lt=1,
+        description="Parameter of the random cuts. bpe: share of merges left out; unigram: exponent of a segmentation's "
+        "probability.",
     )
-    fim_rate: float = Field(0.0, ge=0, le=1, description="share of code documents that are turned into fill-in-the-middle")
+    fim_rate: float = Field(0.0, ge=0, le=1, description="Share of code documents that are rearranged for fill-in-the-middle.")
     fim_spm_rate: float = Field(
-        0.5, ge=0, le=1, description="share of those with the suffix first (SPM); the others have the prefix first"
+        0.5,
+        ge=0,
+        le=1,
+        description="Share of the fill-in-the-middle documents with the suffix first (SPM). The others have the prefix first.",
     )
     synonyms: Path | None = Field(
-        None, description="file with synonyms: a word and its synonyms on each line between tabs (.tsv), or a JSON object of lists"
+        None, description="File with synonyms. .tsv: a word and its synonyms on each line, between tabs; .json: an object of lists."
     )
-    synonym_rate: float = Field(0.0, ge=0, le=1, description="share of the listed words that are replaced, in prose and web text")
+    synonym_rate: float = Field(
+        0.0, ge=0, le=1, description="Share of the words with synonyms that are replaced, in prose and web text."
+    )
 
     @model_validator(mode="after")
     def _synonyms_are_named(self) -> Self:
@@ -99,19 +121,20 @@ class AugmentSettings(Section):
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """The special tokens that a tokenizer must have for this."""
+        """The special tokens that these settings need in the tokenizer."""
         return FIM_TOKENS if self.fim_rate > 0 else ()
 
 
 class SplitSettings(Section):
-    """Which documents are held out for validation."""
+    """Choice of the documents that are held out for validation."""
 
     by: Literal["content", "tail"] = Field(
         "content",
-        description="content: by the digest of the text, so equal texts fall on one side; tail: the last part of each file",
+        description="Choice of validation documents. content: by the digest of the text, so equal texts are on one side; tail: "
+        "the last part of each file.",
     )
-    val_fraction: float = Field(0.05, gt=0, lt=1, description="share of the text that is held out")
+    val_fraction: float = Field(0.05, gt=0, lt=1, description="Share of the text that is held out for validation.")
     min_val_documents: int = Field(
-        4, ge=0, description="documents that are held out at least, but (content) no more than a tenth of a small folder, and one"
+        4, ge=0, description="Lowest number of validation documents. content: at most a tenth of all documents, and at least one."
     )
-    seed: int = Field(0, ge=0, lt=1 << 63, description="another seed holds out other documents (content)")
+    seed: int = Field(0, ge=0, lt=1 << 63, description="Seed that decides which documents are held out (by = content).")

@@ -1,7 +1,7 @@
-"""Which settings of a preparation shape its bytes, so that a manifest names them, and which only say where and how it runs.
+"""The settings that shape the prepared bytes, which a manifest names, and those that only say where and how to run.
 
 A manifest may come from a stranger. Preparing again with its settings takes only those that shape bytes: no engine,
-no address, no worker count, no output, no source, and no file of this machine. A new setting has to be put on one of these lists.
+no address, no worker count, no output, no source, and no file of this machine. Every new setting must be on one of these lists.
 """
 
 from __future__ import annotations
@@ -49,32 +49,32 @@ SHAPING = (
     *_names("limits", "reader_memory_bytes"),
     *_names("source.*", "kind weight max_bytes text records html clean heuristics language quality"),
 )
-"""Settings that shape bytes. What `source.*.SECTION` holds are settings of that section, and only those on this list."""
+"""Settings that shape bytes. A table `source.*.SECTION` holds settings of that section; only those on this list count."""
 
 FILES = ("language.fasttext_model", "dedup.benchmarks", "quality.good", "quality.bad", "augment.synonyms", "tokenizer.path")
-"""Settings that shape bytes by the content of files: a manifest has digests in their place, and a path is never taken from one."""
+"""Settings that shape bytes by the content of files. A manifest holds their digests, and no path is taken from it."""
 
 LOCAL = (
     *("recipe", "sources", "output", "workers", "engine", "ray_address", "if_empty", "keep_rejects", "replace"),
     *("limits.outside_links", "limits.allowed_hosts", "limits.retries", "limits.retry_wait_s", "source.*.paths"),
 )
-"""Settings that say what is read and how the work is done. They are in no manifest, and never taken from one."""
+"""Settings that say what is read and how the work is done. They are not in a manifest, and never taken from one."""
 
 _EACH_SOURCE = "source.*."
 
 
 def portable_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that decide the prepared bytes, out of the plain values of all settings."""
+    """Return the settings that decide the prepared bytes, from the plain values of all settings."""
     return _picked(values, (*SHAPING, *FILES))
 
 
 def shaping_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that shape bytes, out of those that a manifest names; what is not on the list is left out."""
+    """Return the settings of a manifest that shape bytes."""
     return _picked(config, SHAPING)
 
 
 def named_files(config: Mapping[str, Any]) -> list[str]:
-    """The settings of a manifest that stand for files."""
+    """Return the names of the settings in a manifest that stand for files."""
     return [name for name in FILES if _values(config, name.partition(".")[0]).get(name.partition(".")[2])]
 
 

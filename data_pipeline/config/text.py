@@ -1,4 +1,4 @@
-"""Settings of how files become clean documents."""
+"""Settings that decide how files become clean documents."""
 
 from __future__ import annotations
 
@@ -11,59 +11,62 @@ from common.settings.model import Section
 __all__ = ["BUILTIN", "KINDS", "CleanSettings", "HtmlSettings", "Kind", "RecordSettings", "TextSettings"]
 
 BUILTIN = "builtin"
-"""The word that stands in `sources` for the text of the interpreter's own standard library."""
+"""The word in `sources` that stands for the built-in corpus: the text of Python's standard library."""
 Kind = Literal["prose", "web", "code"]
-"""What sort of text a document is; it decides which rules make sense for it."""
+"""Kind of a document. It decides which filters apply to the document."""
 KINDS: tuple[Kind, ...] = ("prose", "web", "code")
-"""The kinds by their numbers in tables."""
+"""The kinds, in the order of their numbers in tables."""
 LineRule = Literal["notices", "javascript", "unpunctuated", "few-words", "long-word"]
 
 
 class TextSettings(Section):
-    """How plain text files become documents."""
+    """Documents from plain text files."""
 
     documents: Literal["file", "paragraphs", "chunks"] = Field(
-        "file", description="what one document is: a whole file, a paragraph (between blank lines), or a chunk of lines"
+        "file", description="Part of a text file that is one document: all, a paragraph (between blank lines), or a chunk of lines."
     )
-    chunk_chars: int = Field(4096, ge=64, le=1 << 24, description="length of a chunk, in characters, cut at the next line end")
+    chunk_chars: int = Field(4096, ge=64, le=1 << 24, description="Length of a chunk, in characters. It ends at the next line end.")
 
 
 class RecordSettings(Section):
-    """How JSON Lines, CSV, TSV and Parquet become documents."""
+    """Documents from JSON Lines, CSV, TSV and Parquet."""
 
-    text_field: str = Field("text", min_length=1, description="name of the field or column that holds the text")
-    metadata: tuple[str, ...] = Field((), description="names of fields that are kept with each document: strings and numbers")
-    quotes: bool = Field(True, description="CSV and TSV: double quotes enclose fields; false takes a quote as part of the text")
-    markup: Literal["plain", "html"] = Field("plain", description="html: the field holds HTML, which is turned into text")
+    text_field: str = Field("text", min_length=1, description="Name of the field or column that holds the text.")
+    metadata: tuple[str, ...] = Field(
+        (), description="Names of the fields that are kept with each document: strings, numbers and truth values."
+    )
+    quotes: bool = Field(True, description="Whether double quotes enclose fields in CSV and TSV. false: a quote is text.")
+    markup: Literal["plain", "html"] = Field("plain", description="Form of the text field. html: it is turned into plain text.")
 
 
 class HtmlSettings(Section):
-    """How HTML becomes text."""
+    """Text from HTML pages."""
 
     extract: Literal["main", "all"] = Field(
-        "main", description="main: the main content without navigation and other boilerplate; all: everything but the tags"
+        "main", description="Part of a page that becomes text. main: the main content, without navigation; all: everything visible."
     )
 
 
 class CleanSettings(Section):
-    """What is put in order in a document, and how long it must be."""
+    """Normalisation of a document, and the length that it must have."""
 
-    unicode: Literal["nfc", "none"] = Field("nfc", description="Unicode normalisation, not of code; none leaves all as it is")
-    mojibake: bool = Field(True, description="repair text, not code, that was once read in a wrong encoding and shows it")
+    unicode: Literal["nfc", "none"] = Field("nfc", description="Unicode normalisation of prose and web text.")
+    mojibake: bool = Field(True, description="Whether prose and web text that was decoded with a wrong encoding is repaired.")
     drop_lines: tuple[LineRule, ...] = Field(
         (),
-        description="lines that are removed, as C4 does: notices (cookies, terms of use), javascript, unpunctuated (no terminal "
-        "punctuation), few-words (under 5), long-word (one of over 1000 characters); not in code",
+        description="Lines that are removed from prose and web text, as in C4: notices (cookies, terms of use), javascript, "
+        "unpunctuated (no terminal punctuation), few-words (fewer than 5), long-word (a word of over 1000 characters).",
     )
-    repeats: Literal["lines", "paragraphs"] = Field("lines", description="what repeat_window compares")
+    repeats: Literal["lines", "paragraphs"] = Field("lines", description="Unit of text that repeat_window compares.")
     repeat_window: int = Field(
         0,
         ge=0,
-        description="a line (or paragraph) that equals one of so many before it is removed, but not in code; 0 removes none",
+        description="Number of preceding lines or paragraphs with which each one is compared. An equal one is removed. 0: off. "
+        "Not in code.",
     )
-    repeat_min_chars: int = Field(20, ge=1, description="shortest line (or paragraph) that repeat_window removes, in characters")
-    min_chars: int = Field(20, ge=1, description="shortest document that is kept, in characters; 10 to 50 is usual")
-    max_chars: int | None = Field(None, ge=1, description="longest document that is kept, in characters; none keeps all")
+    repeat_min_chars: int = Field(20, ge=1, description="Shortest line or paragraph that repeat_window removes, in characters.")
+    min_chars: int = Field(20, ge=1, description="Shortest document that is kept, in characters. Usual values are 10 to 50.")
+    max_chars: int | None = Field(None, ge=1, description="Longest document that is kept, in characters; none: no limit.")
 
     @model_validator(mode="after")
     def _range_is_not_empty(self) -> Self:

@@ -15,62 +15,79 @@ _MIB = 1 << 20
 
 
 class TokenizerSettings(Section):
-    """How text becomes numbers."""
+    """The tokenizer: one that is trained, or a supplied one."""
 
-    kind: Literal["bpe", "unigram", "char", "byte"] = Field("bpe", description="bpe and unigram are trained by SentencePiece")
-    vocab_size: int = Field(
-        32_000, ge=264, le=1 << 20, description="number of tokens (bpe, unigram); char and byte have what the text or bytes need"
+    kind: Literal["bpe", "unigram", "char", "byte"] = Field(
+        "bpe", description="Kind of tokenizer. bpe and unigram are SentencePiece models; char and byte need no training."
     )
-    add_bos: bool = Field(True, description="begin every document with the bos token")
-    add_eos: bool = Field(True, description="end every document with the eos token")
+    vocab_size: int = Field(
+        32_000,
+        ge=264,
+        le=1 << 20,
+        description="Number of tokens (bpe, unigram). The text decides that of char; byte has a fixed number.",
+    )
+    add_bos: bool = Field(True, description="Whether every document begins with the bos token.")
+    add_eos: bool = Field(True, description="Whether every document ends with the eos token.")
     sample_bytes: int = Field(
-        32 * _MIB, ge=1024, description="training text that bpe and unigram are trained on, in bytes, drawn evenly from all sources"
+        32 * _MIB,
+        ge=1024,
+        description="Number of bytes of training text that train bpe and unigram, drawn evenly from all sources.",
     )
     character_coverage: float = Field(
-        0.9995, ge=0.98, le=1, description="share of characters with a token of their own; the rest are spelt in bytes"
+        0.9995, ge=0.98, le=1, description="Share of the text's characters that get a token each. The others are encoded as bytes."
     )
     train_threads: int = Field(
-        4, ge=1, le=1024, description="threads of the tokenizer's training; part of its result (unigram), so not the core count"
+        4, ge=1, le=1024, description="Number of threads that train the tokenizer. Another number gives another unigram tokenizer."
     )
     extra_special: tuple[str, ...] = Field(
-        (), description="names of further special tokens, such as <|user|>, which no text can produce; not with path"
+        (), description="Names of more special tokens, such as <|user|>, which no text can produce. Not with `path`."
     )
     path: Path | None = Field(
-        None, description="a tokenizer made elsewhere, used as it is: tokenizer.json, a SentencePiece .model, or a folder with one"
+        None, description="Tokenizer that is used as it is: a tokenizer.json, a SentencePiece .model, or a folder with one."
     )
-    pad_token: str | None = Field(None, description="name of the pad token (path), where the tokenizer's files do not say it")
-    unk_token: str | None = Field(None, description="name of the unk token (path)")
-    bos_token: str | None = Field(None, description="name of the bos token (path)")
-    eos_token: str | None = Field(None, description="name of the eos token (path)")
+    pad_token: str | None = Field(None, description="Name of the pad token in the tokenizer at path; none: its files name it.")
+    unk_token: str | None = Field(None, description="Name of the unk token in the tokenizer at path; none: its files name it.")
+    bos_token: str | None = Field(None, description="Name of the bos token in the tokenizer at path; none: its files name it.")
+    eos_token: str | None = Field(None, description="Name of the eos token in the tokenizer at path; none: its files name it.")
 
     @model_validator(mode="after")
     def _tokens_have_names(self) -> Self:
         named = {role: name for role in ("pad", "unk", "bos", "eos") if (name := getattr(self, f"{role}_token")) is not None}
         if named and self.path is None:
-            raise ValueError(f"{next(iter(named))}_token is set, but path is not; a tokenizer of our own has its names fixed")
+            raise ValueError(
+                f"{next(iter(named))}_token is set, but path is not; only a supplied tokenizer has other names, so remove it"
+            )
         if self.path is not None and self.extra_special:
-            raise ValueError("extra_special and path are both set; a supplied tokenizer is used as it is, so add them to its file")
+            raise ValueError(
+                "extra_special and path are both set; a supplied tokenizer is not changed, so add the tokens to its file"
+            )
         reserved = {"<pad>", "<unk>", "<s>", "</s>"}
         for name in self.extra_special:
             if not name.strip() or any(character.isspace() or character == "\u2581" for character in name) or name in reserved:
                 raise ValueError(f"extra_special: {name!r} is empty, holds a space, or is one of {sorted(reserved)}; rename it")
         if len(set(self.extra_special)) < len(self.extra_special):
-            raise ValueError("extra_special names a token twice; name each once")
+            raise ValueError("extra_special names a token twice; remove one of them")
         return self
 
 
 class PackingSettings(Section):
-    """How documents share rows."""
+    """The placement of documents in rows and shards."""
 
     method: Literal["best-fit", "greedy", "one-per-row"] = Field(
         "best-fit",
-        description="best-fit cuts only documents longer than a row; greedy fills each row in order and cuts what does not fit; "
-        "one-per-row pads each",
+        description="How documents fill rows. best-fit: only documents longer than a row are cut; greedy: rows are filled in "
+        "order, and a document is cut where its row ends; one-per-row: each row has one document, or a piece of one, and "
+        "padding.",
     )
     keep_tokens: bool = Field(
-        True, description="keep the tokens by document too, for `repack`, `leaks` and `inspect --document`; as large as the shards"
+        True,
+        description="Whether the tokens of each document are kept, for `repack`, `leaks` and `inspect --document`. They take as "
+        "much space as the shards.",
     )
     window_tokens: int = Field(
-        8 << 20, ge=1024, le=1 << 34, description="tokens that are packed together, in the order of the input; bounds memory"
+        8 << 20,
+        ge=1024,
+        le=1 << 34,
+        description="Number of tokens packed together, in the order of the input. More tokens need more memory.",
     )
-    shard_bytes: int = Field(64 * _MIB, ge=4096, le=1 << 34, description="size at which a shard is closed, in bytes of tokens")
+    shard_bytes: int = Field(64 * _MIB, ge=4096, le=1 << 34, description="Size at which a shard ends, in bytes of tokens.")

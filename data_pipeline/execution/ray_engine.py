@@ -69,11 +69,12 @@ def open_ray(address: str | None, num_workers: int | None) -> Iterator[_Ray]:
         )
     joined = ray.is_initialized()
     if not joined:
-        package = str(Path(__file__).resolve().parent)
+        root = Path(__file__).resolve().parents[2]
+        packages = [str(root / name) for name in ("common", "data_pipeline")]
         options = {} if address or os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that is started here tells nobody
         try:
-            ray.init(address, runtime_env={"py_modules": [package]}, log_to_driver=False, logging_level=logging.WARNING, **options)
+            ray.init(address, runtime_env={"py_modules": packages}, log_to_driver=False, logging_level=logging.WARNING, **options)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(f"ray_address = {address}: no Ray cluster can be reached there: {error}") from None
     try:

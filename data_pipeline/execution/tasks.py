@@ -14,14 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from common.files import digest_file, read_input, sealed, unsealed, write_atomic
 from data_pipeline.execution.local_engine import Engine, available_cores
-
-if TYPE_CHECKING:
-    pass
-
 
 __all__ = ["Counts", "Task", "Written", "add_counts", "check_files", "commit_result", "run_stage"]
 
@@ -68,19 +64,15 @@ def run_stage(
 def _stored_results(tasks: Sequence[TaskT], result_type: Callable[..., ResultT]) -> list[ResultT | None]:
     """What an earlier run has left of each task, every file of it checked; None where a task has to be run."""
     results: list[ResultT | None] = [None] * len(tasks)
-    finished = [number for number, task in enumerate(tasks) if os.path.lexists(_result_path(task))]
-    if not finished:
-        return results
+    finished = [number for number, task in enumerate(tasks) if os.path.lexists(_result_path(task.output))]
     problems: list[str] = []
     with ThreadPoolExecutor(min(available_cores(), _MAX_CHECKS)) as pool:
-        outputs = [tasks[number].output for number in finished]
-        for number, (result, problem) in zip(
-            finished, pool.map(lambda output: _stored_result(output, result_type), outputs), strict=True
-        ):
+        checked = pool.map(lambda number: _stored_result(tasks[number].output, result_type), finished)
+        for number, (result, problem) in zip(finished, checked, strict=True):
             results[number] = result
             if problem:
                 problems.append(problem)
-                _result_path(tasks[number]).unlink(missing_ok=True)
+                _result_path(tasks[number].output).unlink(missing_ok=True)
     if problems:
         more = f", and {len(problems) - 1} more of {len(finished)}" if len(problems) > 1 else ""
         logger.warning("intermediate result of an earlier run is damaged, it is made again: %s%s", problems[0], more)
@@ -89,7 +81,7 @@ def _stored_results(tasks: Sequence[TaskT], result_type: Callable[..., ResultT])
 
 def _stored_result(output: Path, result_type: Callable[..., ResultT]) -> tuple[ResultT | None, str]:
     """The result of a finished task; or none, and what is wrong with its files."""
-    path = output.with_name(f"{output.name}.json")
+    path = _result_path(output)
     try:
         stored = unsealed(read_input(path, _MAX_RESULT_BYTES, below=path.parent))
         files, result = dict(stored["files"]), result_type(**stored["result"])
@@ -138,9 +130,9 @@ def commit_result(task: Task, result: ResultT, *tables: Written, files: Mapping[
     for table in tables:
         digests |= table.written
     names = {os.path.relpath(path, task.output.parent): digest for path, digest in digests.items()}
-    write_atomic(_result_path(task), sealed({"result": asdict(result), "files": names}), durable=False)  # type: ignore[call-overload]
+    write_atomic(_result_path(task.output), sealed({"result": asdict(result), "files": names}), durable=False)  # type: ignore[call-overload]
     return result
 
 
-def _result_path(task: Task) -> Path:
-    return task.output.with_name(f"{task.output.name}.json")
+def _result_path(output: Path) -> Path:
+    return output.with_name(f"{output.name}.json")

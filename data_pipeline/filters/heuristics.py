@@ -40,14 +40,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.config import HeuristicSettings, Kind
-from data_pipeline.config.filters import Preset
+from data_pipeline.config.filters import Bound, Preset
 from data_pipeline.documents import Reason
 from data_pipeline.filters.clean import LINE_ENDS, NOTICES
 from data_pipeline.text.batch import TextBatch, writes_no_spaces
 from data_pipeline.text.ngrams import ngrams_of, runs_of
 from data_pipeline.text.repetition import find_repeats, top_items, words_in_repeats
 
-__all__ = ["Finding", "judge_form"]
+__all__ = ["BrokenRule", "judge_form"]
 
 Bools = NDArray[np.bool_]
 Int64s = NDArray[np.int64]
@@ -78,38 +78,39 @@ _MAY_FOLLOW_SENTENCE = _table(string.whitespace + "\"')]") | (np.arange(256) >= 
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """Why a text is not wanted."""
+class BrokenRule:
+    """The rule that a text breaks."""
 
     reason: Reason
     detail: str
-    """What was found, and the setting with its value."""
+    """The measured value, and the setting that bounds it with its value."""
 
 
 def judge_form(
     batch: TextBatch, kinds: Sequence[Kind], languages: Sequence[str], settings: HeuristicSettings
-) -> list[Finding | None]:
-    """For each text of the batch the first rule of the chosen presets that it breaks, or nothing."""
-    findings: list[Finding | None] = [None] * len(batch)
+) -> list[BrokenRule | None]:
+    """Return, for each text of the batch, the first rule of the chosen presets that it breaks; None if it breaks none."""
+    broken: list[BrokenRule | None] = [None] * len(batch)
     is_code_D = np.array([kind == "code" for kind in kinds], np.bool_)
-    form = _Form(batch, np.array([language == "en" for language in languages], np.bool_))
+    form = _Form(batch, np.array([language == "en" for language in languages], np.bool_), settings)
     for preset in dict.fromkeys(settings.presets):
-        is_open_D = np.array([finding is None for finding in findings], np.bool_) & (is_code_D == (preset == "code"))
+        is_open_D = np.array([rule is None for rule in broken], np.bool_) & (is_code_D == (preset == "code"))
         for rule in _RULES[preset]:
             if not is_open_D.any():
                 break
-            values_D, breaks_D = rule.judge(form, settings)
+            values_D, breaks_D = rule.judge(form)
             for number in np.flatnonzero(breaks_D & is_open_D):
-                findings[number] = Finding(rule.reason, f"{rule.what}: {values_D[number]:.4g}, {rule.threshold(settings)}")
+                broken[number] = BrokenRule(rule.reason, f"{rule.what}: {values_D[number]:.4g}, {rule.threshold(settings)}")
             is_open_D &= ~breaks_D
-    return findings
+    return broken
 
 
 class _Form:
     """What the rules ask of the texts of a batch; what several of them ask is computed once."""
 
-    def __init__(self, batch: TextBatch, is_english_D: Bools) -> None:
+    def __init__(self, batch: TextBatch, is_english_D: Bools, settings: HeuristicSettings) -> None:
         self.batch = batch
+        self.settings = settings
         self.is_english_D = is_english_D
         self.starts_D1 = np.append(batch.starts_D, len(batch.bytes_N))
         self.chars_D = batch.count_characters(batch.starts_D, batch.ends_D)
@@ -226,14 +227,14 @@ class _Form:
         spans_D = self.batch.count_characters(self.batch.word_starts_W[first_D], self.batch.word_ends_W[first_D + n - 1])
         return _share(top.counts_D * spans_D, self.chars_D)
 
-    def duplicate_ngrams(self, n: int, least_share: float) -> Floats:
-        """The share of characters in duplicate runs of n words; it may be 0 for texts in which it is not over `least_share`.
+    def duplicate_ngrams(self, n: int) -> Floats:
+        """The share of characters in duplicate runs of n words; it may be 0 for texts in which no threshold is exceeded.
 
-        Where a run of words is repeated, so are the shorter runs in it: a text has the largest share for the shortest.
+        If a run of words is repeated, so are the shorter runs in it: a text has the largest share for the shortest runs.
         """
         if n == _DUPLICATE_NGRAMS[0]:
             return self._duplicates_of_least_length
-        return self._duplicate_ngrams_among(self._duplicates_of_least_length > least_share, n)
+        return self._duplicate_ngrams_among(self._duplicates_of_least_length > min(self.settings.gopher_max_duplicate_ngrams), n)
 
     @cached_property
     def _duplicates_of_least_length(self) -> Floats:
@@ -301,19 +302,19 @@ class _Form:
     def punctuated_lines(self) -> Floats:
         return self.share_of_lines(self.end_with(self._line_text[1], [mark.encode() for mark in _SENTENCE_ENDS]))
 
-    def short_lines(self, most_chars: int) -> Floats:
-        return self.share_of_lines(self.batch.count_characters(*self._line_text) <= most_chars)
+    def short_lines(self) -> Floats:
+        return self.share_of_lines(self.batch.count_characters(*self._line_text) <= self.settings.fineweb_short_line_chars)
 
     def newlines_per_word(self) -> Floats:
         return _share(np.diff(self.batch.lines_D1) - 1, self.words_D)
 
     # C4
 
-    def sentences(self, min_line_words: int) -> Int64s:
+    def sentences(self) -> Int64s:
         """Sentences in the lines that C4 keeps, at least one in each."""
         ends = self._line_text[1]
         is_kept = self.end_with(ends, [mark.encode() for mark in LINE_ENDS]) & ~self.end_with(ends, [b"..."])
-        is_kept &= self._words_in_lines[1][self._words_in_lines[1] > 0] >= min_line_words
+        is_kept &= self._words_in_lines[1][self._words_in_lines[1] > 0] >= self.settings.c4_min_line_words
         for needle in (b"javascript", *(notice.encode() for notice in NOTICES)):
             is_kept[self._lines_at(self.places_of(needle))] = False
         is_kept[self._lines_at(self._long_words())] = False
@@ -432,19 +433,19 @@ class _Rule:
 
     reason: Reason
     setting: str
-    """A lower bound where its name has `_min_` in it, else an upper one."""
+    """The threshold. Its `Bound` says whether the measure must be at least or at most this."""
     what: str
-    measure: Callable[[_Form, HeuristicSettings], Floats | Int64s]
+    measure: Callable[[_Form], Floats | Int64s]
     place: int | None = None
     """Which of several values of the setting."""
     applies: Callable[[_Form], Bools] | None = None
     """To which texts; none means to all."""
 
-    def judge(self, form: _Form, settings: HeuristicSettings) -> tuple[Floats | Int64s, Bools]:
+    def judge(self, form: _Form) -> tuple[Floats | Int64s, Bools]:
         """The measure of each text, and whether it is out of bounds."""
-        values_D = self.measure(form, settings)
-        bound = self._bound(settings)
-        breaks_D = values_D < bound if "_min_" in self.setting else values_D > bound
+        values_D = self.measure(form)
+        bound = self._bound(form.settings)
+        breaks_D = values_D < bound if form.settings.bound(self.setting) is Bound.AT_LEAST else values_D > bound
         return values_D, breaks_D if self.applies is None else breaks_D & self.applies(form)
 
     def _bound(self, settings: HeuristicSettings) -> float:
@@ -478,44 +479,37 @@ def _find_all(text: bytes, needle: bytes) -> Iterator[int]:
 
 def _commonest_run(place: int, n: int) -> _Rule:
     what = f"characters in the commonest run of {n} words"
-    return _Rule(Reason.GOPHER_TOP_NGRAMS, "gopher_max_top_ngrams", what, lambda form, _: form.commonest_ngram(n), place)
+    return _Rule(Reason.GOPHER_TOP_NGRAMS, "gopher_max_top_ngrams", what, lambda form: form.commonest_ngram(n), place)
 
 
 def _duplicate_runs(place: int, n: int) -> _Rule:
-    def measure(form: _Form, settings: HeuristicSettings) -> Floats:
-        return form.duplicate_ngrams(n, min(settings.gopher_max_duplicate_ngrams))
-
     what = f"characters in duplicate runs of {n} words"
-    return _Rule(Reason.GOPHER_DUPLICATE_NGRAMS, "gopher_max_duplicate_ngrams", what, measure, place)
+    return _Rule(Reason.GOPHER_DUPLICATE_NGRAMS, "gopher_max_duplicate_ngrams", what, lambda form: form.duplicate_ngrams(n), place)
 
 
 _GOPHER_QUALITY = (
-    _Rule(Reason.GOPHER_WORD_COUNT, "gopher_min_words", "words", lambda form, _: form.words_D),
-    _Rule(Reason.GOPHER_WORD_COUNT, "gopher_max_words", "words", lambda form, _: form.words_D),
+    _Rule(Reason.GOPHER_WORD_COUNT, "gopher_min_words", "words", lambda form: form.words_D),
+    _Rule(Reason.GOPHER_WORD_COUNT, "gopher_max_words", "words", lambda form: form.words_D),
     _Rule(
         Reason.GOPHER_WORD_LENGTH,
         "gopher_min_word_length",
         "mean length of words",
-        lambda form, _: form.mean_word_length(),
+        _Form.mean_word_length,
         applies=lambda form: form.is_spaced_D,
     ),
     _Rule(
         Reason.GOPHER_WORD_LENGTH,
         "gopher_max_word_length",
         "mean length of words",
-        lambda form, _: form.mean_word_length(),
+        _Form.mean_word_length,
         applies=lambda form: form.is_spaced_D,
     ),
-    _Rule(Reason.GOPHER_SYMBOLS, "gopher_max_symbols", "# or ellipses for each word", lambda form, _: form.symbols_per_word()),
-    _Rule(Reason.GOPHER_BULLET_LINES, "gopher_max_bullet_lines", "lines with bullets", lambda form, _: form.bullet_lines()),
-    _Rule(Reason.GOPHER_ELLIPSIS_LINES, "gopher_max_ellipsis_lines", "lines with ellipses", lambda form, _: form.ellipsis_lines()),
-    _Rule(Reason.GOPHER_ALPHABETIC, "gopher_min_alphabetic", "words with a letter", lambda form, _: form.alphabetic_tokens()),
+    _Rule(Reason.GOPHER_SYMBOLS, "gopher_max_symbols", "# or ellipses for each word", _Form.symbols_per_word),
+    _Rule(Reason.GOPHER_BULLET_LINES, "gopher_max_bullet_lines", "lines with bullets", _Form.bullet_lines),
+    _Rule(Reason.GOPHER_ELLIPSIS_LINES, "gopher_max_ellipsis_lines", "lines with ellipses", _Form.ellipsis_lines),
+    _Rule(Reason.GOPHER_ALPHABETIC, "gopher_min_alphabetic", "words with a letter", _Form.alphabetic_tokens),
     _Rule(
-        Reason.GOPHER_STOP_WORDS,
-        "gopher_min_stop_words",
-        "stop words",
-        lambda form, _: form.stop_words(),
-        applies=lambda form: form.is_english_D,
+        Reason.GOPHER_STOP_WORDS, "gopher_min_stop_words", "stop words", _Form.stop_words, applies=lambda form: form.is_english_D
     ),
 )
 _GOPHER_REPETITION = (
@@ -523,74 +517,61 @@ _GOPHER_REPETITION = (
         Reason.GOPHER_DUPLICATE_PARAGRAPHS,
         "gopher_max_duplicate_paragraphs",
         "duplicate paragraphs",
-        lambda form, _: form.duplicate_spans(form.paragraphs),
+        lambda form: form.duplicate_spans(form.paragraphs),
     ),
     _Rule(
         Reason.GOPHER_DUPLICATE_PARAGRAPH_CHARS,
         "gopher_max_duplicate_paragraph_chars",
         "characters in duplicate paragraphs",
-        lambda form, _: form.duplicate_span_chars(form.paragraphs),
+        lambda form: form.duplicate_span_chars(form.paragraphs),
     ),
     _Rule(
         Reason.GOPHER_DUPLICATE_LINES,
         "gopher_max_duplicate_lines",
         "duplicate lines",
-        lambda form, _: form.duplicate_spans(form.lines),
+        lambda form: form.duplicate_spans(form.lines),
     ),
     _Rule(
         Reason.GOPHER_DUPLICATE_LINE_CHARS,
         "gopher_max_duplicate_line_chars",
         "characters in duplicate lines",
-        lambda form, _: form.duplicate_span_chars(form.lines),
+        lambda form: form.duplicate_span_chars(form.lines),
     ),
     *(_commonest_run(place, n) for place, n in enumerate(_TOP_NGRAMS)),
     *(_duplicate_runs(place, n) for place, n in enumerate(_DUPLICATE_NGRAMS)),
 )
 _C4 = (
-    _Rule(Reason.C4_CURLY_BRACKET, "c4_max_curly_brackets", "opening curly brackets", lambda form, _: form.occurrences(b"{")),
-    _Rule(Reason.C4_LOREM_IPSUM, "c4_max_lorem_ipsum", "lorem ipsum", lambda form, _: form.occurrences(b"lorem ipsum")),
-    _Rule(
-        Reason.C4_SENTENCES,
-        "c4_min_sentences",
-        "sentences in proper lines",
-        lambda form, settings: form.sentences(settings.c4_min_line_words),
-    ),
+    _Rule(Reason.C4_CURLY_BRACKET, "c4_max_curly_brackets", "opening curly brackets", lambda form: form.occurrences(b"{")),
+    _Rule(Reason.C4_LOREM_IPSUM, "c4_max_lorem_ipsum", "lorem ipsum", lambda form: form.occurrences(b"lorem ipsum")),
+    _Rule(Reason.C4_SENTENCES, "c4_min_sentences", "sentences in proper lines", _Form.sentences),
 )
 _FINEWEB = (
     _Rule(
-        Reason.FINEWEB_PUNCTUATED_LINES,
-        "fineweb_min_punctuated_lines",
-        "lines with terminal punctuation",
-        lambda form, _: form.punctuated_lines(),
+        Reason.FINEWEB_PUNCTUATED_LINES, "fineweb_min_punctuated_lines", "lines with terminal punctuation", _Form.punctuated_lines
     ),
-    _Rule(
-        Reason.FINEWEB_SHORT_LINES,
-        "fineweb_max_short_lines",
-        "short lines",
-        lambda form, settings: form.short_lines(settings.fineweb_short_line_chars),
-    ),
+    _Rule(Reason.FINEWEB_SHORT_LINES, "fineweb_max_short_lines", "short lines", _Form.short_lines),
     _Rule(
         Reason.FINEWEB_DUPLICATE_LINE_CHARS,
         "fineweb_max_duplicate_line_chars",
         "characters in duplicate lines",
-        lambda form, _: form.duplicate_span_chars(form.lines),
+        lambda form: form.duplicate_span_chars(form.lines),
     ),
-    _Rule(Reason.FINEWEB_NEWLINES, "fineweb_max_newlines", "line ends for each word", lambda form, _: form.newlines_per_word()),
+    _Rule(Reason.FINEWEB_NEWLINES, "fineweb_max_newlines", "line ends for each word", _Form.newlines_per_word),
 )
 _SPAM = (
-    _Rule(Reason.SPAM_REPEATED, "spam_max_repeated", "characters in runs of one", lambda form, _: form.repeated_chars()),
-    _Rule(Reason.SPAM_URLS, "spam_max_urls", "characters in web addresses", lambda form, _: form.urls()),
-    _Rule(Reason.SPAM_DIGITS, "spam_max_digits", "digits", lambda form, _: form.digits()),
-    _Rule(Reason.SPAM_SYMBOLS, "spam_max_symbols", "punctuation", lambda form, _: form.symbols()),
-    _Rule(Reason.SPAM_UPPER_CASE, "spam_max_upper_case", "capitals among letters", lambda form, _: form.upper_case()),
-    _Rule(Reason.SPAM_KEYWORD, "spam_max_keyword", "the commonest word", lambda form, _: form.commonest_keyword()),
-    _Rule(Reason.SPAM_BLOBS, "spam_max_blobs", "characters in very long words", lambda form, _: form.blobs()),
+    _Rule(Reason.SPAM_REPEATED, "spam_max_repeated", "characters in runs of one", _Form.repeated_chars),
+    _Rule(Reason.SPAM_URLS, "spam_max_urls", "characters in web addresses", _Form.urls),
+    _Rule(Reason.SPAM_DIGITS, "spam_max_digits", "digits", _Form.digits),
+    _Rule(Reason.SPAM_SYMBOLS, "spam_max_symbols", "punctuation", _Form.symbols),
+    _Rule(Reason.SPAM_UPPER_CASE, "spam_max_upper_case", "capitals among letters", _Form.upper_case),
+    _Rule(Reason.SPAM_KEYWORD, "spam_max_keyword", "the commonest word", _Form.commonest_keyword),
+    _Rule(Reason.SPAM_BLOBS, "spam_max_blobs", "characters in very long words", _Form.blobs),
 )
 _CODE = (
-    _Rule(Reason.CODE_LINE_LENGTH, "code_max_line_chars", "longest line", lambda form, _: form.longest_line()),
-    _Rule(Reason.CODE_MEAN_LINE_LENGTH, "code_max_mean_line_chars", "mean line", lambda form, _: form.mean_line()),
-    _Rule(Reason.CODE_ALPHANUMERIC, "code_min_alphanumeric", "letters and digits", lambda form, _: form.alphanumeric()),
-    _Rule(Reason.CODE_GENERATED, "code_max_generated", "remarks that a program wrote it", lambda form, _: form.generated()),
+    _Rule(Reason.CODE_LINE_LENGTH, "code_max_line_chars", "longest line", _Form.longest_line),
+    _Rule(Reason.CODE_MEAN_LINE_LENGTH, "code_max_mean_line_chars", "mean line", _Form.mean_line),
+    _Rule(Reason.CODE_ALPHANUMERIC, "code_min_alphanumeric", "letters and digits", _Form.alphanumeric),
+    _Rule(Reason.CODE_GENERATED, "code_max_generated", "remarks that a program wrote it", _Form.generated),
 )
 _RULES: dict[Preset, tuple[_Rule, ...]] = {
     "gopher-quality": _GOPHER_QUALITY,

@@ -32,6 +32,9 @@ PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
 """The ids in every tokenizer of our own; one that the user supplies has what its file says."""
 SPECIAL_IDS = {"pad": PAD_ID, "unk": UNK_ID, "bos": BOS_ID, "eos": EOS_ID}
 NUM_SPECIAL = len(SPECIAL_IDS)
+MAX_VOCAB_SIZE = 1 << 24
+MAX_TOKENIZER_BYTES = 256 << 20
+"""The largest size of each file of a tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -110,10 +113,6 @@ class Tokenizer(ABC):
     def token_id(self, name: str) -> int | None:
         """The id of the special token of this name, such as `<|fim_prefix|>`; none where there is no such token."""
 
-    def encode_documents(self, texts: Sequence[str], *, add_bos: bool, add_eos: bool) -> Encoded:
-        """The ids of all texts in one array, each between bos and eos as asked."""
-        return self.frame(self.encode_flat(texts), add_bos=add_bos, add_eos=add_eos)
-
     def frame(self, encoded: Encoded, *, add_bos: bool, add_eos: bool) -> Encoded:
         """Encoded texts, each between bos and eos as asked."""
         return encoded.framed(self.bos_id if add_bos else None, self.eos_id if add_eos else None)
@@ -134,8 +133,3 @@ class Tokenizer(ABC):
 def round_trip_failures(tokenizer: Tokenizer, texts: Iterable[str]) -> int:
     """How many of the texts do not come back as they were, which only `char` and supplied tokenizers may let happen."""
     return sum(tokenizer.decode(tokenizer.encode(text)) != text for text in texts)
-
-
-MAX_VOCAB_SIZE = 1 << 24
-MAX_TOKENIZER_BYTES = 256 << 20
-"""Of each file of a tokenizer."""

@@ -8,10 +8,7 @@ from pathlib import Path
 
 from common.errors import ConfigError, PreparedDataError
 from common.files import read_input, write_atomic
-from data_pipeline.tokenizer.base import (
-    MAX_TOKENIZER_BYTES,
-    Tokenizer,
-)
+from data_pipeline.tokenizer.base import MAX_TOKENIZER_BYTES, Tokenizer
 from data_pipeline.tokenizer.characters import ByteTokenizer, CharacterTokenizer
 from data_pipeline.tokenizer.huggingface import HuggingFaceTokenizer
 from data_pipeline.tokenizer.model_file import read_spec

@@ -1,3 +1,6 @@
+import json
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,3 +28,9 @@ def test_length_language_and_likeness_are_no_fault_of_the_input_and_broken_bytes
     broken = {Reason.NOT_JSON, Reason.INVALID_UTF8, Reason.UNSAFE_MEMBER, Reason.CORRUPT_PARQUET, Reason.DECOMPRESSION_BUDGET}
     assert not any(reason.malformed for reason in unwanted)
     assert all(reason.malformed for reason in broken)
+
+
+def test_a_reason_is_its_text_and_survives_pickling() -> None:
+    for reason in Reason:
+        assert json.loads(json.dumps({reason: reason})) == {reason.value: reason.value}
+        assert Reason(reason.value) is pickle.loads(pickle.dumps(reason)) is reason

@@ -17,7 +17,7 @@ def load(*arguments: str) -> PrepareConfig:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "sources is not set; give --sources PATH, or the word builtin"),
+        ({}, "sources is not set; give --sources PATH, or --sources builtin for the built-in corpus"),
         (
             {"sources": ["a"], "split": {"by": "tail"}},
             r"text\.documents = file; set text\.documents to chunks, or split\.by to content",
@@ -34,7 +34,7 @@ def load(*arguments: str) -> PrepareConfig:
         ({"sources": ["a"], "balance": {"by": "field", "field": "topic"}}, "balance.field = topic, but no source keeps a field"),
         (
             {"sources": ["a"], "balance": {"by": "kind", "weights": {"proze": 2}}},
-            "weights.proze is no kind of text; there are",
+            "weights.proze is not a kind of text; the kinds are",
         ),
         ({"sources": ["a"], "row_length": 4}, "greater than or equal to 8"),
         ({"sources": ["a"], "split": {"val_fraction": 1}}, "less than 1"),
@@ -103,7 +103,7 @@ def test_none_in_a_recipe_unsets_a_setting_for_all_sources_or_for_one(tmp_path: 
         ("clean = { min_chars = 0, a = 1 }", r"^source.b.clean.min_chars = 0: .*; source.b.clean.a is not a setting"),
         ("heuristics.gopher_max_top_ngrams = [1]", r"^source.b.heuristics.gopher_max_top_ngrams = \[1\]: too few values$"),
         ("cleen.min_chars = 3", r"^source.b.cleen is not a setting; did you mean source.b.clean\?$"),
-        ('quality.trusted = "b"', r"^source.b.quality.trusted is one for all sources; set quality.trusted$"),
+        ('quality.trusted = "b"', r"^source.b.quality.trusted is shared by all sources; set quality.trusted$"),
     ],
 )
 def test_a_mistake_in_what_a_source_sets_for_itself_is_answered_as_any_other(tmp_path: Path, own: str, message: str) -> None:

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.config import HeuristicSettings
-from data_pipeline.config.filters import Preset
+from data_pipeline.config.filters import Bound, Preset
 from data_pipeline.documents import Reason, Stage
-from data_pipeline.filters.heuristics import Finding, judge_form
+from data_pipeline.filters.heuristics import BrokenRule, judge_form
 from data_pipeline.text.batch import TextBatch
 
 PUBLISHED: tuple[Preset, ...] = ("gopher-quality", "gopher-repetition", "c4", "fineweb")
@@ -37,7 +37,7 @@ GOOD = "\n\n".join(paragraphs())
 LINES = paragraphs(12, 1)
 
 
-def judge(text: str, *presets: Preset, kind: str = "prose", language: str = "en", **thresholds: object) -> Finding | None:
+def judge(text: str, *presets: Preset, kind: str = "prose", language: str = "en", **thresholds: object) -> BrokenRule | None:
     settings = HeuristicSettings(presets=presets, **thresholds)
     return judge_form(TextBatch([text.encode()]), [kind], [language], settings)[0]
 
@@ -118,25 +118,33 @@ def test_good_code_keeps_the_rules_for_code() -> None:
 @pytest.mark.parametrize("reason", BROKEN)
 def test_a_text_is_rejected_for_the_rule_that_it_breaks(reason: Reason) -> None:
     preset, text = BROKEN[reason]
-    finding = judge(text, preset, kind=kind_of(preset))
-    assert finding is not None
-    assert finding.reason is reason
+    broken = judge(text, preset, kind=kind_of(preset))
+    assert broken is not None
+    assert broken.reason is reason
 
 
 @pytest.mark.parametrize("reason", BROKEN)
 def test_the_detail_names_the_value_and_the_setting_which_can_be_changed(reason: Reason) -> None:
     preset, text = BROKEN[reason]
-    finding = judge(text, preset, kind=kind_of(preset))
-    assert finding is not None
-    what, bound = finding.detail.rsplit(", ", 1)
+    broken = judge(text, preset, kind=kind_of(preset))
+    assert broken is not None
+    what, bound = broken.detail.rsplit(", ", 1)
     value = float(what.rsplit(": ", 1)[1])
     setting, threshold = bound.removeprefix("heuristics.").split(" = ")
-    assert value < float(threshold) if "_min_" in setting else value > float(threshold)
     name, _, place = setting.partition("[")
+    is_least = HeuristicSettings.bound(name) is Bound.AT_LEAST
+    assert value < float(threshold) if is_least else value > float(threshold)
     default = getattr(HeuristicSettings(), name)
-    lenient = 0 if "_min_" in name else (1,) * len(default) if place else 1 if 0 < default < 1 else 10**6
+    lenient = 0 if is_least else (1,) * len(default) if place else 1 if 0 < default < 1 else 10**6
     other = judge(text, preset, kind=kind_of(preset), **{name: lenient})
     assert other is None or name not in other.detail
+
+
+def test_the_help_of_a_threshold_states_its_direction_and_so_does_its_name() -> None:
+    for name, field in HeuristicSettings.model_fields.items():
+        for bound in (item for item in field.metadata if isinstance(item, Bound)):
+            assert f": {bound.value} this " in str(field.description)
+            assert ("_min_" if bound is Bound.AT_LEAST else "_max_") in name
 
 
 def test_nothing_is_judged_unless_a_preset_is_chosen() -> None:
@@ -200,15 +208,15 @@ def test_prose_in_a_script_without_spaces_keeps_all_rules(preset: Preset) -> Non
 
 
 def test_words_of_scripts_with_spaces_have_a_length_everywhere() -> None:
-    finding = judge("слово и а в о у к с " * 20, "gopher-quality", language="ru")  # noqa: RUF001
-    assert finding is not None
-    assert finding.reason is Reason.GOPHER_WORD_LENGTH
+    broken = judge("слово и а в о у к с " * 20, "gopher-quality", language="ru")  # noqa: RUF001
+    assert broken is not None
+    assert broken.reason is Reason.GOPHER_WORD_LENGTH
 
 
 def test_repeated_characters_count_in_other_scripts_too() -> None:
-    finding = judge(CHINESE + "！" * 60, "spam", language="zh")  # noqa: RUF001
-    assert finding is not None
-    assert finding.reason is Reason.SPAM_REPEATED
+    broken = judge(CHINESE + "！" * 60, "spam", language="zh")  # noqa: RUF001
+    assert broken is not None
+    assert broken.reason is Reason.SPAM_REPEATED
 
 
 def test_a_word_that_comes_twice_in_a_few_is_no_keyword() -> None:
@@ -241,8 +249,8 @@ def test_separators_of_spaces_and_blank_lines_are_no_spam() -> None:
 )
 def test_sentences_are_counted_in_the_lines_that_c4_keeps(text: str, sentences: int) -> None:
     assert judge(text, "c4", c4_min_sentences=sentences) is None
-    finding = judge(text, "c4", c4_min_sentences=sentences + 1)
-    assert finding == Finding(
+    broken = judge(text, "c4", c4_min_sentences=sentences + 1)
+    assert broken == BrokenRule(
         Reason.C4_SENTENCES, f"sentences in proper lines: {sentences}, heuristics.c4_min_sentences = {sentences + 1}"
     )
 
@@ -269,8 +277,8 @@ def test_duplicate_runs_cover_the_characters_that_table_a1_says(text: str, place
         kept = {"gopher_max_top_ngrams": (1, 1, 1)} | {
             f"gopher_max_duplicate_{name}": 1 for name in ("lines", "paragraphs", "line_chars", "paragraph_chars")
         }
-        finding = judge(text, "gopher-repetition", gopher_max_duplicate_ngrams=tuple(bounds), **kept)
-        assert (finding is not None) == (breaks and share > 0)
+        broken = judge(text, "gopher-repetition", gopher_max_duplicate_ngrams=tuple(bounds), **kept)
+        assert (broken is not None) == (breaks and share > 0)
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n", "\n\n\n", "x", ".", "…", "日"])

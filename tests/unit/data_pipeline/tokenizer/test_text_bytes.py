@@ -67,7 +67,9 @@ def counted(request: pytest.FixtureRequest) -> tuple[Tokenizer, TextBytes]:
 
 def size(tokenizer: Tokenizer, counts: TextBytes, text: str) -> int:
     """Bytes of a text by its ids, between bos and eos as in a document."""
-    ids_T = tokenizer.encode_documents([text], add_bos=False, add_eos=tokenizer.eos_id is not None).ids_T.astype(np.int64)
+    ids_T = tokenizer.frame(tokenizer.encode_flat([text]), add_bos=False, add_eos=tokenizer.eos_id is not None).ids_T.astype(
+        np.int64
+    )
     return int(counts.count(ids_T, is_first_T=np.arange(len(ids_T)) == 0).sum())
 
 

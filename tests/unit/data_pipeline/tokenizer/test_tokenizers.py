@@ -157,7 +157,7 @@ def test_documents_stand_between_bos_and_eos(
     tokenizer_of: Callable[[str], Tokenizer], kind: str, add_bos: bool, add_eos: bool, texts: list[str]
 ) -> None:
     tokenizer = tokenizer_of(kind)
-    encoded = tokenizer.encode_documents(texts, add_bos=add_bos, add_eos=add_eos)
+    encoded = tokenizer.frame(tokenizer.encode_flat(texts), add_bos=add_bos, add_eos=add_eos)
     assert [ids.tolist() for ids in encoded.arrays()] == [[2] * add_bos + tokenizer.encode(text) + [3] * add_eos for text in texts]
     assert encoded.ids_T.dtype == np.int32
     assert len(encoded.ids_T) == (encoded.ends_D[-1] if texts else 0)
