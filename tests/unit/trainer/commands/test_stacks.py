@@ -181,7 +181,8 @@ def test_a_rank_in_another_container_is_not_mistaken_for_a_process_of_this_one(t
     with process(RANK, tmp_path, 0, "on", before=OWN_PIDS):
         pid = beat_of(tmp_path / "heartbeat/rank-0").pid
         assert Path(f"/proc/{pid}").exists(), "a process of this machine has the same number"
-        with pytest.raises(ConfigError, match=r"\(rank 0: it belongs to another container\); use .* in its container"):
+        reason = r"\(rank 0: it belongs to another container\); run the command during the training, in its container"
+        with pytest.raises(ConfigError, match=reason):
             show_stacks(tmp_path)
 
 
