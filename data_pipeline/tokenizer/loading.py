@@ -96,7 +96,9 @@ def supplied_files(path: Path) -> list[Path]:
 def _file_of(path: Path) -> Path:
     if not path.is_dir():
         if path.suffix not in (".json", ".model"):
-            raise ConfigError(f"tokenizer.path: {path} is no tokenizer.json, SentencePiece .model, or folder with one")
+            raise ConfigError(
+                f"tokenizer.path: {path} is not a tokenizer.json, a SentencePiece .model, or a folder with one; name one"
+            )
         return path
     candidates = [path / HuggingFaceTokenizer.file_name, *sorted(path.glob("*.model"))]
     present = [file for file in candidates if file.is_file()]
@@ -108,7 +110,7 @@ def _file_of(path: Path) -> Path:
 
 
 def _read_with_siblings(file: Path, below: Path | None = None) -> _Files:
-    """Read a tokenizer's file and those beside it that name special tokens. `below` is as in `read_input`."""
+    """Return by name a tokenizer's file and those beside it that name special tokens; `below` as in `read_input`."""
     return {path.name: read_input(path, MAX_TOKENIZER_BYTES, below=below) for path in _with_siblings(file)}
 
 

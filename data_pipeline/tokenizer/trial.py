@@ -48,7 +48,7 @@ def try_out(kind: str, content: bytes) -> None:
         raise ValueError(f"loading and using it takes more than {_CPU_S} s of processor time, or more memory than there is")
     if done.returncode < 0:
         raise ValueError(f"the library that loads it was ended by {signal.Signals(-done.returncode).name}")
-    told = done.stdout.decode("utf-8", "replace")
-    if told != "ok":
+    answer = done.stdout.decode("utf-8", "replace")
+    if answer != "ok":
         library = "tokenizers" if kind == "huggingface" else "SentencePiece"
-        raise ValueError(f"{library} cannot read it: {told or f'its process ended with status {done.returncode}'}")
+        raise ValueError(f"{library} cannot read it: {answer or f'its process ended with status {done.returncode}'}")

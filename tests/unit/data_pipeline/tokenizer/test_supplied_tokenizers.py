@@ -201,7 +201,7 @@ def test_the_digest_changes_with_what_decides_the_ids_and_with_nothing_else() ->
         ("a.model", b"", "holds no vocabulary"),
         ("a.model", b"\x0a\xff\xff\xff\xff\x0f", "no field begins at byte 0"),
         ("a.model", b"not a model", "cannot be used"),
-        ("a.txt", b"", "is no tokenizer.json, SentencePiece .model, or folder with one"),
+        ("a.txt", b"", "is not a tokenizer.json, SentencePiece .model, or folder with one; name one"),
     ],
 )
 def test_a_file_that_is_no_tokenizer_is_refused_by_name(name: str, content: bytes, message: str, tmp_path: Path) -> None:
