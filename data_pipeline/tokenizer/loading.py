@@ -96,9 +96,7 @@ def supplied_files(path: Path) -> list[Path]:
 def _file_of(path: Path) -> Path:
     if not path.is_dir():
         if path.suffix not in (".json", ".model"):
-            raise ConfigError(
-                f"tokenizer.path: {path} is not a tokenizer.json, a SentencePiece .model, or a folder with one; name one"
-            )
+            raise ConfigError(f"tokenizer.path: {path} is not a tokenizer.json, SentencePiece .model, or folder with one; name one")
         return path
     candidates = [path / HuggingFaceTokenizer.file_name, *sorted(path.glob("*.model"))]
     present = [file for file in candidates if file.is_file()]
