@@ -1,1 +1,1 @@
-"""Prepares text for training: reads, filters, deduplicates, tokenizes and packs it. `prepare` tells the whole story."""
+"""Prepares text for training: reads, filters, deduplicates, tokenizes and packs it. Start reading at `prepare`."""

@@ -1,4 +1,4 @@
-"""`python -m data_pipeline COMMAND …`: runs a command of the table, and turns errors into exit codes."""
+"""`python -m data_pipeline COMMAND …`: runs a command of the table and turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INDENT = 20
 
 
 def _listed(command: Command) -> str:
-    """A command, its arguments, and what it does: beside them, or below if they are long."""
+    """Return the help of a command: its arguments, and its summary on the same line, or below if they are long."""
     head = f"  {command.name} {command.arguments}"
     return f"{head:<{_INDENT}}{command.summary}" if len(head) < _INDENT else f"{head}\n{'':{_INDENT}}{command.summary}"
 
@@ -33,14 +33,14 @@ exit codes: 0 done; 2 bad setting; 3 bad data; 71 a worker was killed; 74 a file
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs the command that the arguments name."""
+    """Run the command that the arguments name."""
     _log_to_stderr()
     name, rest = (arguments[0], arguments[1:]) if arguments else ("--help", ())
     if name in ("--help", "-h", "help"):
         print(USAGE, end="")
         return
     if name not in COMMANDS:
-        raise ConfigError(f"{PROGRAM} {name}: no such command; there are {', '.join(COMMANDS)}")
+        raise ConfigError(f"{PROGRAM} {name}: no such command; the commands are {', '.join(COMMANDS)}")
     with importing():
         from common.settings.command import run_listed
     run_listed(COMMANDS[name], PROGRAM, rest)

@@ -1,7 +1,7 @@
-"""The preparation, from top to bottom: find the input, read, drop duplicates, split, tokenize, select, pack, publish.
+"""The preparation from start to end: find the input, read, drop duplicates, split, tokenize, select, pack, publish.
 
-Each stage is a list of tasks cut by input bytes. Its results are committed one by one, so that a preparation that was killed goes
-on where it was; and they are taken in the order of the tasks, so that the number of workers changes nothing but the time.
+Each stage is a list of tasks, cut by input bytes. The result of each task is committed, so a preparation that was killed resumes
+with the unfinished tasks. Results are used in the order of the tasks, so the number of workers does not change the data.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ logger = logging.getLogger(__name__)
 
 
 def prepare(config: PrepareConfig) -> Manifest:
-    """Prepares the sources under `config.output` and returns the manifest; does nothing when that is already so.
+    """Prepare the sources under `config.output` and return the manifest. Data that is already prepared is not prepared again.
 
     Raises:
         SourceError: the input is missing or malformed, or leaves too little text.
-        ConfigError: the settings do not fit the input, or the output folder holds files of somebody else's.
-        StoppedBySignal: SIGTERM came; the next run goes on from here.
+        ConfigError: the settings do not fit the input, or the output folder holds other files.
+        StoppedBySignal: SIGTERM or SIGHUP was received; the next run resumes.
     """
     output = config.output
     with stop_on_signals(), naming(output), exclusive(output):
@@ -58,7 +58,7 @@ def prepare(config: PrepareConfig) -> Manifest:
         finished = find_finished(output, fingerprint, with_rejects=config.keep_rejects)
         if finished is not None:
             settle(output, finished)
-            logger.info("%s already holds this data, with these settings and inputs: nothing to do", output)
+            logger.info("%s already holds the data of these settings and inputs: nothing to do", output)
             return finished
         check_may_replace(output, fingerprint, settings, [file.identity for file in inputs], replace=config.replace)
 

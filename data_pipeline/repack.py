@@ -1,6 +1,6 @@
-"""Packs prepared data into rows of another length, from its tokenised documents: nothing is read, cleaned or tokenised again.
+"""Packs prepared data into rows of another length, from its tokenised documents. Nothing is read, cleaned or tokenised again.
 
-The result is byte for byte what `prepare` would have written with that length.
+The result is byte for byte the same as that of `prepare` with that length.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["repack"]
 
 @dataclass(frozen=True)
 class CountTask:
-    """Count the tokens of one partition's documents."""
+    """The task that counts the tokens of one partition's documents."""
 
     tokens: Path
     chosen: Path
@@ -49,25 +49,25 @@ class CountTask:
 
 @dataclass
 class CountResult:
-    """What is in one partition."""
+    """The numbers of tokens and documents of one partition."""
 
     tokens: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    """Tokens that go into rows, by split."""
+    """Number of tokens that are packed into rows, by split."""
     lengths: Counts = field(default_factory=dict)
     """Number of documents by their length in tokens."""
 
 
 def repack(directory: Path, output: Path, row_length: int, workers: int | None = None, *, replace: bool = False) -> Manifest:
-    """Writes the documents of prepared data under `output`, in rows of `row_length` tokens, and returns the manifest.
+    """Write the documents of prepared data under `output`, in rows of `row_length` tokens, and return the manifest.
 
     Raises:
-        ConfigError: a number is out of the range that it has in `prepare`, it was prepared without keeping the tokens, or `output`
-            is the same folder, holds other finished data and `replace` is false, or is in use.
-        PreparedDataError: something of it is missing or changed.
+        ConfigError: a number is out of its range in `prepare`, the data was prepared without keeping the tokens, or `output` is
+            the same folder, is in use, or holds other finished data and `replace` is false.
+        PreparedDataError: a part of the data is missing or changed.
     """
     check_numbers(row_length, workers)
     if directory.resolve() == output.resolve():
-        raise ConfigError(f"{output} is the data that is repacked; choose another --output")
+        raise ConfigError(f"--output {output} is the folder of the data that is repacked; choose another --output")
     with reading(directory, "repack"):
         return _repack(directory, output, row_length, workers, replace=replace)
 
@@ -81,7 +81,7 @@ def _repack(directory: Path, output: Path, row_length: int, workers: int | None,
     fingerprint = fingerprint_of(settings, before.inputs)
     with stop_on_signals(), naming(output), exclusive(output):
         check_may_replace(output, fingerprint, settings, before.inputs, replace=replace)
-        # Before a byte of them is read: what is packed gets digests of its own, which would hold whatever was wrong with it.
+        # Checked before they are packed, because the packed shards get new digests, which would hide damage.
         tokenizer = _tokenizer(directory, before)
         for number in range(len(before.partitions)):
             check_tables(directory, before, number)
@@ -119,17 +119,17 @@ def _repack(directory: Path, output: Path, row_length: int, workers: int | None,
 
 
 def _tokenizer(directory: Path, manifest: Manifest) -> TrainedTokenizer:
-    """The facts of the tokenizer of prepared data, with those of its files that the manifest names."""
+    """Return the properties of the tokenizer of prepared data, with the digests of its files from the manifest."""
     files = {PurePosixPath(name): digest for name, digest in manifest.files.items()}
     named = {path.name: digest for path, digest in files.items() if path.parent == PurePosixPath(TOKENIZER)}
     return replace(TrainedTokenizer.of(read_tokenizer(directory, manifest)), files=named)
 
 
 def check_numbers(row_length: int, workers: int | None) -> None:
-    """Refuses what `prepare` refuses under the same names.
+    """Check both numbers as `prepare` does.
 
     Raises:
-        ConfigError: one is out of range.
+        ConfigError: a number is out of range.
     """
     try:
         PrepareConfig(sources=(BUILTIN,), row_length=row_length, workers=workers)
@@ -138,7 +138,7 @@ def check_numbers(row_length: int, workers: int | None) -> None:
 
 
 def count_all(run: Runner, directory: Path, manifest: Manifest, work: Path) -> list[CountResult]:
-    """Counts the documents of every partition."""
+    """Count the tokens and documents of every partition."""
     tasks = [
         CountTask(directory / TOKENS / f"{number:06d}", directory / CHOSEN / f"{number:06d}", work / "counted" / f"{number:06d}")
         for number in range(len(manifest.partitions))
@@ -147,7 +147,7 @@ def count_all(run: Runner, directory: Path, manifest: Manifest, work: Path) -> l
 
 
 def count_partition(task: CountTask) -> CountResult:
-    """Counts from the borders of the documents, without looking at their tokens."""
+    """Count the tokens and documents of a partition from the borders of the documents, without reading the tokens."""
     result = CountResult()
     lengths: Counter[str] = Counter()
     for batch, chosen in read_side_by_side(task.tokens, task.chosen):

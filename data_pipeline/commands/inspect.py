@@ -1,4 +1,4 @@
-"""`inspect`: shows what is in prepared data."""
+"""`inspect`: shows a summary of prepared data, or one of its documents."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["run"]
 
 
 def run(options: InspectOptions) -> None:
-    """Prints a summary, or the text of one document.
+    """Print a summary, or the text of one document.
 
     Raises:
         PreparedDataError: the manifest is missing or damaged.
-        ConfigError: there is no such document, or the data does not hold the text of its documents.
+        ConfigError: there is no such document, or the data does not hold the tokens of its documents.
     """
     if options.document is not None:
         _print_document(options.directory, options.document)

@@ -1,4 +1,4 @@
-"""`leaks`: looks for the text of validation and benchmarks in the training text."""
+"""`leaks`: searches the training text for the text of validation and of benchmarks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["run"]
 
 
 def run(options: LeaksOptions) -> None:
-    """Prints what was found.
+    """Print the leaks that were found.
 
     Raises:
-        DataError: the training text holds text that the model is to be tested with.
-        PreparedDataError: something of the data is missing or damaged.
+        DataError: the training text holds validation text, or with `--strict` benchmark text.
+        PreparedDataError: a part of the data is missing or damaged.
     """
     with reading(options.directory, "leaks"):
         manifest = read_manifest(options.directory)
@@ -30,4 +30,4 @@ def run(options: LeaksOptions) -> None:
         report = check_leaks(train, val, settings, options.against)
     print(json.dumps(report.summary(), indent=2) if options.as_json else report.describe())
     if report.leaked or (options.strict and report.contaminated):
-        raise DataError(f"{options.directory}: what it is to be tested with is in the training text; the list above says where")
+        raise DataError(f"{options.directory}: validation or benchmark text is in the training text; the list above shows where")

@@ -9,5 +9,5 @@ __all__ = ["run"]
 
 
 def run(config: PrepareConfig) -> None:
-    """Prepares and prints the root digest; raises as `prepare` does."""
+    """Prepare the data and print the root digest. Raises the errors of `prepare`."""
     print(f"root digest {prepare(config).root_digest}")

@@ -9,6 +9,6 @@ __all__ = ["run"]
 
 
 def run(options: RepackOptions) -> None:
-    """Packs them and prints the root digest; raises as `repack` does."""
+    """Pack the documents and print the root digest. Raises the errors of `repack`."""
     manifest = repack(options.directory, options.output, options.row_length, options.workers, replace=options.replace)
     print(f"root digest {manifest.root_digest}")

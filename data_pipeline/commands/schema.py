@@ -1,4 +1,4 @@
-"""`schema`: what the settings of `prepare` are, for editors and scripts."""
+"""`schema`: prints the settings of `prepare`, for editors and scripts."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ __all__ = ["run"]
 
 
 def run(options: SchemaOptions) -> None:
-    """Prints the schema or the variables."""
+    """Print the JSON Schema or the environment variables."""
     print(schema_text(PrepareConfig, env=options.env))

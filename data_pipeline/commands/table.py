@@ -1,6 +1,6 @@
-"""The commands of `python -m data_pipeline`: a row for each.
+"""The table of the commands of `python -m data_pipeline`.
 
-The options of a command are in the module of its name in `options/`, its work is in the module of its name beside this one.
+The options of a command are in the module of its name in `options/`, its work in the module of its name in this package.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _ROWS = (
         *("repack", "RepackOptions", "DIR --output DIR --row_length N"),
         "pack the same documents into rows of another length, without tokenizing again",
     ),
-    _command("verify", "VerifyOptions", "DIR", "check every digest; name the first file that is wrong"),
+    _command("verify", "VerifyOptions", "DIR", "check every digest; name the first file that does not match"),
     _command(
         *("inspect", "InspectOptions", "DIR"),
-        "show what is in prepared data; --json for programs; --document ID for one document",
+        "show a summary of prepared data; --json for programs; --document ID shows one document",
     ),
     _command(
         *("leaks", "LeaksOptions", "DIR"),
-        "look for training documents that are like validation documents; --against FILE … for benchmarks too",
+        "search for training documents that resemble validation documents; --against FILE …: benchmarks too",
     ),
     _SCHEMA,
 )
 COMMANDS = {command.name: command for command in _ROWS}
-"""By name, in the order of the help."""
+"""The commands by name, in the order of the help."""

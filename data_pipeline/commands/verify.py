@@ -9,6 +9,6 @@ __all__ = ["run"]
 
 
 def run(options: VerifyOptions) -> None:
-    """Prints the root digest if all files match; raises as `verify` does."""
+    """Print the root digest if all files match. Raises the errors of `verify`."""
     manifest = verify(options.directory)
     print(f"{len(manifest.shards) + len(manifest.files)} files match\nroot digest {manifest.root_digest}")

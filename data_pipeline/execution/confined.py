@@ -1,7 +1,7 @@
-"""Runs a Python program in a separate process, for input that a parser in C, C++ or Rust cannot be trusted with.
+"""Runs a Python program in a separate process, for parsers in C, C++ or Rust that may crash or hang on hostile input.
 
-The program shares two pipes with this process and nothing else: it has none of its environment variables, which can hold
-credentials. It sets limits on its own memory and time. A crash or an endless loop ends that process alone.
+The program shares two pipes with this process and nothing else. It gets no environment variables that can hold credentials. It
+limits its memory and time itself. A crash or an endless loop affects that process alone.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ __all__ = ["ConfinedProgram", "ProgramEndedError"]
 
 _MAX_READ_BYTES = 1 << 20
 _QUIET_ALLOCATION = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Other allocators reserve gigabytes of addresses, which the limit on memory would count."""
+"""Other settings of the allocators reserve gigabytes of address space, which the memory limit would count."""
 
 
 class ProgramEndedError(Exception):
-    """The program ended, or said nothing for too long, before its answer was complete."""
+    """The program ended, or was silent for too long, before its answer was complete."""
 
     def __init__(self, how: str, signal_number: int = 0) -> None:
         super().__init__(how)
         self.signal_number = signal_number
-        """Of the signal that ended it; 0 if none did."""
+        """The number of the signal that ended the program; 0 if no signal did."""
 
 
 class ConfinedProgram:
@@ -35,12 +35,12 @@ class ConfinedProgram:
 
     Args:
         script: the file of the program. It runs without the folder of the script in its module path.
-        silence_s: seconds of wall time that it may be silent while an answer is expected.
+        silence_s: seconds of wall time for which it may be silent while an answer is expected.
     """
 
     def __init__(self, script: Path, silence_s: float) -> None:
         self._silence_s = silence_s
-        # A new program and not a fork of this one, which may have threads, and memory that is not the program's to see.
+        # A new program, not a fork of this process, which may have threads, and memory that the program must not see.
         environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
         environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **_QUIET_ALLOCATION}
         self._process = subprocess.Popen(
@@ -50,23 +50,23 @@ class ConfinedProgram:
             stderr=subprocess.DEVNULL,
             bufsize=0,
             env=environment,
-            start_new_session=True,  # Ctrl-C in a terminal ends the whole group: this process decides what ends, and when
+            start_new_session=True,  # Ctrl-C in a terminal signals the whole group, but this process ends the program
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
 
     def close(self) -> None:
-        """Ends the program, whatever it is doing."""
+        """Kill the program."""
         self._process.kill()
         with self._process:  # closes the pipes and waits
             pass
 
     def read(self, size: int) -> bytes:
-        """The next `size` bytes that the program writes.
+        """Return the next `size` bytes that the program writes.
 
         Raises:
-            ProgramEndedError: it ended or fell silent before.
+            ProgramEndedError: it ended, or was silent for too long, before that.
         """
         pieces = []
         while size:
@@ -79,7 +79,7 @@ class ConfinedProgram:
         return b"".join(pieces)
 
     def write(self, data: bytes) -> None:
-        """Hands `data` to the program. If it has ended, nothing happens: what it wrote before can still be read."""
+        """Send `data` to the program. If it has ended, nothing happens: its earlier output can still be read."""
         view = memoryview(data)
         with contextlib.suppress(BrokenPipeError):
             while view:

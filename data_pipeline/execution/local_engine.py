@@ -1,4 +1,4 @@
-"""Runs tasks in this process or in a pool of worker processes, and hands the results back in the order of the tasks."""
+"""Runs tasks in this process or in a pool of worker processes, and returns the results in the order of the tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Engine", "available_cores", "open_engine", "stop_on_signals"]
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-_TASKS_AHEAD = 2  # for each worker: enough that none waits, few enough that finished results do not pile up
+_TASKS_AHEAD = 2  # for each worker: enough to keep it busy, few enough to limit the memory of waiting results
 _OUT_OF_MEMORY = (
     "finished work is kept: run the same command again with fewer --workers, "
     "or smaller --partition_bytes or --packing.window_tokens"
@@ -30,10 +30,10 @@ _OUT_OF_MEMORY = (
 
 
 class Engine(Protocol):
-    """Where the work is done. The results are the same wherever that is."""
+    """A place where tasks run. The results do not depend on it."""
 
     def map(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
-        """The results of `function` for every task, in the order of the tasks."""
+        """Yield the results of `function` for every task, in the order of the tasks."""
 
 
 class _Inline:
@@ -45,10 +45,10 @@ class _Inline:
 
 
 class _Pool:
-    """Fresh processes for each stage: the memory that a stage took, models and caches too, ends with it."""
+    """Worker processes that are started anew for each stage, so a stage's memory, models and caches end with it."""
 
     def __init__(self, num_workers: int) -> None:
-        # Workers are forked from a fresh server: this process has threads, and a fork of those can hang.
+        # Workers are forked from a new server process: a fork of this process, which has threads, can hang.
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["data_pipeline.prepare"])
         self._num_workers = num_workers
@@ -72,7 +72,7 @@ class _Pool:
         self._executor = None
 
     def terminate(self) -> None:
-        """Ends what is still running: nothing half-done is worth waiting for, as results count only under their final name."""
+        """Terminate running tasks. Their unfinished results are not used, because only files with their final name count."""
         if self._executor is not None:
             for process in list((self._executor._processes or {}).values()):
                 process.terminate()
@@ -80,16 +80,16 @@ class _Pool:
 
 
 def available_cores() -> int:
-    """Cores that this process may use, which in a container or a job can be fewer than the machine has."""
+    """Return the number of cores that this process may use. A container or a job can have fewer than the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager
 def open_engine(num_workers: int) -> Iterator[Engine]:
-    """An engine of `num_workers` processes; one worker is this process itself.
+    """Yield an engine with `num_workers` processes. With 1, the tasks run in this process.
 
     Raises:
-        WorkerError: while results are taken, when a worker dies.
+        WorkerError: a worker was killed or ran out of memory; raised while results are read.
     """
     if num_workers == 1:
         yield _Inline()
@@ -102,13 +102,13 @@ def open_engine(num_workers: int) -> Iterator[Engine]:
 
 
 def _begin_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals the whole group, but the parent ends the workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """Ends this process when its parent is gone, killed without a chance to say so."""
+    """End this process when its parent was killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])
@@ -117,7 +117,10 @@ def _end_with_parent() -> None:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Within it, SIGTERM and SIGHUP raise StoppedBySignal in the main thread, and Ctrl-C a KeyboardInterrupt that says as much."""
+    """While it is open, SIGTERM and SIGHUP raise StoppedBySignal, and Ctrl-C a KeyboardInterrupt with the same advice.
+
+    In another thread than the main thread it does nothing.
+    """
 
     def stop(number: int, _: FrameType | None) -> None:
         error = KeyboardInterrupt if number == signal.SIGINT else StoppedBySignal

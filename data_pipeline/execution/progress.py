@@ -1,8 +1,7 @@
-"""Tells the person who waits what is being done and how long it will take: a bar on a terminal, now and then a line elsewhere.
+"""Shows the current stage and its remaining time on stderr: a bar on a terminal, a line every 30 s elsewhere.
 
-The time left is that of the stage: stages differ in speed, so what the later ones will need is not known before they begin, and is
-not guessed. It is shown once there is something to go by, and work that an earlier run has finished does not count as speed.
-All of it goes to stderr.
+The remaining time is that of the current stage. The speed of later stages is not known before they begin. The time is shown after
+three results and five seconds. Work that an earlier run has finished does not count for the speed.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ _BAR = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}B/{total_fmt}B{postfix}"
 
 
 class Advance(Protocol):
-    """Says that a part of a stage is done."""
+    """Function that is called when a part of a stage is done."""
 
     def __call__(self, num_bytes: int, *, already_done: bool = False) -> None:
-        """Adds `num_bytes`; `already_done` where an earlier run has done them."""
+        """Add `num_bytes`. With `already_done`, an earlier run has done them."""
 
 
 @dataclass(frozen=True)
 class StageTiming:
-    """How long a stage took."""
+    """The time that a stage took, and its work."""
 
     name: str
     bytes: int
-    """What this run did; the unit is that of the stage's input: files that are read, text, or tokens as they are stored."""
+    """Bytes of the stage's input that this run processed: files, text, or stored tokens."""
     bytes_done_before: int
-    """What an earlier run had done."""
+    """Bytes of the stage's input that an earlier run had processed."""
     seconds: float
 
 
 class Pace:
-    """Speed over the last minute, or over the last results where they are rare."""
+    """Speed over the last 60 s, or over the last 32 results if these took longer."""
 
     _SECONDS = 60.0
     _RESULTS = 32
@@ -62,20 +61,20 @@ class Pace:
 
     @property
     def done(self) -> int:
-        """All bytes that were added."""
+        """The sum of all bytes that were added."""
         return self._points[-1][1]
 
     def add(self, now: float, num_bytes: int) -> None:
-        """A result of `num_bytes` came at `now`, in seconds."""
+        """Add a result of `num_bytes` that came at `now`, in seconds."""
         self._points.append((now, self.done + num_bytes))
         self._num_results += 1
         while len(self._points) > self._RESULTS + 1 and now - self._points[1][0] > self._SECONDS:
             self._points.popleft()
 
     def seconds_left(self, now: float, left_bytes: int) -> float | None:
-        """The time that `left_bytes` will take at this speed; None while there are fewer than three results and five seconds.
+        """Return the seconds that `left_bytes` take at this speed; None before three results and five seconds.
 
-        The wait for the next result counts, so that the time left grows when nothing comes.
+        The wait for the next result counts, so the remaining time grows while no result comes.
         """
         since, before = self._points[0]
         if self._num_results < self._EVIDENCE_RESULTS or now - self._begin < self._EVIDENCE_SECONDS or self.done == before:
@@ -84,7 +83,7 @@ class Pace:
 
 
 class Progress:
-    """The progress of a preparation, stage by stage, and how long each took."""
+    """The progress of a preparation by stage, and the time that each stage took."""
 
     def __init__(self, stages: Sequence[str], stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stages = tuple(stages)
@@ -94,7 +93,7 @@ class Progress:
 
     @contextlib.contextmanager
     def stage(self, name: str, total_bytes: int) -> Iterator[Advance]:
-        """Shows a stage while it runs, with the number of its place among all; yields what tells it that a part is done."""
+        """Show a stage with its number while it runs. Yields the function that is called when a part is done."""
         number = self._stages.index(name) + 1
         title = f"[{number}/{len(self._stages)}] {name:<{max(map(len, self._stages))}}"
         stage = _Stage(title, total_bytes, self._stream, self._clock)
@@ -104,7 +103,7 @@ class Progress:
         _say(stage.last_line(), self._stream)
 
     def summary(self) -> dict[str, Any]:
-        """The timings as plain values: `{"seconds": …, "stages": [{"name", "bytes", "bytes_done_before", "seconds"}, …]}`."""
+        """Return the timings as values: `{"seconds": …, "stages": [{"name", "bytes", "bytes_done_before", "seconds"}, …]}`."""
         return {
             "seconds": round(sum(timing.seconds for timing in self.timings), 3),
             "stages": [asdict(timing) for timing in self.timings],
@@ -144,7 +143,7 @@ class _Stage:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Shows the stage for as long as it lasts, also while no result comes."""
+        """Show the stage while it runs, and update the time while no result comes."""
         ended = threading.Event()
         ticker = threading.Thread(target=self._tick, args=(ended,), daemon=True)
         ticker.start()
@@ -152,7 +151,7 @@ class _Stage:
             yield
         finally:
             ended.set()
-            ticker.join(_SECONDS_TO_END)  # a stream that takes no more text must not keep the result, or the error, from its reader
+            ticker.join(_SECONDS_TO_END)  # a blocked output stream must not delay the result or the error
             self._bar.close()
 
     def _tick(self, ended: threading.Event) -> None:

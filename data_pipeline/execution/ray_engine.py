@@ -1,7 +1,7 @@
-"""Runs tasks on a Ray cluster; the only module that knows Ray, which is an optional dependency.
+"""Runs tasks on a Ray cluster. This is the only module that imports Ray, which is an optional dependency.
 
-Tasks read and write under the output folder, so all nodes must see it under the same path (a shared file system), with the input
-where it is not remote. Everything else travels with the tasks: this package too.
+Tasks read and write below the output folder. So all nodes must have it under the same path (a shared file system), and the input
+too unless it is remote. Everything else is sent with the tasks, including the packages `common` and `data_pipeline`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["open_ray"]
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-_TASKS_AHEAD = 2  # for each worker: enough that none waits, few enough that a stopped run leaves little to finish
-_MAX_RETRIES = 3  # of a task whose node or worker died; a task is done once its result has its final name, so a second time is safe
+_TASKS_AHEAD = 2  # for each worker: enough to keep it busy, few enough to stop soon
+_MAX_RETRIES = 3  # of a task whose node or worker died; a repeated task overwrites its unfinished files
 
 
 class _Ray:
@@ -56,11 +56,11 @@ class _Ray:
 
 @contextlib.contextmanager
 def open_ray(address: str | None, num_workers: int | None) -> Iterator[_Ray]:
-    """An engine on the cluster at `address`; if none, on that of RAY_ADDRESS, or a new one on this machine.
+    """Yield an engine on the cluster at `address`. Without it, use the cluster of RAY_ADDRESS, or a new one on this machine.
 
     Raises:
         ConfigError: Ray is not installed, or the cluster cannot be reached.
-        WorkerError: while results are taken, when a task is lost again and again.
+        WorkerError: a task was lost several times; raised while results are read.
     """
     if ray is None:
         raise ConfigError(
@@ -72,7 +72,7 @@ def open_ray(address: str | None, num_workers: int | None) -> Iterator[_Ray]:
         root = Path(__file__).resolve().parents[2]
         packages = [str(root / name) for name in ("common", "data_pipeline")]
         options = {} if address or os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that is started here tells nobody
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that is started here sends no usage statistics
         try:
             ray.init(address, runtime_env={"py_modules": packages}, log_to_driver=False, logging_level=logging.WARNING, **options)
         except (ConnectionError, ValueError, RuntimeError) as error:

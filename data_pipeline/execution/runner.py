@@ -1,4 +1,4 @@
-"""Runs the stages of a preparation: where the settings say, what is not done yet, with its progress shown."""
+"""Runs the stages of a preparation on the engine of the settings, without finished tasks, and shows the progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Runner:
-    """Runs one stage after the other."""
+    """Function that runs one stage after the other on an engine."""
 
     def __init__(self, engine: Engine, progress: Progress) -> None:
         self._engine = engine
@@ -32,7 +32,7 @@ class Runner:
         sizes: Sequence[int],
         result_type: Callable[..., ResultT],
     ) -> list[ResultT]:
-        """The results of all tasks in their order; `sizes` are their bytes, for the progress."""
+        """Return the results of all tasks in their order. `sizes` are the bytes of the tasks, for the progress."""
         results = []
         with self._progress.stage(name, sum(sizes)) as advance:
             for size, (result, before) in zip(sizes, run_stage(self._engine, function, tasks, result_type), strict=True):
@@ -42,23 +42,23 @@ class Runner:
 
     @property
     def timings(self) -> dict[str, Any]:
-        """How long each stage took; no part of the result."""
+        """The time that each stage took, as in `Progress.summary`."""
         return self._progress.summary()
 
 
 @contextlib.contextmanager
 def open_runner(stages: Sequence[str], num_workers: int) -> Iterator[Runner]:
-    """A runner for stages of these names, with processes of this machine."""
+    """Yield a runner for stages of these names, with processes on this machine."""
     with open_engine(num_workers) as engine:
         yield Runner(engine, Progress(stages))
 
 
 @contextlib.contextmanager
 def open_runner_of(config: PrepareConfig, stages: Sequence[str], num_partitions: int) -> Iterator[Runner]:
-    """A runner for stages of these names, where the settings say.
+    """Yield a runner for stages of these names, on the engine of the settings.
 
     Raises:
-        ConfigError: Ray is asked for and not there.
+        ConfigError: `engine` is ray, but Ray is not installed or cannot be reached.
     """
     if config.engine == "local":
         with open_runner(stages, min(config.workers or available_cores(), num_partitions)) as runner:

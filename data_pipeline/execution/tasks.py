@@ -1,9 +1,9 @@
-"""A unit of a stage's work, and the tables in which stages hand documents on; each is there under its final name or not at all.
+"""Tasks, the units of a stage's work, and their results on disk.
 
-A task names its output. The data is written first and a small JSON file with the result last: where that file is, the task is done
-and is not run again, however often the preparation was killed since. That file is sealed and holds the digest of every file that
-the task has written. A later run checks them all before it uses the result; a task whose files are damaged is run again. So nothing
-is forced to the device here: after a power failure the digests say which results are whole. What is published is, see `publish`.
+A task names its output. Its data is written first, and a small JSON file with the result last. If that file exists, the task is
+done and is not run again after a kill. The file is sealed and holds the digest of every file that the task has written. A later
+run checks all digests before it uses the result; a task whose files are damaged is run again. So files are not synced to the
+device here: after a power failure the digests show which results are complete. Published data is synced, see `publish`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ Counts = dict[str, int]
 
 
 class Task(Protocol):
-    """What a stage does once: a task names the place of its result."""
+    """A unit of a stage's work. It names the place of its result."""
 
     @property
     def output(self) -> Path:
-        """The path of its files, without their extensions."""
+        """The path of its files without their extensions."""
 
 
 class Written(Protocol):
-    """What has written files of a task."""
+    """An object that has written files of a task, such as a table writer."""
 
     @property
     def written(self) -> Mapping[Path, str]:
-        """The digest of each file, `sha256:…`; known once the file has its final name."""
+        """The digest of each file, `sha256:…`, which is known when the file has its final name."""
 
 
 TaskT = TypeVar("TaskT", bound=Task)
@@ -50,10 +50,9 @@ ResultT = TypeVar("ResultT")
 def run_stage(
     engine: Engine, function: Callable[[TaskT], ResultT], tasks: list[TaskT], result_type: Callable[..., ResultT]
 ) -> Iterator[tuple[ResultT, bool]]:
-    """The results of a stage in the order of its tasks; what an earlier run has finished is read, not done again.
+    """Yield the results of a stage in the order of its tasks, each with whether an earlier run had finished the task.
 
-    With each result comes whether an earlier run had it. A result that is damaged, or any file of which is, is made again; one line
-    in the log says so.
+    Finished results are read. If a result or one of its files is damaged, the task runs again, and one line in the log says so.
     """
     stored = _stored_results(tasks, result_type)
     to_do = engine.map(function, [task for task, before in zip(tasks, stored, strict=True) if before is None])
@@ -62,7 +61,7 @@ def run_stage(
 
 
 def _stored_results(tasks: Sequence[TaskT], result_type: Callable[..., ResultT]) -> list[ResultT | None]:
-    """What an earlier run has left of each task, every file of it checked; None where a task has to be run."""
+    """Return each task's result of an earlier run after checking its files; None if the task must be run."""
     results: list[ResultT | None] = [None] * len(tasks)
     finished = [number for number, task in enumerate(tasks) if os.path.lexists(_result_path(task.output))]
     problems: list[str] = []
@@ -75,12 +74,12 @@ def _stored_results(tasks: Sequence[TaskT], result_type: Callable[..., ResultT])
                 _result_path(tasks[number].output).unlink(missing_ok=True)
     if problems:
         more = f", and {len(problems) - 1} more of {len(finished)}" if len(problems) > 1 else ""
-        logger.warning("intermediate result of an earlier run is damaged, it is made again: %s%s", problems[0], more)
+        logger.warning("an intermediate result of an earlier run is damaged and is made again: %s%s", problems[0], more)
     return results
 
 
 def _stored_result(output: Path, result_type: Callable[..., ResultT]) -> tuple[ResultT | None, str]:
-    """The result of a finished task; or none, and what is wrong with its files."""
+    """Return the result of a finished task, or None and the problem with its files."""
     path = _result_path(output)
     try:
         stored = unsealed(read_input(path, _MAX_RESULT_BYTES, below=path.parent))
@@ -95,10 +94,10 @@ def _stored_result(output: Path, result_type: Callable[..., ResultT]) -> tuple[R
 
 
 def check_files(output: Path, files: Mapping[str, str]) -> None:
-    """Compares the files of a finished task with their digests.
+    """Compare the files of a finished task with their digests.
 
     Raises:
-        ValueError: a file has another content, or is no regular file.
+        ValueError: a file has another content, or is not a regular file.
         OSError: a file is missing or cannot be read.
     """
     for name, expected in files.items():
@@ -108,7 +107,7 @@ def check_files(output: Path, files: Mapping[str, str]) -> None:
 
 
 def add_counts(counts: Iterable[Mapping[str, int]]) -> Counts:
-    """The sum of counts by name, in the order in which the names come up first."""
+    """Return the sum of counts by name, in the order in which the names first occur."""
     total: Counts = {}
     for count in counts:
         for name, number in count.items():
@@ -117,13 +116,13 @@ def add_counts(counts: Iterable[Mapping[str, int]]) -> Counts:
 
 
 def commit_result(task: Task, result: ResultT, *tables: Written, files: Mapping[Path, str] | None = None) -> ResultT:
-    """Writes the result of a task, which says that the task is done, and returns it.
+    """Write the result of a finished task and return it. The written file marks the task as done.
 
     Args:
-        task: that is done.
+        task: the finished task.
         result: a dataclass of plain values.
-        tables: what has written files of it.
-        files: the digests of further files that it has written.
+        tables: the objects that have written files of the task.
+        files: the digests of other files that the task has written.
     """
     task.output.parent.mkdir(parents=True, exist_ok=True)
     digests = dict(files or {})

@@ -1,17 +1,18 @@
-r"""The first clean stage: one way to write a line end, no control characters, one Unicode form; and the length that is kept.
+r"""Cleaning of texts (line ends, encoding faults, control characters, Unicode form, unwanted lines), and the check of their length.
 
-Policy, in this order, each rule counted by its name:
+The rules apply in this order. Documents that a rule changes are counted by the rule's name:
 
 - `newlines`: CRLF and lone CR become LF.
-- `mojibake`: UTF-8 that was once read in a single-byte encoding (`cafÃ©`, `itâ€™s`) is repaired by ftfy, line by line, in
-  lines that show the signs. None of ftfy's other opinions (quotes, ligatures, widths) applies.
+- `mojibake`: UTF-8 that was decoded with a single-byte encoding (`cafÃ©`, `itâ€™s`) is repaired by ftfy, in the lines that look
+  like it. ftfy's other changes (quotes, ligatures, widths) are not made.
 - `control-characters`: Unicode category Cc other than tab and LF is removed.
 - `unicode`: form NFC.
-- the names of `clean.drop_lines`, and `repeats`: lines that are unwanted, or equal one shortly before, are removed.
-- White space at the end goes, uncounted.
+- the names in `clean.drop_lines`: these lines are removed.
+- `repeats`: a line or paragraph that equals one shortly before it is removed.
+- White space at the end of the text is removed, which is not counted.
 
-Code has its line ends and control characters put in order and nothing else. Direction marks, private characters and non-characters
-stay as the author wrote them. The rules run until none changes anything, so that cleaning a clean text changes nothing.
+In code, only `newlines` and `control-characters` apply. Direction marks, private characters and non-characters are kept. The rules
+run until none of them changes anything, so cleaning a clean text changes nothing.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from data_pipeline.documents import Document, Reason, Rejection
 __all__ = ["LINE_ENDS", "NOTICES", "Cleaned", "clean", "judge_length"]
 
 NOTICES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
-"""What the notices say that C4 removes by the line."""
+"""C4 removes a line with one of these."""
 LINE_ENDS = (".", "?", "!", '"', "'", "”", "’", "。", "？", "！")  # noqa: RUF001
-"""With one of these, but not with three dots, ends a line that C4 keeps."""
+"""C4 keeps a line that ends with one of these, but not with three dots."""
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _MIN_LINE_WORDS = 5
 _MAX_WORD_CHARS = 1000
 
-# The bytes 0x80 to 0xbf as Latin-1 and Windows-1252 show them; a space stands where a no-break space was lost.
+# The bytes 0x80 to 0xbf as Latin-1 and Windows-1252 show them, and a space, which may have been a no-break space.
 _CONTINUATION = "[\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ ]"  # noqa: RUF001
-# Two, three and four bytes of UTF-8 read so, and the commonest pairs read as Mac OS Roman and as code page 437. The first class
-# lets the search skip quickly over what cannot begin one: 70 MB/s in French, over 100 in Japanese; ftfy itself runs at 3.
+# Two, three and four bytes of UTF-8 decoded in this way, and the commonest pairs decoded as Mac OS Roman and code page 437. The
+# first character class makes the search fast: 70 MB/s in French, over 100 MB/s in Japanese; ftfy itself does 3 MB/s.
 _MOJIBAKE = re.compile(
     rf"[Â-ô\u201aΓ√](?:(?<=[Â-ß]){_CONTINUATION}|(?<=[à-ï]){_CONTINUATION}{{2}}|(?<=[ð-ô]){_CONTINUATION}{{3}}"
     r"|(?<=\u201a)Ä|(?<=Γ)Ç|(?<=√)[©®°])"
@@ -51,15 +52,15 @@ Rule = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """A text put in order, and what had to be done to it."""
+    """A clean text, and the changes that were made."""
 
     text: str
     changes: tuple[str, ...]
-    """The names of the rules that changed something, in their order; counted in the report."""
+    """The names of the rules that changed the text, in the order of the rules. The report counts them."""
 
 
 def clean(text: str, settings: CleanSettings, kind: Kind = "prose") -> Cleaned:
-    """The text under the policy of this module. Cleaning it again changes nothing."""
+    """Return the text after all rules of this module. Cleaning it again changes nothing."""
     rules = _rules(settings, kind)
     changes: dict[str, None] = {}
     before = None
@@ -75,7 +76,7 @@ def clean(text: str, settings: CleanSettings, kind: Kind = "prose") -> Cleaned:
 
 
 def judge_length(document: Document, settings: CleanSettings) -> Rejection | None:
-    """Why a cleaned document is too short or too long, or nothing."""
+    """Return the rejection of a cleaned document that is too short or too long; None if its length is accepted."""
     characters = len(document.text)
     if not characters:
         return Rejection.of(document, Reason.EMPTY)
@@ -91,7 +92,7 @@ def _rules(settings: CleanSettings, kind: Kind) -> list[tuple[str, Rule]]:
     if kind == "code":
         return rules
     if settings.mojibake:
-        rules.insert(1, ("mojibake", _repair_mojibake))  # before the control characters go, because it can hold some
+        rules.insert(1, ("mojibake", _repair_mojibake))  # before control characters are removed: it can contain some
     if settings.unicode == "nfc":
         rules.append(("unicode", _compose))
     rules += [(name, _line_rule(name)) for name in settings.drop_lines]
@@ -138,7 +139,7 @@ _UNWANTED: dict[LineRule, Callable[[str], bool]] = {
 
 
 def _remove_repeats(text: str, settings: CleanSettings) -> str:
-    """Without the lines (paragraphs) that equal, but for white space, one of the last `repeat_window` that were kept."""
+    """Remove the lines (or paragraphs) that equal one of the last `repeat_window` kept ones, ignoring white space around them."""
     separator = "\n" if settings.repeats == "lines" else "\n\n"
     kept: list[str] = []
     last_seen: dict[str, int] = {}

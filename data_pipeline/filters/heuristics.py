@@ -1,4 +1,4 @@
-"""Rules of thumb about the form of a text, as published, for a batch of texts at once.
+"""Published rules about the form of a text, for a batch of texts at once.
 
 | preset | source |
 |---|---|
@@ -6,23 +6,23 @@
 | `gopher-repetition` | the same, table A1 |
 | `c4` | Raffel et al. 2020, Exploring the Limits of Transfer Learning, section 2.2 |
 | `fineweb` | Penedo et al. 2024, The FineWeb Datasets, section 3.6 |
-| `spam` | this project's own: what machines write for machines |
-| `code` | Li et al. 2023, StarCoder, section 3.1; the only one that applies to code |
+| `spam` | this project: text that programs write for search engines |
+| `code` | Li et al. 2023, StarCoder, section 3.1; the only preset for code |
 
-Where the papers leave a choice, this is ours:
+The papers leave some choices open. These are ours:
 
-- A **word** is one of `TextBatch`: no punctuation, and in scripts without spaces each character. "Words with a letter" are counted
-  among the runs between white space, so that lone symbols count as words without one.
-- **Lines** and **paragraphs** are those with a word in them, and equal where their words are, whatever their case and punctuation.
-- The characters of a **duplicate** item are those of its second and further occurrences, each character once, over all characters.
-  For runs of words only the characters of words are counted, and overlapping duplicates count as their union.
-- The characters of the **commonest** run of words are those from its first to its last word, times its occurrences; a run that
-  occurs once is no repetition.
-- C4 removes lines and then counts sentences; here `c4` counts the sentences of the lines that would stay and leaves the text as it
-  is. `clean.drop_lines` removes them. A sentence ends with `.`, `?` or `!` before white space or a closing quote.
-- Stop words are asked for where the language is English, the mean length of words unless most are single characters of scripts
-  without spaces.
-- The rules are tried in the order of their presets and papers; the first that is broken is the reason.
+- A **word** is a word of `TextBatch`: it has no punctuation, and in scripts without spaces each character is a word. The share of
+  words with a letter is taken of the runs between white space, so a lone symbol counts as a word without a letter.
+- **Lines** and **paragraphs** count if they have a word. They are equal if their words are equal; case and punctuation are ignored.
+- The characters of a **duplicate** item are those of its second and later occurrences, each character once, over all characters.
+  For runs of words, only the characters of words count, and overlapping duplicates count as their union.
+- The characters of the **commonest** run of words are those from its first to its last word, times its occurrences. A run that
+  occurs once does not count.
+- C4 removes lines and then counts sentences. Here `c4` counts the sentences of the lines that C4 would keep, and does not change
+  the text; `clean.drop_lines` removes the lines. A sentence ends with `.`, `?` or `!` before white space or a closing quote.
+- Stop words are counted in English text only. The mean length of words is not checked if most words are single characters of
+  scripts without spaces.
+- The rules are checked in the order of the chosen presets, then of the paper. The first broken rule gives the reason.
 
 Shape suffixes: N bytes of all texts, D texts, W words, T tokens (runs between white space), K lines, P paragraphs.
 """
@@ -59,7 +59,7 @@ _GENERATED_LINES = 5
 _TOP_NGRAMS = (2, 3, 4)
 _DUPLICATE_NGRAMS = (5, 6, 7, 8, 9, 10)
 _BLOB_CHARS = 40
-_MAX_WORD_CHARS = 1000  # a line with a longer word is none for C4
+_MAX_WORD_CHARS = 1000  # C4 removes a line with a longer word
 _KEYWORD_CHARS = 4
 _KEYWORD_MIN_WORDS = 50
 _URL_MARKS = (b"://", b"www.")
@@ -106,7 +106,7 @@ def judge_form(
 
 
 class _Form:
-    """What the rules ask of the texts of a batch; what several of them ask is computed once."""
+    """The measures of the texts of a batch. What several rules need is computed once."""
 
     def __init__(self, batch: TextBatch, is_english_D: Bools, settings: HeuristicSettings) -> None:
         self.batch = batch
@@ -116,30 +116,30 @@ class _Form:
         self.chars_D = batch.count_characters(batch.starts_D, batch.ends_D)
 
     def borders(self, starts_I: Int64s) -> Int64s:
-        """Borders of the texts among items that begin at these bytes."""
+        """Return the borders of the texts among items that begin at these bytes."""
         return np.searchsorted(starts_I, self.starts_D1)
 
     def count(self, starts_I: Int64s) -> Int64s:
-        """How many of the items that begin at these bytes each text has."""
+        """Return each text's number of the items that begin at these bytes."""
         return np.diff(self.borders(starts_I))
 
     def count_bytes(self, is_counted_N: Bools) -> Int64s:
-        """How many of the marked bytes each text has, its closing newline included."""
+        """Return each text's number of marked bytes. The newline after the text is included."""
         counts_D: Int64s = np.add.reduceat(is_counted_N, self.batch.starts_D, dtype=np.int64)
         return counts_D
 
     def are_between(self, first: str, last: str) -> Bools:
-        """Which bytes are ASCII characters from `first` to `last`."""
-        is_between_N: Bools = self.batch.bytes_N - np.uint8(ord(first)) <= ord(last) - ord(first)  # those below wrap around
+        """Return which bytes are ASCII characters from `first` to `last`."""
+        is_between_N: Bools = self.batch.bytes_N - np.uint8(ord(first)) <= ord(last) - ord(first)  # lower bytes wrap around
         return is_between_N
 
     @cached_property
     def are_letters(self) -> Bools:
-        """Which bytes are ASCII letters."""
+        """Whether each byte is an ASCII letter."""
         return self.are_between("A", "Z") | self.are_between("a", "z")
 
     def share_of_chars(self, chars: Int64s, starts_I: Int64s) -> Floats:
-        """The share of each text's characters in items that begin at these bytes."""
+        """Return the share of each text's characters that is in items that begin at these bytes."""
         return _share(_sums(chars, self.borders(starts_I)), self.chars_D)
 
     @cached_property
@@ -147,18 +147,18 @@ class _Form:
         return self.batch.bytes_N.tobytes().lower()
 
     def places_of(self, needle: bytes) -> Int64s:
-        """Where a string in lower case begins, whatever the case of the text's ASCII letters."""
+        """Return the positions of a lower-case string. The case of the text's ASCII letters is ignored."""
         return np.fromiter(_find_all(self.lower_case, needle), np.int64)
 
     def begin_with(self, starts_I: Int64s, needle: bytes) -> Bools:
-        """Which items that begin at these bytes begin with the needle."""
-        last = len(self.batch.bytes_N) - 1  # a newline, which no needle holds
+        """Return which items that begin at these bytes begin with the needle."""
+        last = len(self.batch.bytes_N) - 1  # a newline, which no needle contains
         equal = [self.batch.bytes_N[np.minimum(starts_I + place, last)] == byte for place, byte in enumerate(needle)]
         begins_I: Bools = np.logical_and.reduce(equal)
         return begins_I
 
     def end_with(self, ends_I: Int64s, needles: Sequence[bytes]) -> Bools:
-        """Which items have one of the needles before their end."""
+        """Return which items end with one of the needles."""
         equal = [self.begin_with(np.maximum(ends_I - len(needle), 0), needle) for needle in needles]
         ends_with_one_I: Bools = np.logical_or.reduce(equal)
         return ends_with_one_I
@@ -175,7 +175,7 @@ class _Form:
 
     @cached_property
     def is_spaced_D(self) -> Bools:
-        """Whether most words are more than a character of a script without spaces."""
+        """Whether at least half of each text's words are not single characters of scripts without spaces."""
         if self.batch.is_ascii:
             return np.ones(len(self.batch), np.bool_)
         lead_W, second_W = self.batch.bytes_N[self.batch.word_starts_W], self.batch.bytes_N[self.batch.word_starts_W + 1]
@@ -185,7 +185,7 @@ class _Form:
         return _share(_sums(self.word_chars_W, self.batch.words_D1), self.words_D)
 
     def symbols_per_word(self) -> Floats:
-        """Hash signs or ellipses, whichever are more."""
+        """Return the number of hash signs or of ellipses, whichever is greater, per word."""
         hashes = np.flatnonzero(self.batch.bytes_N == ord("#"))
         ellipses_D = self.count(self.places_of(_ELLIPSES[0])) + self.count(self.places_of(_ELLIPSES[1]))
         return _share(np.maximum(self.count(hashes), ellipses_D), self.words_D)
@@ -200,14 +200,14 @@ class _Form:
         return _share(_sums(has_letter_T, borders_D1), np.diff(borders_D1))
 
     def stop_words(self) -> Int64s:
-        """How many of the stop words each text has."""
+        """Return how many different stop words each text has."""
         hashes = TextBatch(_STOP_WORDS).word_hashes_W
         counts = [self.count(self.batch.word_starts_W[self.batch.word_hashes_W == stop_word]) > 0 for stop_word in hashes]
         counts_D: Int64s = np.sum(counts, axis=0, dtype=np.int64)
         return counts_D
 
     def commonest_keyword(self) -> Floats:
-        """The share of the commonest word of four or more characters; 0 in a text with few words."""
+        """Return the share of words that the commonest word of four or more characters has; 0 for a text with few words."""
         long_enough = np.flatnonzero(self.word_chars_W >= _KEYWORD_CHARS)
         top = top_items(self.batch.word_hashes_W[long_enough], self.borders(self.batch.word_starts_W[long_enough]))
         return np.where(self.words_D >= _KEYWORD_MIN_WORDS, _share(top.counts_D, self.words_D), 0.0)
@@ -228,9 +228,10 @@ class _Form:
         return _share(top.counts_D * spans_D, self.chars_D)
 
     def duplicate_ngrams(self, n: int) -> Floats:
-        """The share of characters in duplicate runs of n words; it may be 0 for texts in which no threshold is exceeded.
+        """Return the share of characters in duplicate runs of n words; it may be 0 for texts that exceed no threshold.
 
-        If a run of words is repeated, so are the shorter runs in it: a text has the largest share for the shortest runs.
+        If a run of words is repeated, so are the shorter runs in it. So the share is largest for the shortest runs, and the others
+        are only computed for texts in which this share exceeds the lowest threshold.
         """
         if n == _DUPLICATE_NGRAMS[0]:
             return self._duplicates_of_least_length
@@ -255,13 +256,13 @@ class _Form:
 
     @cached_property
     def lines(self) -> _Spans:
-        """Those with a word in them."""
+        """The lines with at least one word."""
         has_word_K = self._words_in_lines[1] > 0
         return self._spans(self.batch.line_starts_K[has_word_K], self.batch.line_ends_K[has_word_K])
 
     @cached_property
     def paragraphs(self) -> _Spans:
-        """Runs of such lines within a text."""
+        """The runs of consecutive lines with words."""
         has_word_K1 = np.append(self._words_in_lines[1] > 0, False)
         opens_text_K1 = np.zeros(len(has_word_K1), np.bool_)
         opens_text_K1[self.batch.lines_D1] = True
@@ -286,7 +287,7 @@ class _Form:
 
     @cached_property
     def _line_text(self) -> tuple[Int64s, Int64s]:
-        """Where each line's text begins and ends, white space around it left out."""
+        """The start and end of each line without the white space around it."""
         starts_T = self.batch.token_starts_T
         first = np.searchsorted(starts_T, self.lines.starts)
         last = np.searchsorted(starts_T, self.lines.ends) - 1
@@ -311,7 +312,7 @@ class _Form:
     # C4
 
     def sentences(self) -> Int64s:
-        """Sentences in the lines that C4 keeps, at least one in each."""
+        """Return the number of sentences in the lines that C4 keeps. Each of these lines counts as at least one."""
         ends = self._line_text[1]
         is_kept = self.end_with(ends, [mark.encode() for mark in LINE_ENDS]) & ~self.end_with(ends, [b"..."])
         is_kept &= self._words_in_lines[1][self._words_in_lines[1] > 0] >= self.settings.c4_min_line_words
@@ -322,7 +323,7 @@ class _Form:
         return _sums(np.where(is_kept, np.maximum(sentences, 1), 0), self.lines.borders_D1)
 
     def _lines_at(self, places: Int64s) -> Int64s:
-        """The line of each of these bytes; those outside of lines with words are left out."""
+        """Return the line of each of these bytes. Bytes outside of lines with words are left out."""
         lines = np.searchsorted(self.lines.starts, places, side="right") - 1
         lines, places = lines[lines >= 0], places[lines >= 0]
         return lines[places < self.lines.ends[lines]]
@@ -333,7 +334,7 @@ class _Form:
 
     def _sentence_ends(self) -> Int64s:
         marks = np.flatnonzero(_IS_SENTENCE_END[self.batch.bytes_N])
-        marks = marks[_MAY_FOLLOW_SENTENCE[self.batch.bytes_N[marks + 1]]]  # the last byte of all is a newline
+        marks = marks[_MAY_FOLLOW_SENTENCE[self.batch.bytes_N[marks + 1]]]  # the last byte is a newline, not a mark
         if self.batch.is_ascii:
             return marks
         return np.concatenate([marks, *(self.places_of(mark.encode()) for mark in _SENTENCE_ENDS if not mark.isascii())])
@@ -346,7 +347,7 @@ class _Form:
 
     @cached_property
     def _visible(self) -> Int64s:
-        """Number of ASCII characters that leave ink."""
+        """Number of visible ASCII characters."""
         return self.count_bytes(self.are_between("!", "~"))
 
     @cached_property
@@ -364,14 +365,14 @@ class _Form:
         return _share(self._visible - self._letters - self._digits, self._visible + self._beyond_ascii)
 
     def alphanumeric(self) -> Floats:
-        """Characters beyond ASCII count as letters."""
+        """Return the share of letters and digits. Characters beyond ASCII count as letters."""
         return _share(self._letters + self._digits + self._beyond_ascii, self.chars_D)
 
     def upper_case(self) -> Floats:
         return _share(self.count_bytes(self.are_between("A", "Z")), self._letters)
 
     def repeated_chars(self) -> Floats:
-        """The share of runs of ten or more of the same visible character, of ASCII or of three bytes."""
+        """Return the share of characters in runs of ten or more equal visible characters, of ASCII or of three bytes."""
         bytes_N = self.batch.bytes_N
         repeated_D = self._in_runs((bytes_N[1:] == bytes_N[:-1]) & self.are_between("!", "~")[1:], _REPEATED_CHARS - 1)
         if not self.batch.is_ascii:
@@ -380,7 +381,7 @@ class _Form:
         return _share(repeated_D, self.chars_D)
 
     def _in_runs(self, is_same: Bools, least: int) -> Int64s:
-        """Bytes of each text in runs of at least `least` true values."""
+        """Return each text's number of bytes in runs of at least `least` true values."""
         starts, ends = runs_of(np.append(is_same, False))
         is_long = ends - starts >= least
         return _sums((ends - starts)[is_long], self.borders(starts[is_long]))
@@ -408,7 +409,7 @@ class _Form:
         return self.batch.count_characters(self.batch.line_starts_K, self.batch.line_ends_K)
 
     def generated(self) -> Int64s:
-        """How often the first lines say that a program wrote the file."""
+        """Return the number of remarks in the first lines that a program wrote the file."""
         last_D = np.minimum(self.batch.lines_D1[:-1] + _GENERATED_LINES, self.batch.lines_D1[1:]) - 1
         ends_D = self.batch.line_ends_K[last_D]
         places = np.sort(np.concatenate([self.places_of(remark) for remark in _GENERATED]))
@@ -424,25 +425,26 @@ class _Spans:
     ends: Int64s
     borders_D1: Int64s
     repeats: Int64s
-    """Which of them repeat an earlier one of their text."""
+    """Indices of the items that repeat an earlier item of the same text."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A measure of each text, and the setting that bounds it."""
+    """A named condition on the form of a text: a measure, and the setting that bounds it."""
 
     reason: Reason
     setting: str
     """The threshold. Its `Bound` says whether the measure must be at least or at most this."""
     what: str
+    """The measure in words, for the detail of a rejection."""
     measure: Callable[[_Form], Floats | Int64s]
     place: int | None = None
-    """Which of several values of the setting."""
+    """The index of the bound in a setting with several values."""
     applies: Callable[[_Form], Bools] | None = None
-    """To which texts; none means to all."""
+    """The texts that the rule applies to; None: all."""
 
     def judge(self, form: _Form) -> tuple[Floats | Int64s, Bools]:
-        """The measure of each text, and whether it is out of bounds."""
+        """Return the measure of each text, and whether it breaks the rule."""
         values_D = self.measure(form)
         bound = self._bound(form.settings)
         breaks_D = values_D < bound if form.settings.bound(self.setting) is Bound.AT_LEAST else values_D > bound
@@ -453,7 +455,7 @@ class _Rule:
         return float(value if self.place is None else value[self.place])
 
     def threshold(self, settings: HeuristicSettings) -> str:
-        """The setting with its value, as the detail of a rejection says it."""
+        """Return the setting with its value, for the detail of a rejection."""
         place = "" if self.place is None else f"[{self.place}]"
         return f"heuristics.{self.setting}{place} = {self._bound(settings):.9g}"
 
@@ -464,7 +466,7 @@ def _share(part: Floats | Int64s, whole: Int64s) -> Floats:
 
 
 def _sums(values_I: Int64s | Bools, borders_D1: Int64s) -> Int64s:
-    """The sum of each text's values."""
+    """Return the sum of each text's values."""
     sums_I1 = np.zeros(len(values_I) + 1, np.int64)
     np.cumsum(values_I, out=sums_I1[1:])
     return np.diff(sums_I1[borders_D1])

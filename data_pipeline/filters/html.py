@@ -1,17 +1,17 @@
 """HTML to text: the main content of a page, or everything that it shows.
 
 Resiliparse builds the tree as a browser would and writes paragraphs, list items and table rows as lines. Titles, alternative texts,
-link targets, forms and everything invisible stay out: a title mostly repeats the first heading. Pages in which no main content is
-found are taken whole.
+link targets, forms and everything invisible are left out: a title mostly repeats the first heading. If no main content is found,
+the whole page is taken.
 
-The tree costs time that grows with the square of the depth of elements and of the attributes of one element, and a list item is
-indented by its depth: half a megabyte of `<div>` would take minutes. Pages beyond what any author writes are therefore only
-stripped of their tags, by regular expressions that take linear time.
+Building the tree takes time that grows with the square of the depth of elements and of the number of attributes of one element, and
+a list item is indented by its depth: half a megabyte of `<div>` would take minutes. Pages that exceed what authors write are
+therefore only stripped of their tags, by regular expressions that take linear time.
 
-Other pages make the tree itself grow with the square of their length: each `<p>` after 240 unclosed `<font>` holds 240 elements
-more. Only the rules of the parser tell such a page from an ordinary one. So the parser runs in a child process (`html_child`), with
-limits on memory and processor time that follow from the length of the page; a page over them is stripped of its tags too.
-Ordinary pages take 4 to 60 bytes of memory for each of their bytes, and a page of nothing but `<p>x` takes 144 (measured 2026-11).
+Other pages make the tree itself grow with the square of their length: each `<p>` after 240 unclosed `<font>` holds 240 more
+elements. Only the parser can tell such a page from an ordinary one. So the parser runs in a child process (`html_child`), with
+limits on memory and processor time that follow from the length of the page. A page that exceeds them is stripped of its tags too.
+Ordinary pages take 4 to 60 bytes of memory per byte, and a page that consists of `<p>x` takes 144 (measured 2026-11).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["Extracted", "PageReader"]
 
 _CHILD = Path(__file__).with_name("html_child.py")
 _SILENCE_S = 600.0  # wall time; the child's own limit is processor time, which a busy machine does not change
-_MEMORY_BYTES = 64 << 20  # for any page; the least that limits.reader_memory_bytes can be
+_MEMORY_BYTES = 64 << 20  # for any page; also the lower bound of limits.reader_memory_bytes
 _MEMORY_PER_BYTE = 256
 _SECONDS = 5  # an ordinary page takes milliseconds
 _SECONDS_PER_MIB = 2
-_KEPT_BYTES = 4 << 20  # after a larger page the child is replaced, because it keeps much of the memory
+_KEPT_BYTES = 4 << 20  # after a larger page the child is replaced, because it does not return all of the memory
 _RULES = {b"m": "html-main", b"a": "html-all"}
 _ENDED_BY_THE_PAGE = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGXCPU)
 
@@ -43,7 +43,7 @@ _MAX_DEPTH = 256  # browsers stop at 512
 _MAX_LIST_DEPTH = 32
 _MAX_ATTRIBUTES = 255
 
-# The states of the HTML standard's tokenizer (13.2.5.32 to 13.2.5.40) for one attribute and what stands before it.
+# The states of the HTML standard's tokenizer (13.2.5.32 to 13.2.5.40) for one attribute and the characters before it.
 _ATTRIBUTE = r"""[\s/]*+[^\s/>][^\s/>=]*+(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+)?+)?+"""
 _TAGS_WITH_FEW_ATTRIBUTES = re.compile(
     rf"(?:[^<]++|<(?![a-zA-Z])|<[a-zA-Z][^\s/>]*+(?:{_ATTRIBUTE}){{0,{_MAX_ATTRIBUTES}}}+[\s/]*+(?:>|\Z))*+"
@@ -65,7 +65,7 @@ _TAG = re.compile(r"<[a-zA-Z/!?][^>]*+>?")
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """The text of a page, and how it was found."""
+    """The text of a page, and the rule that produced it."""
 
     text: str
     rule: str
@@ -73,9 +73,9 @@ class Extracted:
 
 
 class PageReader:
-    """Turns HTML pages into text. Parsing happens in a child process that is started for the first page and ends with `close`.
+    """Converter from HTML pages to text. Its child process starts with the first page, in about 15 ms, and ends with `close`.
 
-    Used as a context manager, so that the child ends in any case. Starting it takes about 15 ms.
+    Use it as a context manager, which calls `close` after an error too.
     """
 
     def __init__(self, limits: LimitSettings) -> None:
@@ -89,13 +89,13 @@ class PageReader:
         self.close()
 
     def close(self) -> None:
-        """Ends the child process; the next page starts another."""
+        """End the child process. The next page starts another."""
         program, self._program = self._program, None
         if program is not None:
             program.close()
 
     def text_of(self, page: str, settings: HtmlSettings) -> Extracted:
-        """The text that a page shows. Broken HTML is read as a browser reads it, and nothing that a page holds is an error.
+        """Return the text that a page shows. Broken HTML is read as browsers read it; no page causes an error.
 
         Raises:
             WorkerError: the child process was killed from outside or does not answer.
@@ -104,9 +104,9 @@ class PageReader:
         return extracted or Extracted(_strip_tags(page), "html-stripped")
 
     def _parsed(self, page: bytes, settings: HtmlSettings) -> Extracted | None:
-        """What the parser makes of a page; None if that needs more memory or time than the length of the page allows.
+        """Return the parser's text; None if parsing needs more memory or time than the length of the page allows.
 
-        A fresh process decides about that, so the result does not depend on the pages before this one.
+        If a used process fails, a fresh one tries again, so the result does not depend on earlier pages.
         """
         was_fresh = self._program is None
         extracted = self._asked(page, settings)
@@ -118,7 +118,7 @@ class PageReader:
         return extracted
 
     def _asked(self, page: bytes, settings: HtmlSettings) -> Extracted | None:
-        """The answer of the child process; without one it is of no more use."""
+        """Return the answer of the child process; None if the page ended the process, which must then be closed."""
         if self._program is None:
             self._program = ConfinedProgram(_CHILD, _SILENCE_S)
         memory_bytes = min(_MEMORY_BYTES + _MEMORY_PER_BYTE * len(page), self._max_memory_bytes)
@@ -164,7 +164,7 @@ def _is_deep(page: str) -> bool:
 
 
 class _Steps(dict[str, int]):
-    """The change of depth by a tag, `div` or `/div`: 1 or -1; 2 or -2 for a list; 0 for elements that never nest."""
+    """Change of depth by tag: 1 for `div`, -1 for `/div`; 2 and -2 for lists; 0 for elements that never nest."""
 
     def __missing__(self, tag: str) -> int:
         name = tag.removeprefix("/").lower()
@@ -174,7 +174,7 @@ class _Steps(dict[str, int]):
 
 
 def _strip_tags(page: str) -> str:
-    """What is left without tags, comments and what they hide; the tags of blocks end a line."""
+    """Return the page without tags, comments and invisible elements. Tags other than inline tags end a line."""
     text = _INLINE_TAG.sub("", _INVISIBLE.sub("", page))
     lines = html.unescape(_TAG.sub("\n", text)).split("\n")
     return "\n".join(line for line in map(str.strip, lines) if line)

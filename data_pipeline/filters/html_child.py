@@ -1,13 +1,13 @@
-"""Extracts the text of HTML pages in a separate process; started as a script by `html`, and imports nothing of this package.
+"""Extracts the text of HTML pages in a separate process. `html` starts it as a script; it imports nothing of this package.
 
-The parser builds a tree whose size and time some pages make grow with the square of their length. Here each page has a limit on
-memory and processor time that follows from its length, and what is over it ends at most this process.
+For some pages, the size of the parser's tree grows with the square of their length. Here each page has limits on memory and
+processor time that follow from its length. A page that exceeds them ends this process alone.
 
-Requests come on standard input, answers go to standard output, all numbers are little-endian and of 64 bits:
+Requests come on standard input, answers go to standard output. All numbers are little-endian and have 64 bits:
 
-    M or A, length, bytes of memory, seconds, the page     asks for the main content (if there is none, for all), or for all
-    m or a, length, the text                               the answer: the main content, or all
-    E, 0                                                   the answer if the page needs more memory; the process ends
+    M or A, length, bytes of memory, seconds, the page     request: M the main content (everything if there is none), A everything
+    m or a, length, the text                               answer: m the main content, a everything
+    E, 0                                                   answer if the page needs more memory; the process ends
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NO_LIMIT = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
 
 def main() -> None:
-    """Serves requests until standard input ends."""
+    """Answer requests until standard input ends."""
     source, sink = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -36,10 +36,10 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + seconds + 1, resource.RLIM_INFINITY))
         try:
             letter, text = _extract(source.read(length), mode)
-        except Exception:  # memory ran out, which the parser says in several ways
+        except Exception:  # memory ran out, for which the parser raises several types
             letter, text = b"E", b""
         finally:
-            resource.setrlimit(resource.RLIMIT_AS, _NO_LIMIT)  # what is left to do takes no memory to speak of, and must not fail
+            resource.setrlimit(resource.RLIMIT_AS, _NO_LIMIT)  # the rest needs little memory, and must not fail
         sink.write(struct.pack("<cq", letter, len(text)))
         sink.write(text)
         sink.flush()
@@ -48,9 +48,9 @@ def main() -> None:
 
 
 def _memory_in_use() -> int | None:
-    """Bytes of address space that this process takes; None where the system does not tell."""
+    """Return the bytes of address space that this process uses; None if the system does not say."""
     try:
-        with open("/proc/self/statm", encoding="ascii") as usage:  # noqa: PTH123 - pathlib takes longer to import than all else here
+        with open("/proc/self/statm", encoding="ascii") as usage:  # noqa: PTH123 - importing pathlib takes longer than the rest of the start
             return int(usage.read().split()[0]) * resource.getpagesize()
     except OSError:
         return None

@@ -1,8 +1,7 @@
-"""What the read stage does with a batch of documents: plain text, clean text, and whether it is wanted.
+"""Extracts, cleans and judges a batch of documents, for the read stage.
 
-In this order, and the first to object gives the reason: HTML becomes text, the text is cleaned, its length is judged, its language,
-its form (heuristics). The texts that are left when it comes to the form are laid side by side once, and near-duplicate
-detection goes on with the same batch.
+The order is: HTML becomes text, the text is cleaned, then its length, its language and its form (heuristics) are judged. The first
+check that fails gives the reason. The form of all remaining texts is judged in one array, which near-duplicate detection uses too.
 """
 
 from __future__ import annotations
@@ -24,37 +23,37 @@ from data_pipeline.text.batch import TextBatch
 
 __all__ = ["JudgedBatch", "JudgedDocument", "judge_batch"]
 
-_JUDGED_BYTES = 4 << 20  # the form of a longer text is judged by its beginning: the rules take 30 to 90 bytes of memory for each
+_JUDGED_BYTES = 4 << 20  # of a longer text, only this much is judged by its form: the rules need 30 to 90 bytes of memory per byte
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedDocument:
-    """A document that is kept: plain and clean."""
+    """A document that is kept, as plain and clean text."""
 
     document: Document
     language: str
-    """`und` where it could not be identified or was not to be; `code` for code."""
+    """`code` for code; `und` if the language is unknown or was not identified."""
     confidence: float
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedBatch:
-    """What became of some documents."""
+    """The documents of a batch after cleaning and judging."""
 
     items: list[JudgedDocument | Rejection]
-    """As many as there were, in their order."""
+    """One for each document of the batch, in the same order."""
     texts: TextBatch
-    """The cleaned texts of the kept documents, and of some that were rejected for their form."""
+    """The cleaned texts of the documents that were kept, or were rejected for their form."""
     kept: NDArray[np.int64]
-    """For each kept document, in order, its index in `texts`."""
+    """The index in `texts` of each kept document, in order."""
     changes: dict[str, int]
     """Number of documents changed by each cleaning rule."""
     confidences: dict[str, dict[str, int]]
-    """Number of documents by language and by confidence, in whole percents: all that were identified, rejected or not."""
+    """Number of identified documents, rejected ones included, by language and by confidence in whole percent."""
 
 
 def judge_batch(items: Sequence[Document | Rejection], config: PrepareConfig, pages: PageReader) -> JudgedBatch:
-    """Cleans and judges documents of one source, whose resolved settings are `config`; rejections pass through.
+    """Clean and judge documents of one source, whose resolved settings are `config`. Rejections are returned as they are.
 
     Raises:
         WorkerError: the process that parses HTML for `pages` was killed from outside.
@@ -92,7 +91,7 @@ def _judge_alone(
     changes: Counter[str],
     confidences: dict[str, Counter[str]],
 ) -> tuple[bytes, JudgedDocument | Rejection]:
-    """What can be said of a document without the others, and its text as UTF-8; counts what was done to it."""
+    """Return a document's cleaned text as UTF-8, and the document or its rejection. Counts the changes and the confidence."""
     if isinstance(item, Rejection):
         return b"", item
     document, names = _clean(item, config, pages)

@@ -1,18 +1,17 @@
-"""The language of a text and how sure that is, by models that come with their packages and need no network.
+"""The language of a text and the confidence in it, by models that are part of their packages and need no network.
 
-pycld2 (Compact Language Detector 2) answers first: it reads about 30 MB/s. Where it is not sure, py3langid, which is slower and
-knows short texts better, has a second vote on the first kilobyte.
+pycld2 (Compact Language Detector 2) answers first, at about 30 MB/s. If its confidence is below 0.9, py3langid, which is slower and
+better at short texts, gives a second vote on the first kilobyte.
 
-**Confidence** is a number from 0 to 1 that means the same for every text:
+**Confidence** is a number from 0 to 1, computed in the same way for every text:
 
-- cld2's share of the text in its first language; half of it where cld2 itself calls the result unreliable;
-- where that is under 0.9, the mean of it and py3langid's probability for the same language, for the language with the larger mean.
+- It is cld2's share of the text in its first language, or half of that share if cld2 calls the result unreliable.
+- If this is below 0.9, it is the mean of this and py3langid's probability for the same language, for the language with the larger
+  mean. So if the two disagree, the confidence is at most 0.5; if they agree, it lies between theirs.
+- With a fastText model, it is the probability that this model gives.
 
-So where the two disagree nothing is believed by more than half, and where they agree the confidence lies between theirs. With a
-fastText model it is that model's own probability. **0.9 means different things** for different models: of clean English it keeps
-98 % by cld2 and 21 % by fastText's small model, so the report shows what each threshold keeps.
-
-Text without any language (digits, symbols, too little of it) is `und` with confidence 0.
+**0.9 means different things** for different models: of clean English text it keeps 98 % by cld2 and 21 % by fastText's small model.
+So the report shows what each threshold keeps. Text without a language (digits, symbols, too short) is `und` with confidence 0.
 """
 
 from __future__ import annotations
@@ -34,25 +33,25 @@ __all__ = ["CODE", "UNDETERMINED", "Identified", "ThresholdCost", "confidence_bi
 
 UNDETERMINED = "und"
 CODE = "code"
-"""The language of source code, which is not identified."""
+"""The language of source code, whose language is not identified."""
 
 _SURE = 0.9
 _SECOND_VOTE_BYTES = 1024
-_NO_IDEA = 0.1  # py3langid gives each of its 142 classes the same small probability where it knows nothing
+_NO_IDEA = 0.1  # py3langid gives all of its 142 classes the same small probability if it cannot decide
 _NUM_BINS = 100
 _SAME_LANGUAGE = {"iw": "he", "jw": "jv", "nb": "no", "un": UNDETERMINED, "xxx": UNDETERMINED, "zxx": UNDETERMINED}
 
 
 @dataclass(frozen=True, slots=True)
 class Identified:
-    """A language (ISO 639-1 where there is such a code) and how sure it is, from 0 to 1."""
+    """A language (its ISO 639-1 code if it has one), and the confidence from 0 to 1."""
 
     language: str
     confidence: float
 
 
 def identify(text: bytes, settings: LanguageSettings) -> Identified:
-    """The language of a valid UTF-8 text. The same text and settings give the same answer everywhere; nothing is raised for a text.
+    """Return the language of a valid UTF-8 text. The same text and settings give the same answer on every machine.
 
     Raises:
         ConfigError: `language.fasttext_model` cannot be loaded, or the package is not installed.
@@ -67,18 +66,18 @@ def identify(text: bytes, settings: LanguageSettings) -> Identified:
 
 
 def confidence_bin(confidence: float) -> str:
-    """The name of a histogram bin, `"0"` to `"100"`: whole percents, rounded down."""
+    """Return the name of a histogram bin, `"0"` to `"100"`: whole percent, rounded down."""
     return str(int(confidence * _NUM_BINS + 1e-9))
 
 
 @dataclass(frozen=True, slots=True)
 class ThresholdCost:
-    """What a value of `language.min_confidence` keeps."""
+    """The documents that a value of `language.min_confidence` keeps."""
 
     min_confidence: float
     documents: int
     share: float
-    """Of all documents of the languages that are kept, at any confidence."""
+    """Share of all documents of the kept languages, of any confidence."""
 
 
 def threshold_costs(
@@ -86,9 +85,9 @@ def threshold_costs(
     keep: tuple[str, ...] = (),
     thresholds: tuple[float, ...] = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99),
 ) -> list[ThresholdCost]:
-    """What each threshold would keep of the documents in `histogram`: language -> confidence bin -> number of documents.
+    """Return what each threshold keeps of the documents in `histogram`: language -> confidence bin -> number of documents.
 
-    Languages other than those in `keep` do not count; an empty `keep` counts all. Thresholds are taken in whole percents.
+    Only languages in `keep` count, or all if `keep` is empty. Thresholds are rounded to whole percent.
     """
     bins = [bins for language, bins in histogram.items() if not keep or language in keep]
     total = sum(sum(counts.values()) for counts in bins)
@@ -101,7 +100,7 @@ def threshold_costs(
 
 
 def _sample(text: bytes, num_bytes: int) -> bytes:
-    """The start, the middle and the end of a text, a third each, where it is longer than `num_bytes`."""
+    """Return a text of up to `num_bytes`; of a longer one its start, middle and end, each a third of `num_bytes`."""
     if len(text) <= num_bytes:
         return text
     part = num_bytes // 3
@@ -109,14 +108,14 @@ def _sample(text: bytes, num_bytes: int) -> bytes:
 
 
 def _cut(text: bytes, start: int, num_bytes: int) -> bytes:
-    """That part of a text, less the characters that are cut in two at its borders."""
+    """Return a part of a text, without characters that are cut at its borders."""
     return text[start : start + num_bytes].decode(errors="ignore").encode()
 
 
 def _ask_cld2(sample: bytes) -> Identified:
     try:
         is_reliable, _, details = pycld2.detect(sample, isPlainText=True)
-    except pycld2.error:  # control and non-characters count as invalid there
+    except pycld2.error:  # it refuses control characters and non-characters
         is_reliable, _, details = pycld2.detect(_printable(sample), isPlainText=True)
     _, code, percent, _ = details[0]
     language = _common_code(code)
@@ -150,7 +149,7 @@ def _mean_of_votes(first: Identified, second: Identified) -> Identified:
 
 
 def _common_code(code: str) -> str:
-    """Without script or region, and one code where the models use several."""
+    """Return the code without script or region, and one code for languages that have several."""
     code = code.partition("-")[0]
     return _SAME_LANGUAGE.get(code, code)
 
@@ -167,7 +166,7 @@ def _ask_fasttext(sample: bytes, model: Path) -> Identified:
 @cache
 def _fasttext_model(path: Path) -> Any:
     try:
-        fasttext = importlib.import_module("fasttext")  # optional: only for those who name a model
+        fasttext = importlib.import_module("fasttext")  # optional: needed only if a model is named
     except ImportError:
         raise ConfigError(
             "language.fasttext_model is set, but the package fasttext is not installed; "

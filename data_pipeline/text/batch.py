@@ -1,12 +1,11 @@
-"""Texts side by side in one array of bytes, with their words and lines: the common ground of all vectorised measures.
+"""Several texts in one array of bytes, with their words and lines: the input of all vectorised measures.
 
-Heuristics and near-duplicate detection ask the same questions of every text: where are its words and lines, and which of them are
-equal? Asked for each text in Python that costs more than reading the text; asked of a batch of texts in NumPy it costs a few
-nanoseconds a byte, once.
+Heuristics and near-duplicate detection both need the words and lines of every text, and which of them are equal. Finding them for
+each text in Python takes longer than reading the text. For a batch of texts in NumPy it takes a few nanoseconds per byte, once.
 
 A word is a run of letters, digits, `_`, `'` and bytes of other scripts, without the punctuation of Latin-1, of General Punctuation
 and of CJK. A character of a script that writes no spaces (Thai, Lao, Tibetan, Burmese, Khmer, and all from U+3000 on: Chinese,
-Japanese, Korean, …) is a word by itself. Words are compared by a 64-bit hash that takes no notice of the case of ASCII letters.
+Japanese, Korean, …) is a word by itself. Words are compared by a 64-bit hash that ignores the case of ASCII letters.
 
 Shape suffixes: N bytes of all texts, D texts, W their words, T their tokens (runs between white space), K their lines, G their
 n-grams. A name with `_D1` holds D + 1 borders: text d owns the items [border[d], border[d + 1]).
@@ -32,8 +31,8 @@ Bools = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
 Int64s = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
-_HASH_BLOCK_BYTES = 1 << 15  # the arrays of one block, 8 bytes a byte of text, stay in the cache
-_HASHED_WORD_BYTES = 1 << 12  # what follows in a longer word is not looked at
+_HASH_BLOCK_BYTES = 1 << 15  # the arrays of one block, 8 bytes per byte of text, fit in the cache
+_HASHED_WORD_BYTES = 1 << 12  # of a longer word, only these are hashed
 _INVERSE = pow(HASH_MULTIPLIER, -1, 1 << 64)
 
 
@@ -57,7 +56,7 @@ _IS_SPACE = np.isin(np.arange(256), list(string.whitespace.encode()))
 
 
 def _powers(base: int, count: int) -> Hashes:
-    """1, base, base², … modulo 2**64."""
+    """Return 1, base, base², … modulo 2**64."""
     powers = np.full(count, base, np.uint64)
     powers[0] = 1
     return np.multiply.accumulate(powers)
@@ -68,12 +67,12 @@ _INVERSE_POWERS = _powers(_INVERSE, _HASH_BLOCK_BYTES + _HASHED_WORD_BYTES)
 
 
 class TextBatch:
-    """Some texts, measured together. What is expensive is computed when it is first asked for."""
+    """Several texts that are measured together. Expensive properties are computed at their first use."""
 
     def __init__(self, texts: Sequence[bytes]) -> None:
         """`texts` are valid UTF-8."""
         self.bytes_N: Bytes = np.frombuffer(b"\n".join([*texts, b""]), np.uint8)
-        """All texts, each followed by one newline that is not part of it, so that no word or line reaches into the next text."""
+        """All texts. Each is followed by a newline that is not part of it, so no word or line continues in the next text."""
         self.starts_D: Int64s
         self.ends_D: Int64s
         lengths_D = np.fromiter((len(text) for text in texts), np.int64, len(texts))
@@ -85,7 +84,7 @@ class TextBatch:
 
     @cached_property
     def is_ascii(self) -> bool:
-        """Whether no text holds any other character."""
+        """Whether all characters are ASCII."""
         return not len(self.bytes_N) or int(self.bytes_N.max()) < 0x80
 
     @cached_property
@@ -113,7 +112,7 @@ class TextBatch:
 
     @property
     def word_ends_W(self) -> Int64s:
-        """Index behind each word's last byte."""
+        """Index after each word's last byte."""
         return self._words[1]
 
     @cached_property
@@ -123,7 +122,7 @@ class TextBatch:
 
     @cached_property
     def word_hashes_W(self) -> Hashes:
-        """A hash of each word: of its first 4096 bytes, without regard to the case of ASCII letters."""
+        """A hash of the first 4096 bytes of each word, which ignores the case of ASCII letters."""
         ends_W = np.minimum(self.word_ends_W, self.word_starts_W + _HASHED_WORD_BYTES)
         hashes_W = np.empty(len(ends_W), np.uint64)
         room = np.empty(_HASH_BLOCK_BYTES + _HASHED_WORD_BYTES + 1, np.uint64)
@@ -147,7 +146,7 @@ class TextBatch:
 
     @property
     def token_ends_T(self) -> Int64s:
-        """Index behind the last byte of each such run."""
+        """Index after the last byte of each run of characters other than ASCII white space."""
         return self._tokens[1]
 
     @cached_property
@@ -157,7 +156,7 @@ class TextBatch:
 
     @property
     def line_starts_K(self) -> Int64s:
-        """Index of each line's first byte; empty lines are lines too."""
+        """Index of each line's first byte. Empty lines count."""
         return self._lines[0]
 
     @property
@@ -171,7 +170,7 @@ class TextBatch:
         return np.append(np.searchsorted(self.line_starts_K, self.starts_D), len(self.line_starts_K))
 
     def hash_of_spans(self, starts: Int64s, ends: Int64s) -> Hashes:
-        """A hash of each range of bytes: of the words that begin in it, in their order; 0 where there is none."""
+        """Return a hash of the words that begin in each range of bytes, in their order; 0 if there is none."""
         return self.hash_of_words(np.searchsorted(self.word_starts_W, starts), np.searchsorted(self.word_starts_W, ends))
 
     @cached_property
@@ -182,7 +181,7 @@ class TextBatch:
         return before_N1
 
     def count_characters(self, starts: Int64s, ends: Int64s) -> Int64s:
-        """Number of characters (code points) in each range of bytes."""
+        """Return the number of characters (code points) in each range of bytes."""
         if self.is_ascii:
             return ends - starts
         before_N1 = self._characters_before_N1
@@ -190,7 +189,7 @@ class TextBatch:
 
     @cached_property
     def _sums_of_hashes(self) -> tuple[Hashes, Hashes]:
-        """Sums of the hashes of all words before each, plain and weighted by the word's place, modulo 2**64."""
+        """Sums modulo 2**64 of the hashes of all words before each word: plain, and weighted by the word's place from 1."""
         position_W = np.arange(1, len(self.word_hashes_W) + 1, dtype=np.uint64)
         plain_W1, weighted_W1 = np.zeros((2, len(position_W) + 1), np.uint64)
         np.cumsum(self.word_hashes_W, out=plain_W1[1:])
@@ -198,21 +197,21 @@ class TextBatch:
         return plain_W1, weighted_W1
 
     def hash_of_words(self, first: Int64s, last: Int64s) -> Hashes:
-        """A hash of each run [first, last) of words, in their order; 0 for an empty run."""
+        """Return a hash of each run [first, last) of words, in their order; 0 for an empty run."""
         count = (last - first).astype(np.uint64)
-        # A sum of hash(word) times its place in the run: the order counts, and sums over all words answer for any run.
+        # The sum of hash(word) times its place in the run depends on the order, and follows from the sums over all words.
         plain_W1, weighted_W1 = self._sums_of_hashes
         plain = plain_W1[last] - plain_W1[first]
         weighted = weighted_W1[last] - weighted_W1[first] - plain * first.astype(np.uint64)
         return np.where(count == 0, np.uint64(0), mix_hashes(weighted * np.uint64(HASH_MULTIPLIER) + plain + count))
 
     def ngrams(self, n: int) -> NGrams:
-        """All runs of `n` words, in the order of their first words; a text with fewer words has none."""
+        """Return all runs of `n` words, in the order of their first words. A text with fewer words has none."""
         return ngrams_of(self.word_hashes_W, self.words_D1, n)
 
 
 def writes_no_spaces(lead: Bytes, second: Bytes) -> Bools:
-    """Whether a character belongs to a script without spaces between words, by the first two bytes of its UTF-8."""
+    """Return whether each character belongs to a script without spaces, from the first two bytes of its UTF-8."""
     is_thai_lao_tibetan = (lead == 0xE0) & (second >= 0xB8)
     is_burmese_khmer = (lead == 0xE1) & ((second <= 0x81) | (second == 0x9E) | (second == 0x9F))
     writes_none: Bools = ((lead >= 0xE3) & (lead <= 0xED)) | is_thai_lao_tibetan | is_burmese_khmer
@@ -220,7 +219,7 @@ def writes_no_spaces(lead: Bytes, second: Bytes) -> Bools:
 
 
 def _hash_spans(block_N: Bytes, starts: Int64s, ends: Int64s, room: Hashes) -> Hashes:
-    """A polynomial in the byte values of each span, from sums over the block; the multiplier is odd, so it has an inverse."""
+    """Return a polynomial in the byte values of each span, from sums over the block. The multiplier is odd, so it is invertible."""
     sums_N1 = room[: len(block_N) + 1]
     sums_N1[0] = 0
     terms_N = sums_N1[1:]
@@ -232,9 +231,9 @@ def _hash_spans(block_N: Bytes, starts: Int64s, ends: Int64s, room: Hashes) -> H
 
 
 def _mark_other_scripts(bytes_N: Bytes, is_word_N: Bools) -> Bools:
-    """Clears punctuation outside ASCII in `is_word_N`, and returns where a character that stands alone begins or has ended."""
+    """Clear non-ASCII punctuation in `is_word_N`. Return where characters that are words by themselves begin and end."""
     is_border_N = np.zeros(len(bytes_N), np.bool_)
-    leads = np.flatnonzero(bytes_N >= 0xC2)  # never among the last bytes: valid UTF-8, and a newline at the end
+    leads = np.flatnonzero(bytes_N >= 0xC2)  # never the last byte, which is a newline
     lead, second = bytes_N[leads], bytes_N[leads + 1]
     is_separator = (lead == 0xC2) | ((lead == 0xE2) & (second <= 0x81)) | ((lead == 0xE3) & (second == 0x80))
     length = 1 + (lead >= 0xC2) + (lead >= 0xE0) + (lead >= 0xF0)

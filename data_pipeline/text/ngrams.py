@@ -24,12 +24,12 @@ class NGrams:
     n: int
     hashes_G: Hashes
     first_words_G: Int64s
-    """Index of the first of its words among all words of the batch."""
+    """The index of each run's first word among all words of the batch."""
     borders_D1: Int64s
 
 
 def ngrams_of(word_hashes_W: Hashes, words_D1: Int64s, n: int) -> NGrams:
-    """All runs of `n` words of some texts, in the order of their first words; a text with fewer words has none."""
+    """Return all runs of `n` words of the texts, in the order of their first words. A text with fewer words has none."""
     counts_D = np.maximum(np.diff(words_D1) - n + 1, 0)
     borders_D1 = np.concatenate([[0], np.cumsum(counts_D)])
     first_G = np.arange(borders_D1[-1]) + np.repeat(words_D1[:-1] - borders_D1[:-1], counts_D)
@@ -40,13 +40,13 @@ def ngrams_of(word_hashes_W: Hashes, words_D1: Int64s, n: int) -> NGrams:
 
 
 def mix_hashes(hashes: Hashes) -> Hashes:
-    """Spreads every bit over all others: the finaliser of splitmix64 (Steele, Lea and Flood, 2014). A bijection."""
+    """Mix the bits of each hash by the finaliser of splitmix64 (Steele, Lea and Flood, 2014), which is a bijection."""
     hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return hashes ^ (hashes >> np.uint64(31))
 
 
 def runs_of(is_inside_N: Bools) -> tuple[Int64s, Int64s]:
-    """Where the runs of true values begin and end; the last value is false."""
+    """Return the start and end of each run of true values. The last value must be false."""
     borders = np.flatnonzero(np.diff(is_inside_N, prepend=False))
     return borders[::2], borders[1::2]

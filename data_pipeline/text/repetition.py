@@ -1,10 +1,10 @@
-"""Which words, runs of words, lines or paragraphs a text repeats: for many texts at once, from the hashes of their items.
+"""Repeated words, runs of words, lines or paragraphs of many texts at once, from the hashes of these items.
 
 Shape suffixes: D texts, I their items, W their words, R repeats. `borders_D1` holds D + 1 borders: text d owns the items
 [border[d], border[d + 1]).
 
-The hash of an item is cut to make room for its place, so that one sort of plain numbers brings equal items of a text together in
-their order. In a batch of a megabyte 45 bits are left: two different items are taken for equal once in a thousand batches.
+The hash of an item is shortened to make room for its place, so one sort of plain numbers groups equal items of a text in their
+order. In a batch of 1 MB, 45 bits of the hash are left: in one of a thousand batches, two different items count as equal.
 """
 
 # ruff: noqa: N815 - names of arrays carry their shape
@@ -27,23 +27,23 @@ Hashes = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class TopItems:
-    """The commonest item of each text; among equally common ones the first."""
+    """The commonest item of each text. Of several with the same count, it is the first."""
 
     counts_D: Int64s
-    """How often it occurs; 0 where no item of the text occurs twice."""
+    """Number of its occurrences; 0 if no item of the text occurs twice."""
     first_D: Int64s
-    """Index of its first occurrence among the items of all texts; 0 where there is none."""
+    """Index of its first occurrence among the items of all texts; 0 if no item occurs twice."""
 
 
 def find_repeats(hashes_I: Hashes, borders_D1: Int64s) -> Int64s:
-    """Indices of the items that equal an earlier one of the same text, in ascending order."""
+    """Return the indices of the items that equal an earlier item of the same text, in ascending order."""
     keys, place_bits = _sorted_candidates(hashes_I, borders_D1)
     is_repeat = _equals_previous(keys, place_bits)
     return np.sort(_places(keys, place_bits)[is_repeat])
 
 
 def top_items(hashes_I: Hashes, borders_D1: Int64s) -> TopItems:
-    """The commonest item of each text, where one occurs at least twice."""
+    """Return the commonest item of each text, if one occurs at least twice."""
     keys, place_bits = _sorted_candidates(hashes_I, borders_D1)
     starts = np.flatnonzero(~_equals_previous(keys, place_bits))
     counts = np.diff(starts, append=len(keys))
@@ -59,17 +59,17 @@ def top_items(hashes_I: Hashes, borders_D1: Int64s) -> TopItems:
 
 
 def words_in_repeats(ngrams: NGrams, num_words: int) -> Bools:
-    """For each of the `num_words` words whether it lies in an n-gram that equals an earlier one of its text."""
+    """Return for each of the `num_words` words whether it is in an n-gram that equals an earlier one of its text."""
     first_R = ngrams.first_words_G[find_repeats(ngrams.hashes_G, ngrams.borders_D1)]
     steps = np.zeros(num_words + 1, np.int8)
-    steps[first_R] += 1  # no word begins two n-grams of one length, so that no step is counted twice or lost
+    steps[first_R] += 1  # each word begins at most one n-gram, so no index occurs twice
     steps[first_R + ngrams.n] -= 1
     covered_W: Bools = np.cumsum(steps[:-1], dtype=np.int8) > 0
     return covered_W
 
 
 def _sorted_candidates(hashes_I: Hashes, borders_D1: Int64s) -> tuple[Hashes, int]:
-    """Sorted keys of all items that may occur twice, hash before place, and the number of bits of the place."""
+    """Return the sorted keys of all items that may occur twice, and the number of low bits that hold the place."""
     salts_D = mix_hashes(~np.arange(len(borders_D1) - 1, dtype=np.uint64))
     salted_I = hashes_I ^ np.repeat(salts_D, np.diff(borders_D1))
     places = _sharing_a_slot(salted_I)
@@ -79,7 +79,7 @@ def _sorted_candidates(hashes_I: Hashes, borders_D1: Int64s) -> tuple[Hashes, in
 
 
 def _sharing_a_slot(salted_I: Hashes) -> Int64s:
-    """Items that may occur twice, by a table in which one item of each slot wins: far fewer than all, so there is less to sort."""
+    """Return the items that share a slot of a hash table with another item: only these may occur twice and need to be sorted."""
     slot_bits = max(len(salted_I).bit_length() + 1, 8)
     slots_I = (salted_I >> np.uint64(64 - slot_bits)).astype(np.intp)
     numbers_I = np.arange(len(salted_I), dtype=np.int32)

@@ -1,8 +1,8 @@
 """Text to token ids and back: SentencePiece models (bpe, unigram), characters, bytes, and tokenizers that the user supplies.
 
-In tokenizers of our own, ids 0 to 3 are pad, unk, bos and eos; in a supplied one they are what its files say. `encode` adds neither
-bos nor eos. Every kind of our own but `char` gives back exactly the text it was given, whatever it holds; `char` knows the
-characters of the training text and writes unk for any other; of a supplied one, `round_trip_failures` tells.
+In our own tokenizers, ids 0 to 3 are pad, unk, bos and eos. In a supplied tokenizer, its files decide. `encode` adds neither bos
+nor eos. Our own tokenizers decode every encoded text exactly, except `char`, which encodes characters outside the training text as
+unk. A supplied tokenizer can lose text, which `round_trip_failures` counts.
 """
 
 from data_pipeline.tokenizer.base import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Encoded, Tokenizer, round_trip_failures

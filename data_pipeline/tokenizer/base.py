@@ -1,4 +1,4 @@
-"""What every tokenizer can do, and the form in which many encoded texts travel.
+"""The interface of all tokenizers, and the ids of several texts in one array.
 
 Shape suffixes: D texts, T ids.
 """
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
-"""The ids in every tokenizer of our own; one that the user supplies has what its file says."""
+"""The special ids of our own tokenizers. The files of a supplied tokenizer decide its special ids."""
 SPECIAL_IDS = {"pad": PAD_ID, "unk": UNK_ID, "bos": BOS_ID, "eos": EOS_ID}
 NUM_SPECIAL = len(SPECIAL_IDS)
 MAX_VOCAB_SIZE = 1 << 24
@@ -43,20 +43,20 @@ class Encoded:
 
     ids_T: NDArray[np.int32]
     ends_D: NDArray[np.int64]
-    """Where each text ends among the ids."""
+    """The end of each text in `ids_T`."""
 
     @staticmethod
     def of(arrays: Sequence[NDArray[np.int32]]) -> Encoded:
-        """The ids of texts that were encoded one by one."""
+        """Return the ids of texts that were encoded one by one."""
         ends_D = np.cumsum(np.fromiter(map(len, arrays), np.int64, len(arrays)))
         return Encoded(np.concatenate(arrays) if arrays else np.empty(0, np.int32), ends_D)
 
     def arrays(self) -> list[NDArray[np.int32]]:
-        """The ids of each text."""
+        """Return the ids of each text."""
         return np.split(self.ids_T, self.ends_D[:-1]) if len(self.ends_D) else []
 
     def framed(self, first: int | None, last: int | None) -> Encoded:
-        """The same texts with the id `first` before and `last` behind each, where these are given."""
+        """Return the same texts with the id `first` before and `last` after each, unless they are None."""
         lengths_D = np.diff(self.ends_D, prepend=0)
         extra = (first is not None) + (last is not None)
         ends_D = np.cumsum(lengths_D + extra)
@@ -75,10 +75,10 @@ class Tokenizer(ABC):
 
     kind: str
     file_name: str
-    """The file in the tokenizer's folder by which `load_tokenizer` knows the kind."""
+    """The file in the tokenizer's folder by which `load_tokenizer` recognises the kind."""
 
     pad_id: int = PAD_ID
-    """Fills rows; never a target, so it may be an id that has another meaning."""
+    """The id that fills rows. It is never a target, so it may have another meaning too."""
     unk_id: int | None = UNK_ID
     bos_id: int | None = BOS_ID
     eos_id: int | None = EOS_ID
@@ -91,45 +91,45 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def digest(self) -> str:
-        """`sha256:…` over kind, pieces, scores and special ids: over what decides the ids, not over a file."""
+        """`sha256:…` over everything that decides the ids (kind, pieces, scores, special ids), not over a file."""
 
     @abstractmethod
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
-        """The ids of all texts in one array, without bos and eos. What stands in a text never becomes a special id."""
+        """Return the ids of all texts in one array, without bos and eos. No text is encoded as a special id."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`; special ids stand for no text."""
+        """Return the text of `ids`. Special ids have no text."""
 
     @abstractmethod
     def files(self) -> dict[str, bytes]:
-        """The content of the tokenizer's folder, by file name."""
+        """Return the content of the tokenizer's folder, by file name."""
 
     def to_bytes(self) -> bytes:
-        """The content of the file `file_name`."""
+        """Return the content of the file `file_name`."""
         return self.files()[self.file_name]
 
     @abstractmethod
     def token_id(self, name: str) -> int | None:
-        """The id of the special token of this name, such as `<|fim_prefix|>`; none where there is no such token."""
+        """Return the id of a special token, such as `<|fim_prefix|>`, or None if there is no such token."""
 
     def frame(self, encoded: Encoded, *, add_bos: bool, add_eos: bool) -> Encoded:
-        """Encoded texts, each between bos and eos as asked."""
+        """Return encoded texts with bos before or eos after each."""
         return encoded.framed(self.bos_id if add_bos else None, self.eos_id if add_eos else None)
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """The ids of every text, without bos and eos."""
+        """Return the ids of every text as arrays, without bos and eos."""
         return self.encode_flat(texts).arrays()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of every text, without bos and eos."""
+        """Return the ids of every text, without bos and eos."""
         return [ids.tolist() for ids in self.encode_arrays(texts)]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of one text, without bos and eos."""
+        """Return the ids of one text, without bos and eos."""
         return self.encode_batch([text])[0]
 
 
 def round_trip_failures(tokenizer: Tokenizer, texts: Iterable[str]) -> int:
-    """How many of the texts do not come back as they were, which only `char` and supplied tokenizers may let happen."""
+    """Return how many of the texts differ after encoding and decoding. Only `char` and supplied tokenizers may have any."""
     return sum(tokenizer.decode(tokenizer.encode(text)) != text for text in texts)

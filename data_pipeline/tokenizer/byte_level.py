@@ -1,19 +1,20 @@
-r"""Where a text can be cut before a byte-level `tokenizer.json` encodes it, so that the parts have the ids of the whole.
+r"""Places where a text can be cut before a byte-level `tokenizer.json` encodes it, so that the parts have the ids of the whole.
 
 Such a tokenizer divides a text by a regular expression and encodes every division by itself. A text can be cut at a border of two
-divisions that is there whatever stands further away, if no match looks across it. In all of the known expressions, a space comes
-first in its division unless white space is before it; letters and numbers end theirs, but for the apostrophe of `'s`; a number is
-joined to nothing but a space before it; and only `\s+(?!\S)` looks at what follows: at the end of its white space. So these are
-such borders:
+divisions if the border does not depend on text further away, and no match looks across it. In all known expressions, a space is the
+first character of its division unless white space is before it. Letters and numbers end their division, except before the
+apostrophe of `'s`. A number is joined to nothing but a space before it. Only `\s+(?!\S)` looks at the following character, at the
+end of its white space. So these are such borders:
 
 - between a character that is not white space and a space;
-- between an ASCII letter and an ASCII character that is none, or a digit and one that is none, other than the apostrophe;
-- between ASCII punctuation, other than the apostrophe, and a digit;
-- between white space and the last space before a visible character: `\s+(?!\S)` leaves that space over, and where the text ends
-  before it, matches the same. That character must be in the same part of the text: no added token, and no digit that is split off.
+- between an ASCII letter and an ASCII character that is not a letter, or a digit and one that is not a digit, except apostrophes;
+- between ASCII punctuation other than the apostrophe and a digit;
+- between white space and the last space before a visible character. `\s+(?!\S)` does not match that space, and matches the same
+  if the text ends before it. The visible character must be in the same part of the text: not in an added token, and not a digit
+  that is split off.
 
-Others are borders for one expression only (`_Expression.borders`). NFC composes no character with an ASCII one behind it (Unicode
-Standard Annex 15), and so may come first.
+Other borders belong to one expression (`_Expression.borders`). NFC may be applied before, because it never composes a character
+with an ASCII character after it (Unicode Standard Annex 15).
 
 Shape suffixes: N bytes, P places.
 """
@@ -34,7 +35,7 @@ from data_pipeline.tokenizer.word_cache import Bools, Int64s
 __all__ = ["Borders", "borders_of"]
 
 _BLANKS = "\t\n\r "
-_WHITE_SPACE = [character for character in map(chr, range(0x3001)) if character.isspace()]  # there is none beyond
+_WHITE_SPACE = [character for character in map(chr, range(0x3001)) if character.isspace()]  # no higher code point is a space
 _MARKS = punctuation.replace("'", "")
 _VISIBLE = ascii_letters + digits + punctuation
 _ASCII = "".join(map(chr, range(128)))
@@ -48,7 +49,7 @@ _ALWAYS = (
 
 @dataclass(frozen=True)
 class _Expression:
-    """A regular expression in its spellings; and the ASCII characters before and behind borders that are its own."""
+    """A regular expression in all its spellings, and the ASCII characters before and after the borders that only it has."""
 
     patterns: tuple[str, ...]
     borders: tuple[str, str]
@@ -76,14 +77,14 @@ _O200K = _Expression(
     ("\r\n", _VISIBLE.replace("/", "")),
 )
 _BY_PATTERN = {pattern: expression for expression in (_GPT2, _CL100K, _O200K) for pattern in expression.patterns}
-# The expressions match every character, so what keeps the matches alone keeps everything.
+# The expressions match every character, so a part that keeps only the matches keeps everything.
 _KEEPS_EVERYTHING = (("Isolated", False), ("Removed", True))
 _COMPOSED_TO_ASCII = ";K`"  # NFC makes them of U+037E, U+212A and U+1FEF
 
 
 @dataclass(frozen=True)
 class Borders:
-    """Places that a tokenizer's divisions never reach across."""
+    """Borders of a tokenizer's divisions that depend only on the characters around them."""
 
     may_cut: Bools
     """By two neighbouring bytes, `first | second << 8`: True where a text may be cut between them."""
@@ -92,7 +93,7 @@ class Borders:
     _is_behind_space: Bools
 
     def in_white_space(self, data: bytes, ends: Int64s) -> Int64s:
-        """Further places: before the last space of white space. `ends`, sorted, is where each of the texts in `data` ends."""
+        """Return more places: before the last space of white space. `ends` are the ends of the texts in `data`, sorted."""
         bytes_N = np.frombuffer(data, np.uint8)
         is_place_N = bytes_N[1:-1] == ord(" ")
         is_place_N &= self._is_before_space[bytes_N[:-2]]
@@ -103,9 +104,9 @@ class Borders:
 
 
 def borders_of(tokenizer: Mapping[str, Any]) -> Borders | None:
-    """The borders of a tokenizer that reads no special token in a text; none if a part of it is not known to allow cuts.
+    """Return the borders of a tokenizer that encodes special tokens in a text as text; None if cuts may change its ids.
 
-    `tokenizer` is the content of its `tokenizer.json` as the library writes it, which has every field.
+    `tokenizer` is the content of its `tokenizer.json` as the library writes it, with every field.
     """
     tokens: Sequence[Mapping[str, Any]] = tokenizer["added_tokens"]
     parts = _pre_tokenizers(tokenizer["pre_tokenizer"])
@@ -118,13 +119,13 @@ def borders_of(tokenizer: Mapping[str, Any]) -> Borders | None:
         or not all(_is_found_alone(token, is_normalized=normalizer is not None) for token in tokens)
     ):
         return None
-    # A space may be put before what does not begin with one, which is right at the start of a text only.
+    # With add_prefix_space, a space is added to each part that does not begin with one, so parts must begin with a space.
     spaces_only = any(part.get("add_prefix_space") for part in parts)
     may_cut = _table(() if spaces_only else (*_ALWAYS, expression.borders))
     before, behind = _bytes(_BLANKS), _bytes(_VISIBLE)
     if any(part["type"] == "Digits" for part in parts):
         behind[list(digits.encode())] = False
-    for name in (token["content"].encode() for token in tokens):  # also special ones, which hide others from being found
+    for name in (token["content"].encode() for token in tokens):  # special ones too, which can hide others
         behind[name[0]] = False
         for first, second in pairwise(name):
             may_cut[second, first] = False
@@ -133,7 +134,7 @@ def borders_of(tokenizer: Mapping[str, Any]) -> Borders | None:
 
 
 def _table(borders: Sequence[tuple[str, str]]) -> Bools:
-    """By the first byte of the character behind the place, and then the last byte of the one before it."""
+    """Return a table by the first byte of the character after the place, then the last byte of the character before it."""
     may_cut = np.zeros((256, 256), np.bool_)
     may_cut[ord(" ")] = True
     may_cut[ord(" "), [character.encode()[-1] for character in _WHITE_SPACE]] = False
@@ -143,7 +144,7 @@ def _table(borders: Sequence[tuple[str, str]]) -> Bools:
 
 
 def _bytes(characters: str) -> NDArray[np.bool_]:
-    """A table that is True for these ASCII characters."""
+    """Return a table that is True for these ASCII characters."""
     table = np.zeros(256, np.bool_)
     table[list(characters.encode())] = True
     return table
@@ -157,7 +158,7 @@ def _pre_tokenizers(part: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any
 
 
 def _expression_of(parts: Sequence[Mapping[str, Any]]) -> _Expression | None:
-    """The expression that divides first, where every part is known: digits, such expressions, and the step to bytes at the end."""
+    """Return the expression that is applied first; None unless all parts are digits, known expressions, and bytes at the end."""
     if not parts or parts[-1]["type"] != "ByteLevel":
         return None
     expressions = [_split_by(part) for part in parts[:-1] if part["type"] != "Digits"]
@@ -173,12 +174,12 @@ def _split_by(part: Mapping[str, Any]) -> _Expression | None:
 
 
 def _encodes_alone(model: Mapping[str, Any]) -> bool:
-    """Whether a division always has the same ids: byte-pair encoding that leaves no join out by chance."""
+    """Return whether a division always has the same ids, as with byte-pair encoding without dropout."""
     return model["type"] == "BPE" and not model["dropout"]
 
 
 def _is_found_alone(token: Mapping[str, Any], *, is_normalized: bool) -> bool:
-    """Whether its own characters, as the text spells them, decide if the token is found in it and what is taken with it."""
+    """Return whether only the characters of the token, as spelt in the text, decide if it is found and what it includes."""
     if is_normalized and token["normalized"] and (not token["content"].isascii() or {*token["content"]} & {*_COMPOSED_TO_ASCII}):
         return False
     return token["special"] or not (token["single_word"] or token["lstrip"] or token["rstrip"])

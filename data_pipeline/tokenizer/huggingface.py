@@ -1,4 +1,4 @@
-"""A `tokenizer.json` of Hugging Face's tokenizers library, as the user supplied it."""
+"""Supplied tokenizers in a `tokenizer.json` of Hugging Face's tokenizers library."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from data_pipeline.tokenizer.word_cache import WordCache
 
 __all__ = ["HuggingFaceTokenizer"]
 
-_CHANGES_NO_ID = ("truncation", "padding", "post_processor")  # none of them is applied here
+_CHANGES_NO_ID = ("truncation", "padding", "post_processor")  # fields that are not used here
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """Encodes as the file says, but adds no special tokens, cuts nothing off, and reads none of the special tokens in a text."""
+    """A tokenizer of a `tokenizer.json`, without special tokens, truncation and padding. Special tokens in a text are text."""
 
     kind = "huggingface"
     file_name = "tokenizer.json"
@@ -32,19 +32,19 @@ class HuggingFaceTokenizer(Tokenizer):
     def __init__(
         self, content: bytes, chosen: Mapping[str, str] | None = None, found: Mapping[str, str | None] | None = None
     ) -> None:
-        """`chosen` names special tokens, and `found` is what the files beside it name.
+        """Load the content of a file. `chosen` names special tokens by role; `found` has those that the files beside it name.
 
         Raises:
-            ValueError: this is no such file, or a chosen token is not in it.
+            ValueError: the content is not such a file, or lacks a chosen token.
         """
-        # The work is spread over processes already, and the library's threads do not survive a fork.
+        # Several processes do the work already, and the library's threads do not survive a fork.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self._content = content
         self._library = _read(content)
         self._library.no_truncation()
         self._library.no_padding()
         self._library.post_processor = None
-        self._library.encode_special_tokens = True  # a special token that is spelt out in a text is text
+        self._library.encode_special_tokens = True  # a special token in a text is text
         self._special = special_tokens(chosen or {}, found or {}, self._library.token_to_id, {})
         self.pad_id = self._special.pad_id
         self.unk_id, self.bos_id, self.eos_id = (self._special.ids[role] for role in ROLES[1:])
@@ -69,12 +69,12 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @property
     def digest(self) -> str:
-        """`sha256:…` over kind, special ids and the file in canonical form, without what changes no id."""
+        """`sha256:…` over kind, special ids and the file in canonical form, without fields that change no id."""
         content = {key: value for key, value in json.loads(self._content).items() if key not in _CHANGES_NO_ID}
         return digest_bytes(canonical_json({"kind": self.kind, "special": dict(self._special.ids), "tokenizer": content}))
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
-        """The ids of all texts in one array, without bos and eos."""
+        """Return the ids of all texts in one array, without bos and eos."""
         if self._borders is None or self._words is None:
             return Encoded.of(self._encode_texts(texts))
         data = [text.encode() for text in texts]
@@ -84,16 +84,16 @@ class HuggingFaceTokenizer(Tokenizer):
         return Encoded(*self._words.encode(joined, cuts, ends_D))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`; special ids stand for no text."""
+        """Return the text of `ids`. Special ids have no text."""
         with _guarded("decode these ids"):
             return str(self._library.decode([int(i) for i in ids if i not in self._silent], skip_special_tokens=True))
 
     def files(self) -> dict[str, bytes]:
-        """The file as it was supplied, and the names of its special tokens."""
+        """Return the supplied file, and a file with the names of the special tokens."""
         return {self.file_name: self._content, CONFIG_FILE: self._special.to_bytes()}
 
     def token_id(self, name: str) -> int | None:
-        """The id of the token of this name; none where there is none."""
+        """Return the id of a token, or None if there is no such token."""
         number = self._library.token_to_id(name)
         return None if number is None else int(number)
 
@@ -117,10 +117,10 @@ def _read(content: bytes) -> tokenizers.Tokenizer:
 
 @contextmanager
 def _guarded(what: str) -> Iterator[None]:
-    """Within it, an error of the library is one that users can act on.
+    """Turn errors of the library into errors that users can act on.
 
     Raises:
-        DataError: in the place of such an error.
+        DataError: instead of an error of the library.
     """
     try:
         yield
@@ -131,5 +131,5 @@ def _guarded(what: str) -> Iterator[None]:
 
 
 def _is_of_library(error: BaseException) -> bool:
-    """The library raises plain Exception, and panics of its Rust code are not even that."""
+    """Return whether the library raised the error: a plain Exception, or a panic of its Rust code, which is a BaseException."""
     return type(error) is Exception or type(error).__name__ == "PanicException" or isinstance(error, ValueError | OverflowError)

@@ -1,4 +1,4 @@
-"""Tokenizers from files and to files."""
+"""Loads tokenizers from files and saves them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ __all__ = ["load_tokenizer", "open_supplied", "save_tokenizer", "supplied_files"
 
 _Files = Mapping[str, bytes]
 _BUILT_HERE = (CharacterTokenizer.file_name, ByteTokenizer.file_name)
-"""Files that no library reads."""
+"""Files that are read without a third-party library."""
 
 
 def load_tokenizer(directory: Path, *, trial: bool = True) -> Tokenizer:
-    """The tokenizer in a folder, which is `tokenizer` in prepared data.
+    """Return the tokenizer in a folder, such as the folder `tokenizer` of prepared data.
 
     Args:
-        directory: of its files; no link in it is followed.
-        trial: load it in a separate process first, with limits on time and memory; not needed where this preparation has
+        directory: the folder of its files. Links in it are not followed.
+        trial: load it in a separate process first, with limits on time and memory. Not needed if this preparation has
             loaded the same file before.
 
     Raises:
-        PreparedDataError: there is none, or its file cannot be read.
+        PreparedDataError: the folder has no tokenizer, or its file cannot be read.
     """
     for file_name, build in _BUILDERS.items():
         path = directory / file_name
@@ -48,19 +48,19 @@ def load_tokenizer(directory: Path, *, trial: bool = True) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
-    """Writes the tokenizer's files into a folder, the one that names its kind last."""
+    """Write the tokenizer's files into a folder. The file that identifies its kind is written last."""
     directory.mkdir(parents=True, exist_ok=True)
     for file_name, content in sorted(tokenizer.files().items(), key=lambda item: item[0] == tokenizer.file_name):
         write_atomic(directory / file_name, content)
 
 
 def open_supplied(path: Path, chosen: Mapping[str, str]) -> Tokenizer:
-    """A tokenizer that was made elsewhere: a `tokenizer.json` or SentencePiece `.model` file, or a folder with one of them.
+    """Return a supplied tokenizer: a `tokenizer.json` or SentencePiece `.model` file, or a folder with one of them.
 
-    `chosen` names its special tokens by role (`pad`, `unk`, `bos`, `eos`) where its files do not, or not as wanted.
+    `chosen` names special tokens by role (`pad`, `unk`, `bos`, `eos`) and overrides the names in the files.
 
     Raises:
-        ConfigError: there is none, it cannot be read, or it lacks a chosen token.
+        ConfigError: the file does not exist or cannot be read, or the tokenizer lacks a chosen token.
     """
     file = _file_of(path)
     try:
@@ -80,15 +80,15 @@ def _try_out(file: Path, content: bytes) -> None:
     if file.suffix == ".json":
         try_out("huggingface", content)
     else:
-        read_spec(content)  # which says more about what is wrong with it
+        read_spec(content)  # its errors are more precise
         try_out("sentencepiece", content)
 
 
 def supplied_files(path: Path) -> list[Path]:
-    """The files that `open_supplied` reads: the tokenizer's own first, then those beside it that name special tokens.
+    """Return the files that `open_supplied` reads: the tokenizer's file, then the files beside it that name special tokens.
 
     Raises:
-        ConfigError: there is no tokenizer of this name.
+        ConfigError: there is no tokenizer at this path.
     """
     return _with_siblings(_file_of(path))
 
@@ -96,7 +96,7 @@ def supplied_files(path: Path) -> list[Path]:
 def _file_of(path: Path) -> Path:
     if not path.is_dir():
         if path.suffix not in (".json", ".model"):
-            raise ConfigError(f"tokenizer.path: {path} is no tokenizer.json, SentencePiece .model, or folder with one")
+            raise ConfigError(f"tokenizer.path: {path} is not a tokenizer.json, SentencePiece .model, or folder with one; name one")
         return path
     candidates = [path / HuggingFaceTokenizer.file_name, *sorted(path.glob("*.model"))]
     present = [file for file in candidates if file.is_file()]
@@ -108,7 +108,7 @@ def _file_of(path: Path) -> Path:
 
 
 def _read_with_siblings(file: Path, below: Path | None = None) -> _Files:
-    """A tokenizer's file and those beside it that name special tokens, by name; `below` as in `read_input`."""
+    """Return by name a tokenizer's file and those beside it that name special tokens; `below` as in `read_input`."""
     return {path.name: read_input(path, MAX_TOKENIZER_BYTES, below=below) for path in _with_siblings(file)}
 
 

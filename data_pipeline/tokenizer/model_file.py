@@ -1,7 +1,7 @@
-"""What a SentencePiece model file says about how it was made and how it treats text.
+"""Reads from a SentencePiece model file how it was trained and how it treats text.
 
-The file is a protocol buffer (sentencepiece_model.proto). SentencePiece's own Python reader of it works only with the version of
-protobuf that it was generated with, so the few fields that matter here are read from the wire format
+The file is a protocol buffer (sentencepiece_model.proto). SentencePiece's Python reader for it works only with the version of
+protobuf that it was generated with. So the few fields that are needed here are read from the wire format
 (https://protobuf.dev/programming-guides/encoding/).
 """
 
@@ -16,7 +16,7 @@ from common.files import digest_bytes
 __all__ = ["BPE", "UNIGRAM", "ModelSpec", "read_spec", "without_dummy_prefix", "without_provenance"]
 
 UNIGRAM, BPE = 1, 2
-"""Values of `ModelSpec.model_type`; 1 is also what an absent field means."""
+"""Values of `ModelSpec.model_type`. An absent field means 1."""
 
 _PIECE, _TRAINER_SPEC, _NORMALIZER_SPEC = 1, 2, 3
 _INPUT, _MODEL_PREFIX, _MODEL_TYPE, _NUM_THREADS, _WHITESPACE_AS_SUFFIX, _BYTE_FALLBACK = 1, 2, 3, 16, 24, 35
@@ -25,44 +25,44 @@ _CHARSMAP, _ADD_DUMMY_PREFIX, _REMOVE_EXTRA_WHITESPACES, _ESCAPE_WHITESPACES = 2
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """How a model treats text."""
+    """The properties of a model that decide how it treats text."""
 
     pieces: str
-    """Digest of the vocabulary: pieces, scores and what sort of piece each is."""
+    """Digest of the vocabulary: pieces, scores and types of the pieces."""
     model_type: int
     byte_fallback: bool
     whitespace_as_suffix: bool
     charsmap: bytes
-    """The rules by which characters are replaced; empty where none is."""
+    """The rules by which characters are replaced; empty if there are none."""
     add_dummy_prefix: bool
     remove_extra_whitespaces: bool
     escape_whitespaces: bool
 
     @property
     def keeps_text(self) -> bool:
-        """Whether every character reaches the vocabulary as it is, but for a space that may be put before the first."""
+        """Whether no character is changed before encoding. A space may be added before the first character."""
         changes = self.charsmap or self.remove_extra_whitespaces or self.whitespace_as_suffix
         return self.escape_whitespaces and not changes
 
     @property
     def content(self) -> dict[str, Any]:
-        """All of it in JSON values."""
+        """All properties as JSON values."""
         return vars(self) | {"charsmap": digest_bytes(self.charsmap)}
 
 
 class _Field(NamedTuple):
     number: int
     start: int
-    """Its first byte, with the key."""
+    """The position of its first byte, which belongs to the key."""
     end: int
     value: int | bytes
 
 
 def read_spec(model: bytes) -> ModelSpec:
-    """What a model file says about itself.
+    """Return the properties of a model file.
 
     Raises:
-        ValueError: it is no protocol buffer of this kind, or holds no vocabulary.
+        ValueError: it is not a protocol buffer of this kind, or holds no vocabulary.
     """
     pieces, sections = [], {}
     for field in _fields(model):
@@ -87,19 +87,19 @@ def read_spec(model: bytes) -> ModelSpec:
 
 
 def without_provenance(model: bytes) -> bytes:
-    """The model file without the thread count and the paths of its training, which change no id.
+    """Return the model file without the thread count and the paths of its training, which change no id.
 
     Raises:
-        ValueError: it is no protocol buffer of this kind.
+        ValueError: it is not a protocol buffer of this kind.
     """
     return _changed(model, _TRAINER_SPEC, {_INPUT, _MODEL_PREFIX, _NUM_THREADS})
 
 
 def without_dummy_prefix(model: bytes) -> bytes:
-    """The model file of a model that puts no space before the first character.
+    """Return the model file, changed so that the model adds no space before the first character.
 
     Raises:
-        ValueError: it is no protocol buffer of this kind.
+        ValueError: it is not a protocol buffer of this kind.
     """
     return _changed(model, _NORMALIZER_SPEC, {_ADD_DUMMY_PREFIX}, bytes([_ADD_DUMMY_PREFIX << 3, False]))
 
@@ -123,7 +123,7 @@ def _values(section: int | bytes) -> dict[int, int | bytes]:
 
 
 def _fields(data: bytes) -> Iterator[_Field]:
-    """The fields of a message, in the order of the file; fixed-width numbers as their bytes."""
+    """Yield the fields of a message in the order of the file. Fixed-width numbers are returned as bytes."""
     position = 0
     while position < len(data):
         start = position
@@ -138,20 +138,20 @@ def _fields(data: bytes) -> Iterator[_Field]:
             else:
                 length = {1: 8, 5: 4}.get(wire_type, -1)
             if length < 0 or position + length > len(data):
-                raise ValueError(f"no protocol buffer: byte {start} begins no field")
+                raise ValueError(f"not a protocol buffer: no field begins at byte {start}")
             value = data[position : position + length]
             position += length
         yield _Field(key >> 3, start, position, value)
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """A number in base 128, least significant digit first, and where it ends."""
+    """Return a number in base 128, least significant digit first, and the position after it."""
     value = 0
     for index, byte in enumerate(data[position : position + 10]):
         value |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
             return value, position + index + 1
-    raise ValueError(f"no protocol buffer: byte {position} begins no number")
+    raise ValueError(f"not a protocol buffer: no number begins at byte {position}")
 
 
 def _varint(value: int) -> bytes:

@@ -1,4 +1,4 @@
-"""SentencePiece models: bpe and unigram of our own training, and those that users supply."""
+"""SentencePiece models: bpe and unigram models of our own training, and models that users supply."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from data_pipeline.tokenizer.word_cache import WordCache, places_to_cut
 __all__ = ["SPACE_MARK", "SentencePieceTokenizer"]
 
 SPACE_MARK = "\u2581"
-"""SentencePiece writes a space as this character, and so would decode the character itself as a space."""
+"""SentencePiece writes a space as this character, so it would decode the character itself as a space."""
 
 _SPACE_MARK_BYTES = SPACE_MARK.encode()
-_PROCESSOR_CHARS = 1 << 20  # longest text given to SentencePiece in one piece; it needs some 100 bytes of memory a character
+_PROCESSOR_CHARS = 1 << 20  # longest text for one call of SentencePiece, which needs about 100 bytes of memory per character
 _SUPPLIED = "sentencepiece"
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece model. Its kind is bpe or unigram if it is our own, which loses no text; else sentencepiece."""
+    """A SentencePiece model. Its kind is `bpe` or `unigram` if it is our own, which loses no text, else `sentencepiece`."""
 
     def __init__(
         self, model: bytes, kind: str, chosen: Mapping[str, str] | None = None, found: Mapping[str, str | None] | None = None
     ) -> None:
-        """`chosen` and `found` name the special tokens where they are not those of the model.
+        """Load a model. `chosen` and `found` name special tokens by role and override those of the model.
 
         Raises:
-            ValueError: this is no such model, or a chosen token is not in it.
+            ValueError: this is not such a model, or it lacks a chosen token.
         """
         self.kind = kind
         self.file_name = f"{kind}.model"
@@ -54,7 +54,7 @@ class SentencePieceTokenizer(Tokenizer):
         self.unk_id, self.bos_id, self.eos_id = (self._special.ids[role] for role in ROLES[1:])
         self._is_silent = np.array(self._processor.is_control(list(range(self.vocab_size))))
         self._is_silent[[i for i in self._special.ids.values() if i is not None]] = True
-        # A space that the model would put before the first character is put there by us, so that text can be handed over in parts.
+        # If the model adds a space before the first character, we add it instead, so that a text can be encoded in parts.
         self._prefix = " " if self._spec.keeps_text and self._spec.add_dummy_prefix else ""
         self._parts_processor = self._processor
         if self._prefix:
@@ -73,11 +73,11 @@ class SentencePieceTokenizer(Tokenizer):
 
     @property
     def digest(self) -> str:
-        """`sha256:…` over all that decides the ids; how it was trained, which the file says too, changes none."""
+        """`sha256:…` over everything that decides the ids. The other contents of the file, about its training, are left out."""
         return digest_bytes(canonical_json({"kind": self.kind, "special": dict(self._special.ids)} | self._spec.content))
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
-        """The ids of all texts in one array, without bos and eos."""
+        """Return the ids of all texts in one array, without bos and eos."""
         texts = [self._prefix + text if text else text for text in texts]
         if self._words is None:
             return Encoded.of(self._encode_texts(texts))
@@ -89,12 +89,12 @@ class SentencePieceTokenizer(Tokenizer):
         return Encoded(*self._words.encode(joined, cuts, ends_D))
 
     def sample(self, text: str, alpha: float, seed: int) -> NDArray[np.int32]:
-        """The ids of one of the ways to write the text with these pieces, without bos and eos.
+        """Return the ids of a random segmentation of the text into pieces, without bos and eos.
 
-        Unigram: one of all segmentations, drawn with its probability to the power of `alpha` (Kudo 2018). Bpe: each join is left
-        out with probability `alpha` (Provilkov et al. 2020). The same `seed` draws the same.
+        unigram: each segmentation is drawn with its probability to the power of `alpha` (Kudo 2018). bpe: each merge is left
+        out with probability `alpha` (Provilkov et al. 2020). The same `seed` gives the same ids.
         """
-        draw = random.Random(seed).random  # the one method that stays the same in all versions of Python
+        draw = random.Random(seed).random  # its results are the same in all versions of Python
         segment = sample_bpe if self._spec.model_type == BPE else sample_unigram
         ids: list[int] = []
         for number, run in enumerate(text.split(SPACE_MARK) if self._spells_marks else [text]):
@@ -105,28 +105,28 @@ class SentencePieceTokenizer(Tokenizer):
 
     @cached_property
     def _scores(self) -> dict[str, float]:
-        """The score of every piece that text can be written with."""
+        """The score of every piece that can stand for text."""
         processor, ids = self._processor, list(range(self.vocab_size))
         skip = np.array(processor.is_control(ids)) | processor.is_byte(ids) | processor.is_unknown(ids) | processor.is_unused(ids)
         scores = zip(self._pieces, processor.get_score(ids), skip, strict=True)
         return {piece: score for piece, score, is_skipped in scores if not is_skipped}
 
     def _ids_of(self, piece: str) -> list[int]:
-        """The id of a piece; where there is none, those of its bytes, or that of the unknown."""
+        """Return the id of a piece. A piece without an id gets the ids of its bytes, or unk."""
         if piece in self._scores:
             return [int(self._processor.piece_to_id(piece))]
         return self._byte_ids(piece.encode()) if self._spec.byte_fallback else [int(self._processor.unk_id())]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`; special ids stand for no text."""
+        """Return the text of `ids`. Special ids have no text."""
         return str(self._processor.decode([int(i) for i in ids if not self._is_silent[i]]))
 
     def files(self) -> dict[str, bytes]:
-        """The model, and for one that was supplied the names of its special tokens."""
+        """Return the model file, and for a supplied model a file with the names of its special tokens."""
         return {self.file_name: self._model} | ({CONFIG_FILE: self._special.to_bytes()} if self.kind == _SUPPLIED else {})
 
     def token_id(self, name: str) -> int | None:
-        """The id of the control symbol or user-defined symbol of this name; none where there is none."""
+        """Return the id of a piece such as a control symbol or user-defined symbol, or None if there is no such piece."""
         return self._id_of_piece(name)
 
     def _id_of_piece(self, name: str) -> int | None:
@@ -138,7 +138,7 @@ class SentencePieceTokenizer(Tokenizer):
         return self.kind != _SUPPLIED
 
     def _word_cache(self) -> WordCache | None:
-        """The words of a byte-pair model that leaves text as it is and spells what it does not know; none for another model."""
+        """Return a cache for a byte-pair model with byte fallback that does not change text; None for other models."""
         if not (self._spec.model_type == BPE and self._spec.byte_fallback and self._spec.keeps_text):
             return None
         processor, ids = self._processor, list(range(self.vocab_size))
@@ -148,7 +148,7 @@ class SentencePieceTokenizer(Tokenizer):
         return WordCache(may_cut, lambda words: self._encode_texts([word.decode() for word in words]))
 
     def _encode_texts(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """The ids of texts that already begin with the model's prefix."""
+        """Return the ids of texts that begin with the model's prefix."""
         careful = {
             index: self._encode_with_care(text)
             for index, text in enumerate(texts)
@@ -161,7 +161,7 @@ class SentencePieceTokenizer(Tokenizer):
         return encoded
 
     def _encode_with_care(self, text: str) -> NDArray[np.int32]:
-        """Spells the space mark in bytes, and hands long text over in parts cut where no piece can reach across."""
+        """Encode space marks as bytes, and a long text in parts that no piece can span."""
         parts: list[NDArray[np.int32]] = []
         for number, run in enumerate(text.split(SPACE_MARK) if self._spells_marks else [text]):
             if number:
@@ -179,7 +179,7 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def _positions(data: bytes, pattern: bytes) -> list[int]:
-    """Where `pattern` begins in `data`."""
+    """Return the positions of `pattern` in `data`."""
     positions = []
     position = data.find(pattern)
     while position >= 0:
@@ -189,10 +189,10 @@ def _positions(data: bytes, pattern: bytes) -> list[int]:
 
 
 def _cut_at_spaces(text: str, max_chars: int) -> list[str]:
-    """`text` in parts of at most `max_chars`, each cut before a space that follows another character.
+    """Cut `text` into parts of at most `max_chars`, before spaces that follow another character.
 
-    No piece has a space after its first non-space character, so the parts encode to the ids of the whole. Only where `max_chars`
-    go by without a space is the cut made anywhere.
+    No piece has a space after its first non-space character, so the parts have the ids of the whole. Only if `max_chars`
+    characters have no such space, the cut is made after them.
     """
     parts = []
     start = 0

@@ -1,4 +1,4 @@
-"""Which tokens of a supplied tokenizer mean pad, unk, bos and eos."""
+"""Finds the pad, unk, bos and eos tokens of a supplied tokenizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["CONFIG_FILE", "ROLES", "SIBLINGS", "SpecialTokens", "names_in_siblin
 ROLES = ("pad", "unk", "bos", "eos")
 CONFIG_FILE = "tokenizer_config.json"
 SIBLINGS = (CONFIG_FILE, "special_tokens_map.json")
-"""Files that may stand beside `tokenizer.json` and name the special tokens, the first that names one winning."""
+"""Files beside the tokenizer's file that may name the special tokens. The first that names a token decides."""
 
 _USUAL_NAMES = {
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>", "<|endoftext|>"),
@@ -26,25 +26,31 @@ _USUAL_NAMES = {
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The names of the special tokens and their ids; none where the tokenizer has no such token."""
+    """The names and ids of the special tokens, by role; None if the tokenizer has no such token."""
 
     names: Mapping[str, str | None]
     ids: Mapping[str, int | None]
 
     @property
     def pad_id(self) -> int:
-        """The id that fills rows: that of pad, else of eos, else 0. It is never a target, so another meaning does no harm."""
+        """The id that fills rows: pad, else eos, else 0. It is never a target, so it may have another meaning too."""
         return next((i for i in (self.ids["pad"], self.ids["eos"]) if i is not None), 0)
 
     def to_bytes(self) -> bytes:
-        """The names in the form of a `tokenizer_config.json`."""
+        """Return the names in the form of a `tokenizer_config.json`."""
         return canonical_json({f"{role}_token": self.names[role] for role in ROLES})
 
 
 def special_tokens(
     chosen: Mapping[str, str], found: Mapping[str, str | None], id_of: Callable[[str], int | None], own: Mapping[str, str | None]
 ) -> SpecialTokens:
-    """Each role's token: the one chosen by the user, found beside the file, or of the file's own; else one of a usual name.
+    """Return each role's token: the user's choice, else the one in the files beside it, else the file's own or a usual name.
+
+    Args:
+        chosen: names that the user has chosen, by role.
+        found: names in the files beside the tokenizer, by role; None: there is no such token.
+        id_of: returns the id of a name in the vocabulary, or None.
+        own: names that the tokenizer's file gives, by role. Usual names are only tried for roles that are not in it.
 
     Raises:
         ValueError: a chosen token is not in the vocabulary.
@@ -53,7 +59,7 @@ def special_tokens(
     for role in ROLES:
         if role in chosen:
             if id_of(chosen[role]) is None:
-                raise ValueError(f"tokenizer.{role}_token = {chosen[role]!r} is no special token of it; name one that it has")
+                raise ValueError(f"tokenizer.{role}_token = {chosen[role]!r} is not in the vocabulary; name a token that is")
             names[role] = chosen[role]
         elif role in found and (found[role] is None or id_of(str(found[role])) is not None):
             names[role] = found[role]
@@ -64,7 +70,7 @@ def special_tokens(
 
 
 def names_in_siblings(files: Mapping[str, bytes]) -> dict[str, str | None]:
-    """The special tokens that the files beside a tokenizer name; none where a file says that there is no such token.
+    """Return the special tokens that the files beside a tokenizer name; None if a file says that there is no such token.
 
     Raises:
         ValueError: a file is not a JSON object.
@@ -78,7 +84,7 @@ def names_in_siblings(files: Mapping[str, bytes]) -> dict[str, str | None]:
         except RecursionError:
             raise ValueError(f"{file_name} is nested too deeply") from None
         if not isinstance(content, dict):
-            raise ValueError(f"{file_name} is no JSON object")
+            raise ValueError(f"{file_name} is not a JSON object")
         for role in ROLES:
             if role not in names and f"{role}_token" in content:
                 names[role] = _name(content[f"{role}_token"])
@@ -86,6 +92,6 @@ def names_in_siblings(files: Mapping[str, bytes]) -> dict[str, str | None]:
 
 
 def _name(value: Any) -> str | None:
-    """A token is named by a string, or by an object that holds it as its content."""
+    """Return the name of a token, which is a string or the `content` of an object."""
     name = value.get("content") if isinstance(value, dict) else value
     return name if isinstance(name, str) else None

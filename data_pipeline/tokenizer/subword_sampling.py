@@ -1,7 +1,6 @@
-"""Draws one of the ways to write a text with the pieces of a SentencePiece model; the same draws give the same pieces everywhere.
+"""Draws a random segmentation of a text into the pieces of a SentencePiece model. The same draws give the same pieces everywhere.
 
-SentencePiece can sample too, but from a generator that is salted anew in every process (0.2.1 and later), so that not even a seed
-makes two runs agree.
+SentencePiece can sample too. But its generator is seeded differently in every process (0.2.1 and later), even with a fixed seed.
 """
 
 from __future__ import annotations
@@ -13,28 +12,28 @@ from collections.abc import Callable, Iterator, Mapping
 
 __all__ = ["sample_bpe", "sample_unigram"]
 
-_UNKNOWN_PENALTY = 10.0  # a character without a piece scores so much less than the worst piece, as in SentencePiece
+_UNKNOWN_PENALTY = 10.0  # a character without a piece scores this much less than the worst piece, as in SentencePiece
 _WORD = re.compile("\u2581*[^\u2581]*")
 
 Draw = Callable[[], float]
 
 
 def words_of(text: str) -> Iterator[str]:
-    """The text in words, each with the space marks before it: pieces of trained models lie within one."""
+    """Yield the words of the text, each with the space marks before it. No piece of our models spans two words."""
     return (match[0] for match in _WORD.finditer(text) if match[0])
 
 
 def sample_bpe(text: str, scores: Mapping[str, float], alpha: float, draw: Draw) -> list[str]:
-    """Pieces by byte-pair encoding in which each join is left out with probability `alpha` (Provilkov et al. 2020).
+    """Return pieces by byte-pair encoding in which each merge is left out with probability `alpha` (Provilkov et al. 2020).
 
-    A join that was left out comes up again when a neighbour has changed. `scores` are those of the pieces, the best joined first;
-    what has no piece is left as single characters. `draw` gives numbers in [0, 1).
+    A merge that was left out is tried again when a neighbour has changed. `scores` are those of the pieces; the highest is merged
+    first. Characters without a piece stay single. `draw` returns numbers in [0, 1).
     """
     return [piece for word in words_of(text) for piece in _join(word, scores, alpha, draw)]
 
 
 def _join(word: str, scores: Mapping[str, float], alpha: float, draw: Draw) -> Iterator[str]:
-    symbols = list(word)  # a symbol that was joined to the one before is empty
+    symbols = list(word)  # a symbol that was merged into the previous one is empty
     following = list(range(1, len(word) + 1))
     before = list(range(-1, len(word) - 1))
     joins: list[tuple[float, int, str]] = []
@@ -62,9 +61,9 @@ def _join(word: str, scores: Mapping[str, float], alpha: float, draw: Draw) -> I
 
 
 def sample_unigram(text: str, scores: Mapping[str, float], alpha: float, draw: Draw) -> list[str]:
-    """One of all segmentations into pieces, drawn with its probability to the power of `alpha` (Kudo 2018).
+    """Return one of all segmentations into pieces, drawn with its probability to the power of `alpha` (Kudo 2018).
 
-    `scores` are the logarithms of the pieces' probabilities. `draw` gives numbers in [0, 1).
+    `scores` are the logarithms of the pieces' probabilities. `draw` returns numbers in [0, 1).
     """
     longest = max(map(len, scores))
     unknown = min(scores.values()) - _UNKNOWN_PENALTY
@@ -72,9 +71,9 @@ def sample_unigram(text: str, scores: Mapping[str, float], alpha: float, draw: D
 
 
 def _segment(word: str, scores: Mapping[str, float], alpha: float, draw: Draw, longest: int, unknown: float) -> list[str]:
-    """Sums forwards over all ways to reach each place of a word, then draws backwards from its end."""
+    """Sum forwards over all segmentations up to each place of a word, then draw backwards from its end."""
     reached = [0.0]  # logarithm of the summed weights of all segmentations up to a place
-    arrivals: list[list[tuple[float, int]]] = [[]]  # and of those by where their last piece begins
+    arrivals: list[list[tuple[float, int]]] = [[]]  # the same by the start of their last piece
     for end in range(1, len(word) + 1):
         arriving = [
             (reached[start] + alpha * score, start)
@@ -89,7 +88,7 @@ def _segment(word: str, scores: Mapping[str, float], alpha: float, draw: Draw, l
     while end:
         left = draw()
         start = arrivals[end][-1][1]
-        for weight, start in arrivals[end]:  # noqa: B007 - the last one stays where rounding leaves a little over
+        for weight, start in arrivals[end]:  # noqa: B007 - the last one is used if rounding leaves a rest
             left -= math.exp(weight - reached[end])
             if left < 0:
                 break

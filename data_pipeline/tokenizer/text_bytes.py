@@ -1,4 +1,4 @@
-"""How many bytes of text each id stands for, so that losses of different tokenizers can be compared per byte.
+"""Counts the bytes of text of each id, so that losses of different tokenizers can be compared per byte.
 
 Shape suffixes: V ids of the vocabulary, T ids of a text.
 """
@@ -23,31 +23,31 @@ __all__ = ["TextBytes", "count_text_bytes"]
 
 _UNREADABLE = "\ufffd"
 _BYTE_ALPHABET = {chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324))}
-"""The characters by which byte-level vocabularies write the 256 bytes (`bytes_to_unicode` of GPT-2)."""
+"""The characters that stand for the 256 bytes in byte-level vocabularies (`bytes_to_unicode` of GPT-2)."""
 
 
 @dataclass(frozen=True)
 class TextBytes:
     """Bytes of UTF-8 that each id of a vocabulary adds to the decoded text.
 
-    Special ids add none, and neither does unk: what it stands for is lost.
+    Special ids add none. Unk adds none either, because its text is lost.
     """
 
     first_V: NDArray[np.int64]
-    """At the start of a text, where many tokenizers take a space away that they have put there."""
+    """At the start of a text, where many tokenizers remove a space that they have added."""
     inner_V: NDArray[np.int64]
     """Anywhere else."""
 
     def count(self, ids_T: NDArray[np.int64], *, is_first_T: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """The bytes of each id, same shape as `ids_T`; `is_first_T` is true at the start of a text."""
+        """Return the bytes of each id, in the shape of `ids_T`. `is_first_T` is true at the start of a text."""
         return np.where(is_first_T, self.first_V[ids_T], self.inner_V[ids_T])
 
 
 def count_text_bytes(tokenizer: Tokenizer) -> TextBytes:
-    """The bytes of every id of a tokenizer; takes two calls of `decode` for each.
+    """Return the bytes of every id of a tokenizer, with two calls of `decode` for each id.
 
-    An id inside a text adds what a second one adds to a first. Where an id is a part of a character, which cannot be decoded by
-    itself, its name says how many bytes it has: `<0xE2>` is one, and byte-level vocabularies write each byte as a character.
+    The bytes of an id inside a text are those that a second one adds to a first. If an id is a part of a character, which cannot
+    be decoded by itself, its name gives the number of bytes: `<0xE2>` is one, and byte-level names have a character per byte.
     """
     names = _byte_level_names(tokenizer)
     single_bytes = _single_bytes(tokenizer)
@@ -69,7 +69,7 @@ def count_text_bytes(tokenizer: Tokenizer) -> TextBytes:
 
 
 def _single_bytes(tokenizer: Tokenizer) -> set[int]:
-    """The ids that are one byte of a character of several."""
+    """Return the ids that are one byte of a character with several bytes."""
     if isinstance(tokenizer, ByteTokenizer):
         return {number for number in range(tokenizer.vocab_size) if _UNREADABLE in tokenizer.decode([number])}
     numbers = (tokenizer.token_id(f"<0x{byte:02X}>") for byte in range(128, 256))
@@ -77,7 +77,7 @@ def _single_bytes(tokenizer: Tokenizer) -> set[int]:
 
 
 def _byte_level_names(tokenizer: Tokenizer) -> dict[int, str]:
-    """The names of all ids, where their characters are bytes; else none."""
+    """Return the names of all ids if each of their characters is a byte; else nothing."""
     if not isinstance(tokenizer, HuggingFaceTokenizer):
         return {}
     content = json.loads(tokenizer.to_bytes())
@@ -85,7 +85,7 @@ def _byte_level_names(tokenizer: Tokenizer) -> dict[int, str]:
     if "ByteLevel" not in {part["type"] for part in (decoder, *decoder.get("decoders", ())) if part}:
         return {}
     vocabulary: Mapping[str, int] | list[tuple[str, float]] = content["model"]["vocab"]
-    if isinstance(vocabulary, list):  # of Unigram: pieces with their scores, in the order of their ids
+    if isinstance(vocabulary, list):  # Unigram: pieces with scores, in the order of their ids
         vocabulary = {name: number for number, (name, _) in enumerate(vocabulary)}
     added: list[Mapping[str, Any]] = content.get("added_tokens", [])
     return {number: name for name, number in vocabulary.items()} | {token["id"]: token["content"] for token in added}

@@ -1,6 +1,6 @@
-"""Builds the tokenizer that the settings ask for: from a sample of the training text, or from the user's files.
+"""Builds the tokenizer of the settings: from a sample of the training text, or from the user's files.
 
-The same sample gives the same tokenizer, to the byte.
+The same sample gives the same tokenizer, byte for byte.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from data_pipeline.tokenizer.model_file import without_provenance
 __all__ = ["alphabet_of", "sample_pieces", "train_tokenizer"]
 
 _PIECE_CHARS = 4096
-_UNKNOWN_MARK = "\u2585"  # SentencePiece uses this character itself, and drops every training sentence that holds it
+_UNKNOWN_MARK = "\u2585"  # SentencePiece uses this character itself, and drops every training sentence that has it
 
 
 def sample_pieces(texts: Iterable[str], fraction: float) -> Iterator[str]:
-    """About `fraction` of the texts in pieces of up to 4096 characters, each chosen by its own digest alone."""
+    """Yield about `fraction` of the texts, in pieces of up to 4096 characters. The digest of a piece decides if it is chosen."""
     threshold = round(min(fraction, 1.0) * 2**64)
     for text in texts:
         for start in range(0, len(text), _PIECE_CHARS):
@@ -45,19 +45,19 @@ def sample_pieces(texts: Iterable[str], fraction: float) -> Iterator[str]:
 
 
 def alphabet_of(texts: Iterable[str]) -> str:
-    """Every character that occurs, sorted by code point."""
+    """Return every character of the texts, sorted by code point."""
     return "".join(sorted(set().union(*texts)))
 
 
 def train_tokenizer(sample: Sequence[str], settings: TokenizerSettings, extra_special: Sequence[str] = ()) -> Tokenizer:
-    """The tokenizer at `settings.path`, or else the one of `settings.kind`.
+    """Return the tokenizer at `settings.path`; without a path, build one of `settings.kind`.
 
-    That is trained on the sample (bpe, unigram), made of its characters (char), or what it always is (byte). `extra_special` names
-    special tokens that it must have besides those of the settings.
+    bpe and unigram are trained on the sample, char has the characters of the sample, byte needs no sample. `extra_special` names
+    special tokens that the tokenizer must have in addition to those of the settings.
 
     Raises:
-        ConfigError: the sample cannot fill the vocabulary, or has more characters than it can hold; or the supplied tokenizer
-            cannot be read, or lacks a token that is needed.
+        ConfigError: the sample cannot fill the vocabulary, or has more characters than the vocabulary can hold; or the supplied
+            tokenizer cannot be read, or lacks a token that is needed.
     """
     if settings.path is not None:
         return _supplied(settings.path, settings, extra_special)
@@ -80,7 +80,8 @@ def _supplied(path: Path, settings: TokenizerSettings, needed: Sequence[str]) ->
             )
     if missing := [name for name in needed if tokenizer.token_id(name) is None]:
         raise ConfigError(
-            f"tokenizer.path: {path} has no token {missing[0]}, which augment.fim_rate needs; add it to the file, or set that to 0"
+            f"tokenizer.path: {path} has no token {missing[0]}, which augment.fim_rate needs; "
+            "add it to the file, or set augment.fim_rate to 0"
         )
     return tokenizer
 
@@ -100,7 +101,7 @@ def _train_sentencepiece(sample: Sequence[str], settings: TokenizerSettings, con
             bos_id=BOS_ID,
             eos_id=EOS_ID,
             control_symbols=list(control_symbols),
-            # What follows makes every text come back exactly: nothing is normalised, and rare characters are spelt in bytes.
+            # These make decoding exact for every text: no normalisation, and rare characters as bytes.
             byte_fallback=True,
             character_coverage=settings.character_coverage,
             normalization_rule_name="identity",

@@ -1,4 +1,4 @@
-"""Tries a tokenizer's file in a separate process before this process loads it: it may come from a stranger."""
+"""Tries a tokenizer's file in a separate process before this process loads it, because it may come from a stranger."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 __all__ = ["try_out"]
 
 _CHILD = Path(__file__).with_name("trial_child.py")
-_CPU_S = 10  # the largest in use, of 256,000 pieces, take 2 s (November 2026)
-_WALL_S = 120.0  # on a machine that does a lot beside
+_CPU_S = 10  # the largest common tokenizers, with 256,000 pieces, take 2 s (November 2026)
+_WALL_S = 120.0  # enough on a busy machine
 _MEMORY_BYTES = 2 << 30
 _MEMORY_PER_BYTE = 16
 _TERSE = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "RUST_BACKTRACE": "0", "OMP_NUM_THREADS": "1"}
 
 
 def try_out(kind: str, content: bytes) -> None:
-    """Loads a `tokenizer.json` (kind `huggingface`) or a SentencePiece model (any other kind), encodes and decodes with it.
+    """Load a `tokenizer.json` (kind `huggingface`) or a SentencePiece model (any other kind), and encode and decode with it.
 
     Raises:
-        ValueError: that fails, takes more than 10 s of processor time or too much memory, or makes far too much of a little text.
+        ValueError: this fails, takes more than 10 s of processor time or too much memory, or produces far too many tokens.
     """
     request = {
         "kind": kind,
@@ -48,7 +48,7 @@ def try_out(kind: str, content: bytes) -> None:
         raise ValueError(f"loading and using it takes more than {_CPU_S} s of processor time, or more memory than there is")
     if done.returncode < 0:
         raise ValueError(f"the library that loads it was ended by {signal.Signals(-done.returncode).name}")
-    told = done.stdout.decode("utf-8", "replace")
-    if told != "ok":
+    answer = done.stdout.decode("utf-8", "replace")
+    if answer != "ok":
         library = "tokenizers" if kind == "huggingface" else "SentencePiece"
-        raise ValueError(f"{library} cannot read it: {told or f'its process ended with status {done.returncode}'}")
+        raise ValueError(f"{library} cannot read it: {answer or f'its process ended with status {done.returncode}'}")

@@ -1,9 +1,9 @@
-"""Loads one tokenizer in a separate process, and encodes and decodes with it; started as a script by `trial`.
+"""Loads one tokenizer in a separate process, and encodes and decodes with it. `trial` starts it as a script.
 
-It imports nothing of this package. The libraries are compiled code that trusts a file: a hostile one makes them run without end,
-allocate whatever they like, or crash. Here time and memory have limits, and no file can be written.
+It imports nothing of this package. The libraries are compiled code that trusts its input: a hostile file can make them run forever,
+allocate any amount of memory, or crash. Here time and memory are limited, and no file can be written.
 
-The first line on standard input is the request, a JSON object; the rest is the file. Standard output gets `ok`, or what is wrong.
+The first line on standard input is the request, a JSON object; the rest is the file. Standard output gets `ok` or the problem.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TEXT = (
 )
 _MAX_HINT_CHARS = 1 << 16
 _MAX_IDS = 4096
-_MAX_IDS_PER_CHAR = 100  # NFKC makes 18 characters of one, and bytes four of each
+_MAX_IDS_PER_CHAR = 100  # NFKC makes up to 18 characters of one, and each has up to four bytes
 _MAX_CHARS_PER_ID = 4096
 
 _Encode = Callable[[str], list[int]]
@@ -31,13 +31,13 @@ _Decode = Callable[[list[int]], str]
 
 
 def main() -> None:
-    """Serves one request."""
+    """Answer one request."""
     request = json.loads(sys.stdin.buffer.readline())
     content = sys.stdin.buffer.read()
     _restrict(request["seconds"], request["memory_bytes"])
     try:
         problem = _use(*(_huggingface if request["kind"] == "huggingface" else _sentencepiece)(content))
-    except BaseException as error:  # a panic of the library is no Exception
+    except BaseException as error:  # a panic of the library is a BaseException
         problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     sys.stdout.buffer.write((problem or "ok").encode("utf-8", "backslashreplace"))
 
@@ -47,7 +47,7 @@ def _restrict(seconds: int, memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     usage = Path("/proc/self/statm")
-    if usage.exists():  # elsewhere the system does not tell, and such a limit has no effect
+    if usage.exists():  # other systems do not say, and the limit has no effect there
         in_use = int(usage.read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (in_use + memory_bytes, in_use + memory_bytes))
 
@@ -81,7 +81,7 @@ def _sentencepiece(content: bytes) -> tuple[str, int, _Encode, _Decode]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """The texts that a tokenizer's parts look for or put in, as a file can make much of a character that no usual text holds."""
+    """Yield the texts that a tokenizer's parts search for or insert: a file can expand a character that is not in `_TEXT`."""
     if isinstance(value, str):
         yield value + " "
     elif isinstance(value, dict):
@@ -94,19 +94,19 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _use(hints: str, num_ids: int, encode: _Encode, decode: _Decode) -> str:
-    """What is wrong with a tokenizer; nothing if it can be used."""
+    """Return the problem with a tokenizer; an empty string if it can be used."""
     text = _TEXT + hints
     try:
         ids = encode(text)
         encode("")
-    except Exception:  # it lacks a character of this text, which texts that it is made for may never hold
+    except Exception:  # it lacks a character of this text, which need not be in its usual texts
         ids = []
     if len(ids) > _MAX_IDS_PER_CHAR * len(text):
-        return f"it makes {len(ids)} tokens of {len(text)} characters"
+        return f"it makes {len(ids)} tokens from {len(text)} characters"
     known = list(range(0, num_ids, max(1, num_ids // _MAX_IDS)))[:_MAX_IDS]
     decoded = sum(len(decode(some)) for some in (ids[:_MAX_IDS], known, [], *([one] for one in known[:64])))
     if decoded > _MAX_CHARS_PER_ID * _MAX_IDS:
-        return f"it makes {decoded} characters of {len(known)} tokens"
+        return f"it makes {decoded} characters from {len(known)} tokens"
     return ""
 
 

@@ -1,13 +1,13 @@
-"""Encodes text by its words, each of which is encoded once and remembered: the same ids, several times as fast.
+"""Encodes text word by word. Each word is encoded once and stored, which gives the same ids several times as fast.
 
-Byte-pair encoding joins two neighbours only where the result is a piece of the vocabulary (Sennrich et al. 2016). So it never joins
-across a place where two characters meet that are neighbours in no piece, and the ids on either side do not depend on the other. A
-word, here, is what lies between two such places, whatever it holds; in prose these are words in the usual sense, with the space
-before them. The method is not exact for unigram models, whose choice is a sum over the whole text. For byte-level models, which
-divide the text first, `byte_level` says where it may be cut.
+Byte-pair encoding merges two neighbours only if the result is a piece of the vocabulary (Sennrich et al. 2016). So it never merges
+across a place between two characters that are neighbours in no piece, and the ids on one side do not depend on the other. Here a
+word is the text between two such places. In prose these are usual words with the space before them. The method is not exact for
+unigram models, which choose by a sum over the whole text. For byte-level models, which divide the text first, `byte_level` gives
+the places.
 
 Words of up to 15 bytes, more than 19 in 20, are found with NumPy: a word and its length are two 64-bit numbers, which are compared
-as such, so that no two words can be taken for each other. Longer ones are found in a dictionary.
+exactly. Longer words are found in a dictionary.
 
 Shape suffixes: N bytes, W words, T ids.
 """
@@ -27,7 +27,7 @@ Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
-_BLOCK_BYTES = 1 << 16  # the arrays of one block stay in the processor's cache
+_BLOCK_BYTES = 1 << 16  # the arrays of one block fit in the processor's cache
 _KEY_BYTES = 16  # the last holds the length
 _SLOTS_PER_WORD = 2
 _MULTIPLIERS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
@@ -37,10 +37,10 @@ _NO_WORD = -1
 
 
 def places_to_cut(pieces: Iterable[str], space_mark: str, spaces: Sequence[str]) -> Bools:
-    """A table over two neighbouring bytes, `first | second << 8`: True where a text may be cut between them.
+    """Return a table over two neighbouring bytes, `first | second << 8`: True if a text may be cut between them.
 
-    `spaces` are the characters that the space mark in a piece may stand for in a text. A byte pair stands for all pairs of
-    characters that end and begin with it, so some places are held together for no reason; none is cut that must not be.
+    `spaces` are the characters that the space mark in a piece may stand for in a text. A pair of bytes stands for all pairs of
+    characters that end and begin with them. So the table forbids some cuts without need, but allows none that changes ids.
     """
     may_cut = np.ones((256, 256), np.bool_)
     may_cut[0x80:0xC0] = False  # inside a character
@@ -52,7 +52,7 @@ def places_to_cut(pieces: Iterable[str], space_mark: str, spaces: Sequence[str])
 
 
 class WordCache:
-    """Words with their ids, up to a bound; when that is reached it starts again from nothing. What it holds changes no result."""
+    """Words with their ids, up to a bound. A full cache is emptied. The content of the cache does not change results."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class WordCache:
         max_words: int = 1 << 18,
         max_ids: int = 1 << 21,
     ) -> None:
-        """Both bounds are 65536 at least, which one block of text can have."""
+        """Create an empty cache. Both bounds must be at least 65536, the most that one block of text can have."""
         self._may_cut = may_cut
         self._encode_words = encode_words
         self._bits = (max_words * _SLOTS_PER_WORD - 1).bit_length()
@@ -75,10 +75,10 @@ class WordCache:
         self._num_words = self._num_ids = 0
 
     def encode(self, data: bytes, cuts: Int64s, ends: Int64s) -> tuple[Int32s, Int64s]:
-        """The ids of `data`, and how many of them come before each of `ends`.
+        """Return the ids of `data`, and the number of ids before each of `ends`.
 
-        `data` is valid UTF-8 without gaps; it is cut at `cuts` in any case. Both `cuts` and `ends` are sorted byte positions, and
-        all of `ends` that lie inside `data` are among the cuts.
+        `data` is valid UTF-8. It is cut at `cuts` in addition to the places of the table. `cuts` and `ends` are sorted byte
+        positions, and all of `ends` inside `data` are among the cuts.
         """
         ids: list[Int32s] = []
         ids_before = np.zeros(len(ends), np.int64)
@@ -99,7 +99,7 @@ class WordCache:
         return np.concatenate(ids) if ids else np.empty(0, np.int32), ids_before
 
     def _words_from(self, data: bytes, position: int, cuts: Int64s) -> tuple[Int64s, int]:
-        """The starts of the next words, relative to `position`, and where the last of them ends: a block full, or one huge word."""
+        """Return the starts of the next words, relative to `position`, and the end of the last: a full block, or one huge word."""
         length = _BLOCK_BYTES
         while True:
             stop = min(position + length, len(data))
@@ -126,7 +126,7 @@ class WordCache:
         return self._ids_T[places_T], ends_W
 
     def _find(self, block: bytes, starts_W: Int64s) -> Int32s:
-        """The number of every word of a block, after encoding those that are not known yet."""
+        """Return the number of every word of a block, after encoding new words."""
         lengths_W = np.diff(starts_W, append=len(block))
         low_W, high_W = _keys(block, starts_W, lengths_W)
         is_long_W = lengths_W >= _KEY_BYTES
@@ -160,7 +160,7 @@ class WordCache:
         return (hashes >> np.uint64(64 - self._bits)).astype(np.int64)
 
     def _look_up(self, low_W: Words, high_W: Words) -> Int32s:
-        """The words of these keys, or `_NO_WORD`: open addressing, one step for all of them at a time."""
+        """Return the words of these keys, or `_NO_WORD`, by open addressing with one step for all keys at a time."""
         slots = self._slots_of(low_W, high_W)
         words_W = self._slots[slots]
         differs = (self._low_W[words_W] != low_W) | (self._high_W[words_W] != high_W)
@@ -174,7 +174,7 @@ class WordCache:
         return words_W
 
     def _insert(self, words: Int32s, low: Words, high: Words) -> None:
-        """Gives new words their slots. Of those that ask for the same one, the last to be written has it and the rest go on."""
+        """Assign slots to new words. Of several words for one slot, the last written keeps it and the others try the next slot."""
         self._low_W[words], self._high_W[words] = low, high
         slots = self._slots_of(low, high)
         while len(words):
@@ -201,7 +201,7 @@ class WordCache:
 
 
 def _keys(block: bytes, starts_W: Int64s, lengths_W: Int64s) -> tuple[Words, Words]:
-    """The first 15 bytes of each word and its length, as two numbers. The length tells a word from the same with NULs behind it."""
+    """Return the first 15 bytes of each word and its length, as two numbers. The length distinguishes trailing NUL bytes."""
     padded = block + bytes(_KEY_BYTES)
     at_N: Words = np.ndarray(len(block) + 8, "<u8", padded, 0, (1,))
     lengths_W = np.minimum(lengths_W, _KEY_BYTES - 1)

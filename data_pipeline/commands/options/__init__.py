@@ -1,1 +1,1 @@
-"""The settings model of each small command. Nothing here imports pyarrow or numpy, so that `--help` is fast."""
+"""The settings model of each small command. These modules import neither pyarrow nor numpy, so `--help` is fast."""

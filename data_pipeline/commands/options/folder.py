@@ -1,4 +1,4 @@
-"""The option that commands on prepared data have: its folder."""
+"""The option that all commands on prepared data have: the folder."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ __all__ = ["InspectOptions"]
 
 
 class InspectOptions(FolderOptions):
-    """Shows what is in prepared data."""
+    """Shows a summary of prepared data, or one document."""
 
     as_json: Annotated[bool, Place("--json")] = Field(False, description="Print one JSON object.")
     document: Annotated[int | None, Place(metavar="ID")] = Field(
-        None, description="Print one document instead, by its id, as in the documents of the rows."
+        None, description="Id of a document whose text is printed instead of the summary."
     )

@@ -14,8 +14,10 @@ __all__ = ["LeaksOptions"]
 
 
 class LeaksOptions(FolderOptions):
-    """Looks for validation documents, and items of benchmarks, in the training text."""
+    """Searches the training text for validation documents and for items of benchmarks."""
 
-    against: Annotated[tuple[Path, ...], Place(metavar="FILE")] = Field((), description="Benchmark files (.jsonl, .txt).")
-    strict: bool = Field(False, description="Also fail if an item of a benchmark is found.")
+    against: Annotated[tuple[Path, ...], Place(metavar="FILE")] = Field(
+        (), description="Benchmark files (.jsonl, .txt) to search for."
+    )
+    strict: bool = Field(False, description="Fail (exit code 3) also if an item of a benchmark is found.")
     as_json: Annotated[bool, Place("--json")] = Field(False, description="Print one JSON object.")

@@ -17,8 +17,8 @@ class RepackOptions(FolderOptions):
     """Packs the documents of prepared data into rows of another length."""
 
     output: Annotated[Path, Place(metavar="DIR")] = Field(description="Folder that receives the result.")
-    row_length: Annotated[int, Place(metavar="N")] = Field(ge=8, le=1 << 20, description="Tokens in a row.")
+    row_length: Annotated[int, Place(metavar="N")] = Field(ge=8, le=1 << 20, description="Number of tokens in a row.")
     workers: Annotated[int | None, Place(metavar="N")] = Field(
-        None, ge=1, le=4096, description="Worker processes. Without it, one for each core."
+        None, ge=1, le=4096, description="Number of worker processes. Default: one for each core."
     )
     replace: bool = Field(False, description="Replace other finished data in the output folder.")

@@ -8,4 +8,4 @@ __all__ = ["VerifyOptions"]
 
 
 class VerifyOptions(FolderOptions):
-    """Checks every digest of prepared data and names the first file that is wrong."""
+    """Checks every digest of prepared data and names the first file that does not match."""

@@ -32,7 +32,7 @@ def test_the_work_of_each_command_takes_the_settings_that_the_table_names(comman
 
 def test_the_usage_lists_every_command_and_another_word_is_refused_with_them() -> None:
     assert re.findall(r"^  (\w+) +", USAGE, re.MULTILINE) == list(COMMANDS)
-    with pytest.raises(ConfigError, match=f"no such command; there are {', '.join(COMMANDS)}$"):
+    with pytest.raises(ConfigError, match=f"no such command; the commands are {', '.join(COMMANDS)}$"):
         main(["prepaer"])
 
 
@@ -85,7 +85,7 @@ def test_leaks_fails_on_a_leak_and_if_it_is_strict_on_benchmarks(
     monkeypatch.setattr("data_pipeline.commands.leaks.check_leaks", lambda *_: report)
     words = ["leaks", str(tmp_path), *(["--strict"] if strict else [])]
     if fails:
-        with pytest.raises(DataError, match="the list above says where"):
+        with pytest.raises(DataError, match="the list above shows where"):
             main(words)
     else:
         main(words)

@@ -103,7 +103,7 @@ def test_files_beside_it_name_special_tokens_and_the_user_overrules_them(tmp_pat
     assert (found.pad_id, found.bos_id, found.eos_id, found.unk_id) == (ids.token_id("self"), None, ids.token_id("random"), None)
     chosen = open_supplied(path, {"bos": "<|endoftext|>", "pad": "<|pad|>"})
     assert (chosen.pad_id, chosen.bos_id, chosen.eos_id) == (1, 0, ids.token_id("random"))
-    with pytest.raises(ConfigError, match=r"tokenizer\.eos_token = '<eot>' is no special token of it"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.eos_token = '<eot>' is not in the vocabulary; name a token that is"):
         open_supplied(path, {"eos": "<eot>"})
 
 
@@ -199,9 +199,9 @@ def test_the_digest_changes_with_what_decides_the_ids_and_with_nothing_else() ->
         ("tokenizer.json", b'{"model": {"type": "BPE"}}', "tokenizers cannot read it"),
         ("tokenizer.json", b"[" * 200_000, "tokenizers cannot read it"),
         ("a.model", b"", "holds no vocabulary"),
-        ("a.model", b"\x0a\xff\xff\xff\xff\x0f", "begins no field"),
+        ("a.model", b"\x0a\xff\xff\xff\xff\x0f", "no field begins at byte 0"),
         ("a.model", b"not a model", "cannot be used"),
-        ("a.txt", b"", "is no tokenizer.json, SentencePiece .model, or folder with one"),
+        ("a.txt", b"", "is not a tokenizer.json, SentencePiece .model, or folder with one; name one"),
     ],
 )
 def test_a_file_that_is_no_tokenizer_is_refused_by_name(name: str, content: bytes, message: str, tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_folder_without_one_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_a_broken_file_beside_a_tokenizer_is_refused(sibling: object, tmp_path: Path) -> None:
     path = supplied(tmp_path / "tokenizer.json", json_file())
     (tmp_path / "tokenizer_config.json").write_text(sibling if isinstance(sibling, str) else json.dumps(sibling))
-    with pytest.raises(ConfigError, match=r"tokenizer_config\.json (is no JSON object|is nested too deeply)"):
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json (is not a JSON object|is nested too deeply)"):
         open_supplied(path, {})
 
 
