@@ -12,7 +12,6 @@ from common.storage_errors import naming
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dataset.layout import INPUTS, REJECTS, TOKENIZER
 from data_pipeline.dataset.manifest import Manifest
-from data_pipeline.dedup.duplicates import STAGES as DUPLICATES
 from data_pipeline.execution.local_engine import stop_on_signals
 from data_pipeline.execution.runner import open_runner_of
 from data_pipeline.publishing.assemble import Prepared, assemble
@@ -24,7 +23,8 @@ from data_pipeline.reports.totals import Results, make_report
 from data_pipeline.sources.inputs import cut_into_partitions, find_inputs, remember_digests
 from data_pipeline.stages import checks
 from data_pipeline.stages.deduplicate import drop_duplicates
-from data_pipeline.stages.job import Job, is_trained
+from data_pipeline.stages.job import Job
+from data_pipeline.stages.order import stage_names
 from data_pipeline.stages.pack import pack_all
 from data_pipeline.stages.read import read_all
 from data_pipeline.stages.rejects import collect_rejects
@@ -96,20 +96,3 @@ def prepare(config: PrepareConfig) -> Manifest:
         )
         rejects = {REJECTS: json_lines(collect_rejects(partitions, read, split, selected))} if config.keep_rejects else {}
         return assemble(prepared, output, work, rejects)
-
-
-def stage_names(config: PrepareConfig) -> list[str]:
-    """Return the names of the stages that a preparation with these settings runs, in order."""
-    return [
-        "read",
-        *DUPLICATES,
-        "split",
-        *(["sample"] if is_trained(config.tokenizer) else []),
-        "train",
-        *(["reference"] if config.quality.trusted else []),
-        *(["classifier"] if config.quality.good else []),
-        "tokenize",
-        *(["weigh"] if config.balance.by != "none" else []),
-        "select",
-        "pack",
-    ]
