@@ -181,7 +181,7 @@ class Ledger:
         if found != head:
             raise CheckpointError(
                 f"{self.path}: line {head.lines} is not the one that the checkpoint of step {head.step} names, so the history of "
-                "this run was changed; restore the file from a copy, or move it away to go on with a history that begins there"
+                "this run was changed; restore the file from a copy, or move it away to resume with a history that begins there"
             )
         os.ftruncate(self._file.fileno(), num_bytes)
         self._head = head
