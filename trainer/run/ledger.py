@@ -30,15 +30,7 @@ from common.files import parse_json, sync_directory
 from common.untrusted import MAX_COUNT, Count, Finite, Form, check_form, read_lines
 from trainer.run.directory import make_folder, open_own
 
-__all__ = [
-    "LEDGER",
-    "Ledger",
-    "LedgerEvent",
-    "LedgerHead",
-    "LedgerStep",
-    "digest_of_rows",
-    "read_ledger",
-]
+__all__ = ["LEDGER", "Ledger", "LedgerEvent", "LedgerHead", "LedgerStep", "digest_of_rows", "read_ledger"]
 
 LEDGER = Path("ledger") / "steps.jsonl"
 """Path of the ledger in a run's directory."""

@@ -204,15 +204,14 @@ def leave_note(run: Path, change: Change, rank: int) -> None:
 
 
 def _notes(run: Path) -> list[Change]:
-    return [change for path in sorted(run.glob("change-*.json")) for change in _note(path)]
-
-
-def _note(path: Path) -> tuple[Change, ...]:
-    data = read_run_file(path, MAX_NOTE_BYTES, path.parent)
-    try:
-        return Changes.from_json(parse_json(data)).made
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: {error}; no rank wrote this file: restore it from a copy, or remove it") from None
+    changes: list[Change] = []
+    for path in sorted(run.glob("change-*.json")):
+        data = read_run_file(path, MAX_NOTE_BYTES, run)
+        try:
+            changes += Changes.from_json(parse_json(data)).made
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(f"{path}: {error}; no rank wrote this file: restore it from a copy, or remove it") from None
+    return changes
 
 
 def open_record(
