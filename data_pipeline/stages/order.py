@@ -1,4 +1,4 @@
-"""The names of the stages, in order, for progress and timings."""
+"""The names of the stages in order, for progress and timings."""
 
 from __future__ import annotations
 

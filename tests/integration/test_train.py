@@ -316,7 +316,7 @@ def test_what_is_not_as_it_was_at_the_start_before_is_told_and_kept_in_the_recor
                 stop_after(steps, patch)
                 with pytest.raises(StoppedBySignal):
                     train(tiny_config(data, run, **changes))
-        return "\n".join(message for message in caplog.messages if "as it was" in message)
+        return "\n".join(message for message in caplog.messages if "differences from the start before" in message)
 
     def lose(*steps: int) -> None:
         for step in steps:

@@ -73,7 +73,7 @@ class AlertRules:
                 step,
                 "warning",
                 f"step {step}: {now:,.0f} tokens/s, {1 - now / usual:.0%} below the usual {usual:,.0f} and more than "
-                f"alerts.throughput_drop = {config.throughput_drop:g}. Look at the hardware curves, and at what else runs there",
+                f"alerts.throughput_drop = {config.throughput_drop:g}. Look at the hardware curves and at other programs there",
                 now,
                 usual * (1 - config.throughput_drop),
             )
@@ -110,8 +110,8 @@ class AlertRules:
                 step,
                 "warning",
                 f"step {step}: the run's memory on the host grows by {growth:,.0f} MB per 1,000 steps, more than "
-                f"alerts.host_memory_mb = {config.host_memory_mb:g}, and {host.available_mib:,.0f} MiB are left. Look at an "
-                "extension that keeps what it is given; a restart of the run frees the memory and goes on",
+                f"alerts.host_memory_mb = {config.host_memory_mb:g}, and {host.available_mib:,.0f} MiB are left. Check "
+                "that an extension does not keep its arguments; a restart of the run frees the memory",
                 growth,
                 config.host_memory_mb,
             )
@@ -168,8 +168,8 @@ class AlertRules:
                 "ecc",
                 step,
                 "critical",
-                f"{where} has {new} new ECC errors in memory that could not be corrected. What it computed since may be wrong: "
-                "go back to a checkpoint from before, and take the GPU out of service",
+                f"{where} has {new} new ECC errors in memory that could not be corrected. Its results since then may be wrong: "
+                "go back to an earlier checkpoint, and take the GPU out of service",
                 float(new),
                 1.0,
             )

@@ -134,69 +134,69 @@ class LayerObserver:
         self._measures = bool(self._parameters) and (group.is_main or self._sharded)
         self._norms_every, self._histograms_every = norms_every, histograms_every
         self._limits_K = torch.tensor(BIN_LIMITS, dtype=torch.float32, device=group.device)
-        self._begun: _Begun | None = None
+        self._current: _Measurement | None = None
         self._arriving: dict[int, _Arriving] = {}
 
     @torch.no_grad()
     def before_update(self, step: int) -> None:
         """Measure gradients and weights, and keep a copy of the weights until after the update, if norms are due."""
         norms, histograms = self._due(self._norms_every, step), self._due(self._histograms_every, step)
-        self._begun = _Begun(norms, histograms) if norms or histograms else None
-        if self._begun is not None:
-            self._attempt(self._begun, self._measure_before)
+        self._current = _Measurement(norms, histograms) if norms or histograms else None
+        if self._current is not None:
+            self._attempt(self._current, self._measure_before)
 
     @torch.no_grad()
     def after_update(self, step: int) -> None:
         """Measure the update, and start the copy of all numbers to the host."""
-        begun, self._begun = self._begun, None
-        if begun is None:
+        current, self._current = self._current, None
+        if current is None:
             return
-        self._attempt(begun, self._measure_after)
-        numbers = begun.numbers
+        self._attempt(current, self._measure_after)
+        numbers = current.numbers
         if numbers is None and self._sharded:  # the other ranks wait for this rank in the sum
-            numbers = torch.full((self._size(begun),), torch.nan, dtype=torch.float64, device=self._group.device)
+            numbers = torch.full((self._size(current),), torch.nan, dtype=torch.float64, device=self._group.device)
         if numbers is None:
             return
         if self._sharded:
             numbers = self._group.sum(numbers)
         if self._group.is_main:
-            self._arriving[step] = _Arriving(numbers, norms=begun.norms)
+            self._arriving[step] = _Arriving(numbers, norms=current.norms)
 
-    def _attempt(self, begun: _Begun, measure: Callable[[_Begun], None]) -> None:
+    def _attempt(self, current: _Measurement, measure: Callable[[_Measurement], None]) -> None:
         """Measure, unless memory does not suffice. Training has its memory at this point, so it continues.
 
         AdamW needs no further memory. Muon allocates temporaries while the copy of the weights exists, so its update can run out of
         memory because of the copy.
         """
-        if begun.failed:
+        if current.failed:
             return
         try:
-            measure(begun)
+            measure(current)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            begun.give_up()
-            _log.warning("too little memory to measure the layers in this step; training continues")
+            current.give_up()
+            _log.warning("too little memory to measure the layers in this step; training goes on")
 
-    def _measure_before(self, begun: _Begun) -> None:
+    def _measure_before(self, current: _Measurement) -> None:
         weights = [_local(weight.detach()) for weight in self._parameters]
         gradients = [_local_gradient(weight) for weight in self._parameters]
-        if begun.norms:
-            begun.gradients = _squares(gradients)
-            begun.before = [weight.clone() for weight in weights]
-        if begun.histograms:
-            begun.parts += [self._binned(gradients), self._binned(weights)]
+        if current.norms:
+            current.gradients = _squares(gradients)
+            current.before = [weight.clone() for weight in weights]
+        if current.histograms:
+            current.parts += [self._binned(gradients), self._binned(weights)]
 
-    def _measure_after(self, begun: _Begun) -> None:
-        parts = begun.parts
-        if begun.gradients is not None:
-            weights = _squares(begun.before)
-            torch._foreach_sub_(begun.before, [_local(weight.detach()) for weight in self._parameters])
-            parts = [self._per_layer(torch.stack([begun.gradients, weights, _squares(begun.before)])), *parts]
-        begun.numbers = torch.cat([part.flatten() for part in parts])
+    def _measure_after(self, current: _Measurement) -> None:
+        parts = current.parts
+        if current.gradients is not None:
+            weights = _squares(current.before)
+            torch._foreach_sub_(current.before, [_local(weight.detach()) for weight in self._parameters])
+            parts = [self._per_layer(torch.stack([current.gradients, weights, _squares(current.before)])), *parts]
+        current.numbers = torch.cat([part.flatten() for part in parts])
 
-    def _size(self, begun: _Begun) -> int:
-        return len(self._layers) * (_NUM_NORMS * begun.norms + 2 * (_NUM_BINS + 2) * begun.histograms)
+    def _size(self, current: _Measurement) -> int:
+        return len(self._layers) * (_NUM_NORMS * current.norms + 2 * (_NUM_BINS + 2) * current.histograms)
 
     def reading(self, step: int) -> LayerReading | None:
         """Return the measurements of a step once, on rank 0; None if they were not due. Waits until the device has them."""
@@ -208,7 +208,7 @@ class LayerObserver:
 
     def forget(self) -> None:
         """Drop all measurements that were not read, because the step failed or the run goes back to an earlier step."""
-        self._begun = None
+        self._current = None
         self._arriving.clear()
 
     def _due(self, every: int, step: int) -> bool:
@@ -243,7 +243,7 @@ class LayerObserver:
 
 
 @dataclass
-class _Begun:
+class _Measurement:
     """The measurements of a step that is due."""
 
     norms: bool

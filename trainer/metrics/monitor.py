@@ -158,8 +158,8 @@ class Monitor:
 
     @contextmanager
     def _measured(self) -> Iterator[None]:
-        begun = time.perf_counter()
+        begin = time.perf_counter()
         try:
             yield
         finally:
-            self._spent_s += time.perf_counter() - begun
+            self._spent_s += time.perf_counter() - begin

@@ -30,15 +30,7 @@ from common.files import parse_json, sync_directory
 from common.untrusted import MAX_COUNT, Count, Finite, Form, check_form, read_lines
 from trainer.run.directory import make_folder, open_own
 
-__all__ = [
-    "LEDGER",
-    "Ledger",
-    "LedgerEvent",
-    "LedgerHead",
-    "LedgerStep",
-    "digest_of_rows",
-    "read_ledger",
-]
+__all__ = ["LEDGER", "Ledger", "LedgerEvent", "LedgerHead", "LedgerStep", "digest_of_rows", "read_ledger"]
 
 LEDGER = Path("ledger") / "steps.jsonl"
 """Path of the ledger in a run's directory."""
@@ -181,7 +173,7 @@ class Ledger:
         if found != head:
             raise CheckpointError(
                 f"{self.path}: line {head.lines} is not the one that the checkpoint of step {head.step} names, so the history of "
-                "this run was changed; restore the file from a copy, or move it away to go on with a history that begins there"
+                "this run was changed; restore the file from a copy, or move it away to resume with a history that begins there"
             )
         os.ftruncate(self._file.fileno(), num_bytes)
         self._head = head

@@ -204,15 +204,14 @@ def leave_note(run: Path, adjustment: Adjustment, rank: int) -> None:
 
 
 def _notes(run: Path) -> list[Adjustment]:
-    return [adjustment for path in sorted(run.glob("change-*.json")) for adjustment in _note(path)]
-
-
-def _note(path: Path) -> tuple[Adjustment, ...]:
-    data = read_run_file(path, MAX_NOTE_BYTES, path.parent)
-    try:
-        return Adjustments.from_json(parse_json(data)).made
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: {error}; no rank wrote this file: restore it from a copy, or remove it") from None
+    adjustments: list[Adjustment] = []
+    for path in sorted(run.glob("change-*.json")):
+        data = read_run_file(path, MAX_NOTE_BYTES, run)
+        try:
+            adjustments += Adjustments.from_json(parse_json(data)).made
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(f"{path}: {error}; no rank wrote this file: restore it from a copy, or remove it") from None
+    return adjustments
 
 
 def open_record(

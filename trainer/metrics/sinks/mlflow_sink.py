@@ -91,7 +91,7 @@ class MlflowSink(ServiceSink):
         text = "\n\n".join(encodable(sample.whole) for sample in samples)
         if text and self._reachable:
             path = f"samples/step-{step:08d}.txt"
-            self._sending.append(self._begun(lambda: self._attempt(lambda: self._client.log_text(self._id, text, path))).join)
+            self._sending.append(self._started(lambda: self._attempt(lambda: self._client.log_text(self._id, text, path))).join)
         super().samples(step, (), scores)
 
     def finish(self, status: str) -> None:
@@ -128,7 +128,7 @@ class MlflowSink(ServiceSink):
 
     def _end(self, status: str) -> None:
         self._is_open = False
-        ending = self._begun(lambda: self._wait_and_end(status))
+        ending = self._started(lambda: self._wait_and_end(status))
         ending.join(_END_S)
         if ending.is_alive():
             _log.warning(
@@ -142,7 +142,7 @@ class MlflowSink(ServiceSink):
             self._attempt(lambda: self._client.set_terminated(self._id, status))
 
     @staticmethod
-    def _begun(action: Callable[[], None]) -> threading.Thread:
+    def _started(action: Callable[[], None]) -> threading.Thread:
         """Start a thread for an action. It does not keep the process from ending."""
         thread = threading.Thread(target=action, name="mlflow", daemon=True)
         thread.start()
