@@ -99,7 +99,7 @@ def survived(folder: Path, uninterrupted: TrainConfig, name: str, cases: list[Ca
     """Strikes run after run until all cases have been, and checks each run at its end; tells what was lost at most."""
     seed = first_seed()
     while cases:
-        print(f"seed {seed}: FAULTS_SEED={seed} begins with it")
+        print(f"seed {seed}: set FAULTS_SEED={seed} to start with it")
         with struck(folder, f"{name}-{seed}", seed) as nemesis:
             for kind, moment in cases[:STRIKES_PER_RUN]:
                 if not nemesis.strike(kind, moment):
@@ -172,7 +172,7 @@ def test_a_soak_of_random_faults_breaks_no_claim(folder: Path, uninterrupted: Tr
     seed = first_seed()
     begun, num_struck, num_lost = time.monotonic(), 0, 0
     while time.monotonic() < begun + seconds:
-        print(f"seed {seed}: FAULTS_SEED={seed} begins with it")
+        print(f"seed {seed}: set FAULTS_SEED={seed} to start with it")
         draw = random.Random(seed)
         with struck(folder, f"soak-{seed}", seed) as nemesis:
             for _ in range(STRIKES_PER_RUN):
