@@ -59,7 +59,7 @@ def test_a_page_is_whole_and_asks_for_nothing(
         pictures = page.locator("figure.chart svg[role=img]")
         assert pictures.count() >= 6
         assert all(box and box["width"] > 300 and box["height"] > 100 for box in (one.bounding_box() for one in pictures.all()))
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing is cut off at the side"
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than the window"
         assert contrast(page, "h1", "body") > 7
         assert contrast(page, "dt, th", "body") > 4.5
         assert seen.errors == []
@@ -128,11 +128,11 @@ def test_the_page_of_prepared_data_shows_its_bars_and_charts_under_its_policy(
         assert len(widths) == bars.count() > 20
         assert min(widths) > 100
         halves = [box["width"] for rect in page.locator("td > .bar .lost").all() if (box := rect.bounding_box())]
-        assert 0 < min(halves) < max(halves) < min(widths), "a bar is as long as its share"
+        assert 0 < min(halves) < max(halves) < min(widths), "bars do not show their shares"
         colours = page.evaluate("[...document.querySelectorAll('svg .bin, .bar rect')].map((one) => getComputedStyle(one).fill)")
-        assert "rgb(0, 0, 0)" not in colours, "every bar has a colour of the style sheet"
+        assert "rgb(0, 0, 0)" not in colours, "a bar has no colour from the style sheet"
         assert page.locator("figure > svg[role=img]").count() == 3
         page.set_viewport_size({"width": 390, "height": 800})
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing is cut off at the side"
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than the window"
         assert seen.errors == []
         assert seen.outside == []

@@ -53,7 +53,7 @@ def test_the_loss_of_both_runs_is_one_picture(tab: Tab, runs: dict[str, Path]) -
             last = metrics(runs[name], "train")[-1]
             cells = row.inner_text().split()
             assert str(last["step"]) in cells
-            assert f"{last['loss']:.4f}".rstrip("0") in cells, "the value is that of metrics.jsonl"
+            assert f"{last['loss']:.4f}".rstrip("0") in cells, "the value differs from metrics.jsonl"
         assert page.locator("scalar-card").count() == 1
 
 

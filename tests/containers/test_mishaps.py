@@ -226,7 +226,7 @@ def test_a_run_is_not_ended_by_another_up_and_its_log_shows_no_other_container_o
     disturbed: Services, tmp_path: Path
 ) -> None:
     labels = docker("image", "inspect", "--format", "{{json .Config.Labels}}", IMAGE)
-    assert "com.docker.compose" not in labels, "env/up builds without Compose"
+    assert "com.docker.compose" not in labels, "env/up built the image with Compose"
     image = f"{IMAGE}-by-compose"
     disturbed.with_variables(IMAGE=image).compose("build", timeout_s=600)
     run = started(disturbed, "watched", 1)

@@ -17,7 +17,7 @@ from tests.support.two_ranks import log, started
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc of Linux")
 
 STEPS = 24
 EVERY = 5

@@ -26,7 +26,7 @@ from tests.support.two_ranks import all_ended, log, parent_of, pids_of, seconds_
 from trainer.config import TrainConfig
 from trainer.distributed.stragglers import OwnTime, StragglerDetector
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc of Linux")
 
 STEPS = 20
 STALL_S = 2

@@ -26,7 +26,7 @@ from tests.support.runs import tiny_config
 from tests.support.two_ranks import log, started
 from trainer.config import TrainConfig
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc of Linux")
 
 STEPS = 160 if is_full() else 80
 SAVE_EVERY = 5

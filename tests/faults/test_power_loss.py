@@ -176,7 +176,7 @@ def replaced_at(recording: Recording) -> int:
     for number, operation in enumerate(recording.operations):
         if isinstance(operation, Naming) and any(name == "manifest.json" and node is None for _, name, node in operation.effects):
             return number
-    raise AssertionError("it never was")
+    raise AssertionError("the manifest was never removed")
 
 
 @pytest.fixture(scope="module")

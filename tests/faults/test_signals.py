@@ -40,7 +40,7 @@ from tests.support.signalled import ENDLESS, Case, Outcome, cases, problems, run
 from tests.support.two_ranks import seconds_until
 from trainer.config import TrainConfig
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc of Linux")
 
 STEPS = 30
 PACE = "import time\ndef on_step_end(run, metrics):\n    time.sleep(0.02)\n"

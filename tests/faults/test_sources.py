@@ -89,7 +89,7 @@ def test_35_every_malformed_line_has_its_reason_and_its_place(tmp_path: Path) ->
     (tmp_path / "a.jsonl").write_bytes(b"".join(GOOD + b"\n" + data + b"\n" for data, _ in LINES.values()))
     items = read_all(tmp_path)
     assert [item.line for item in items] == list(range(1, 2 * len(LINES) + 1))
-    assert all(isinstance(item, Document) for item in items[::2]), "a malformed line harms its neighbours"
+    assert all(isinstance(item, Document) for item in items[::2]), "a malformed line affects its neighbours"
     found = {name: item.text if isinstance(item, Document) else item.reason for name, item in zip(LINES, items[1::2], strict=True)}
     assert found == {name: expected for name, (_, expected) in LINES.items()}
 
@@ -107,7 +107,7 @@ def test_35_no_line_raises() -> None:
             outcomes["document" if isinstance(item, Document) else item.reason] += 1
             if isinstance(item, Document):
                 (item.text + item.metadata).encode()
-    assert len(outcomes) >= 8, "the lines are of many kinds"
+    assert len(outcomes) >= 8, "too few kinds of lines"
 
 
 def damaged(generator: random.Random, data: bytes, others: list[bytes]) -> bytes:

@@ -102,8 +102,8 @@ class FinishedWork:
         tables = {path.with_suffix(".arrow") for path in now}
         now |= {path: _identity(path) for path in tables if path.exists()}
         redone = [str(path) for path in now.keys() & self._seen.keys() if now[path] != self._seen[path]]
-        assert not redone, f"done again: {redone}"
-        assert self._seen.keys() <= now.keys(), f"lost: {self._seen.keys() - now.keys()}"
+        assert not redone, f"finished work was done again: {redone}"
+        assert self._seen.keys() <= now.keys(), f"finished work was lost: {self._seen.keys() - now.keys()}"
         self._seen = now
         return len(now)
 
