@@ -292,7 +292,7 @@ def test_where_no_port_is_asked_for_a_free_one_is_taken(machine: Machine) -> Non
             other.bind(("127.0.0.1", 6006))
             other.listen()
         except OSError:
-            pass  # another program uses the port, which is enough
+            pass  # another program already uses this port
         code, said = machine.up()
     assert code == 0, said
     assert int(machine.written["TENSORBOARD_PORT"]) > 6006

@@ -1,4 +1,4 @@
-"""`reproducibility = elastic` gives the same bits on 1, 2, 4 and 8 ranks, also if plain addition does not."""
+"""`reproducibility = elastic` gives the same bits on 1, 2, 4 and 8 ranks. Plain addition would not."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The guard in a training: updates are skipped, rows are left out, training stops, and no weights that are not finite are saved."""
+"""The guard in a training: updates are skipped, rows are left out, training stops, and no damaged state is saved."""
 
 import math
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """Records of the fault campaigns. Each test records the faults that it injected, and a table is made of these records.
 
-A test of `tests/faults` or `tests/containers` is marked with the row of the table that it is evidence for: `@pytest.mark.claim(row,
-fault)` or `@pytest.mark.broken(row, variant)`. While the test runs, `tried`, `noted`, `counted` and `measured` add to its tally.
-When the test ends, its outcome is written as a `Record`.
+A test of `tests/faults` or `tests/containers` is marked with the row of the table that it is evidence for, as
+`@pytest.mark.claim(row, fault)` or `@pytest.mark.broken(row, variant)`. While the test runs, `tried`, `noted`, `counted` and
+`measured` add to its tally. When the test ends, its outcome is written as a `Record`.
 """
 
 from __future__ import annotations
