@@ -1,4 +1,4 @@
-"""Writes a record of every marked test into the folder that FAULTS_RECORDS names."""
+"""Writes a record of every test marked `claim` or `broken` into the folder that FAULTS_RECORDS names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TALLY = pytest.StashKey[Tally]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not torch.cuda.is_available():  # on a machine with GPUs too, whose commands refuse the CPU otherwise
+    if not torch.cuda.is_available():  # also on a machine with GPUs, where commands would otherwise refuse the CPU
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     config.addinivalue_line(
         "markers", "claim(row, fault, unit='', every=False): evidence for a row of docs/faults.md; every: all cases, not a sample"
@@ -54,7 +54,7 @@ def _record(item: pytest.Item, mark: pytest.Mark, report: pytest.TestReport) -> 
     tally = item.stash.get(_TALLY, Tally())
     row, fault = mark.args
     return Record(
-        test=f"{item.name} from seed {first_seed()}" if first_seed() else item.name,  # parts of a campaign add up
+        test=f"{item.name} from seed {first_seed()}" if first_seed() else item.name,  # one record per part of a campaign
         row=str(row),
         fault=fault,
         broken=mark.name == "broken",
@@ -74,7 +74,7 @@ def _record(item: pytest.Item, mark: pytest.Mark, report: pytest.TestReport) -> 
 
 @pytest.fixture(scope="session", autouse=True)
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What trainings keep for their user goes into a folder of the tests."""
+    """Let training runs store per-user state in a temporary folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield

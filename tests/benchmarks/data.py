@@ -1,13 +1,13 @@
-"""Data preparation beside other tools: the same text, tokenizer and cores, one after the other.
+"""Compares data preparation with other tools: the same text, tokenizer and cores, one tool after the other.
 
     python -m tests.benchmarks.data --text TEXT.jsonl [--datatrove PYTHON] [--streaming PYTHON] [--only tokens|chain|memory]
 
-`--datatrove` names an interpreter with datatrove, `--streaming` one with litdata, mosaicml-streaming, torch and sentencepiece;
-what is not named is left out. The Megatron-style builder runs in this interpreter. Times are those of whole processes.
+`--datatrove` names an interpreter with datatrove, `--streaming` one with litdata, mosaicml-streaming, torch and sentencepiece.
+Tools without an interpreter are left out. The Megatron-style builder runs in this interpreter. Times are those of whole processes.
 
-tokens  text to shards: tokenize, pack and write, with everything else turned off
+tokens  text to shards: tokenize, pack and write, with all other stages turned off
 chain   clean, language, all heuristics, near-duplicates, tokenize, pack, write
-memory  the chain on the text, and on ten times as much, none of which is a duplicate: the highest memory of all processes together
+memory  the chain on the text, and on ten times as much text without duplicates: the peak memory of all processes together
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ OFF = (
     *("--packing.keep_tokens", "false"),
 )
 ON = ("--heuristics.presets", "gopher-quality", "gopher-repetition", "c4", "fineweb", "spam", "--language.keep", "en")
-CHAIN_BYTES = 3_000_000  # datatrove takes ten seconds for each
+CHAIN_BYTES = 3_000_000  # datatrove takes ten seconds for this much
 
 
 @dataclass(frozen=True)
 class Tokenizers:
-    """The same sample of the text, as a SentencePiece BPE model and as a Hugging Face byte-level BPE."""
+    """Two tokenizers trained on the same sample: a SentencePiece BPE model and a Hugging Face byte-level BPE."""
 
     sentencepiece: Path
     huggingface: Path
@@ -84,7 +84,7 @@ def seconds(command: Sequence[str]) -> float:
 
 
 def split_lines(text: Path, folder: Path, parts: int) -> Path:
-    """One file for each worker, which is how datatrove shares out work."""
+    """Split the text into one file for each worker, because datatrove distributes work by file."""
     folder.mkdir()
     lines = text.read_bytes().splitlines(keepends=True)
     for number in range(parts):
@@ -152,7 +152,7 @@ def measure_memory(text: Path, folder: Path, tokenizers: Tokenizers, options: ar
                 words = orjson.loads(line)["text"].split(" ")
                 words[::4] = [f"{word}{chr(ord('a') + copy)}" if copy else word for word in words[::4]]
                 file.write(orjson.dumps({"text": " ".join(words)}) + b"\n")
-    print("\nmemory\n\n| MB of text | s | highest memory, MB | of it mapped files, MB |\n|---|---|---|---|")
+    print("\nmemory\n\n| MB of text | s | peak memory, MB | of which mapped files, MB |\n|---|---|---|---|")
     for path in (text, tenfold):
         begin = time.monotonic()
         with peak_memory(prepare(path, folder / path.stem, options.workers, tokenizers.sentencepiece, *ON)) as peak:
@@ -163,7 +163,7 @@ def measure_memory(text: Path, folder: Path, tokenizers: Tokenizers, options: ar
 
 @contextlib.contextmanager
 def peak_memory(command: Sequence[str]) -> Iterator[dict[str, int]]:
-    """Runs a command to its end; the highest memory of its process and all below it, shared pages shared out."""
+    """Run a command to its end, and yield the peak memory in bytes of all its processes. Shared pages are divided among users."""
     peak = {"total": 0, "mapped": 0}
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     ended = threading.Event()
@@ -205,8 +205,8 @@ def first_lines(path: Path, num_bytes: int) -> Iterator[bytes]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, required=True, help="JSON Lines with a field `text`")
-    parser.add_argument("--datatrove", help="an interpreter that has datatrove")
-    parser.add_argument("--streaming", help="an interpreter that has litdata and mosaicml-streaming")
+    parser.add_argument("--datatrove", help="Python interpreter that has datatrove")
+    parser.add_argument("--streaming", help="Python interpreter that has litdata and mosaicml-streaming")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", choices=("tokens", "chain", "memory"))
     options = parser.parse_args()

@@ -1,10 +1,10 @@
-"""How many planted near-duplicates are found, how many of those found are none, and how fast.
+"""Measures recall, precision and speed of the search for near-duplicates, on planted copies.
 
     python -m tests.benchmarks.duplicates
 
-Passages of 300 words from the standard library's source are copied with 0 to 30 % of their words replaced, removed or put in. The
-truth is the exact Jaccard similarity of every pair of documents, computed from Python sets of words that share no code with the
-pipeline. A pair at or above the threshold is a duplicate; 30 edited words in a hundred leave a similarity of about 0.1.
+Passages of 300 words from the source code of the standard library are copied with 0 to 30 % of their words replaced, removed or
+inserted. The reference is the exact Jaccard similarity of every pair of documents, computed from Python sets of words without code
+of the pipeline. A pair at or above the threshold is a duplicate. With 30 % edited words the similarity is about 0.1.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Pair = tuple[int, int]
 
 
 def signing_speed(texts: Sequence[str], settings: DedupSettings) -> float:
-    """Bytes a second for the keys of documents whose words are known."""
+    """Return the bytes per second at which keys are computed for documents whose words are known."""
     batches = [TextBatch([text.encode() for text in texts[begin : begin + BATCH]]) for begin in range(0, len(texts), BATCH)]
     for batch in batches:
         assert len(batch.word_hashes_W) == batch.words_D1[-1]
@@ -50,7 +50,7 @@ def true_and_found(truth: Set[Any], found: Set[Any]) -> str:
 
 
 def passages_with_copies(origins: Sequence[tuple[int, float | None]]) -> Iterator[tuple[float, Pair]]:
-    """The rate of each copy, with its place and that of its passage, the later first."""
+    """Yield the edit rate of each copy, and the indices of the copy and its passage, the later one first."""
     passages = {number: place for place, (number, rate) in enumerate(origins) if rate is None}
     for place, (number, rate) in enumerate(origins):
         if rate is not None:
@@ -79,7 +79,7 @@ def measure(num_passages: int, settings: DedupSettings, *, families: bool) -> No
         found = found_pairs(Path(folder), PER_PARTITION)
         fates = read_fates(Path(folder), len(texts), PER_PARTITION)
     print(f"{len(texts):,} documents, {megabytes:.1f} MB, {'families of ' + str(len(RATES) + 1) if families else 'pairs'}")
-    print(f"keys {signing_speed(texts, settings) / 1e6:.0f} MB/s beyond the words; stage {megabytes / seconds:.1f} MB/s")
+    print(f"keys {signing_speed(texts, settings) / 1e6:.0f} MB/s without word splitting; stage {megabytes / seconds:.1f} MB/s")
     print(f"{duplicates.candidates:,} candidates, {duplicates.similar:,} of them similar")
     if not families:
         joined = {pair for pair in truth if fates.split_keys[pair[0]] == fates.split_keys[pair[1]]}
@@ -91,7 +91,7 @@ def measure(num_passages: int, settings: DedupSettings, *, families: bool) -> No
     apart = sum(
         fates.fates[one] == fates.fates[other] == 0 and fates.split_keys[one] != fates.split_keys[other] for one, other in truth
     )
-    print(f"similar pairs that stay and may fall on two sides: {apart}\n")
+    print(f"similar pairs that are kept and may be split between training and validation: {apart}\n")
     if not families:
         print_rates(origins, truth, found)
         print()
@@ -99,7 +99,7 @@ def measure(num_passages: int, settings: DedupSettings, *, families: bool) -> No
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--passages", type=int, default=3000, help="passages that are copied")
+    parser.add_argument("--passages", type=int, default=3000, help="number of passages that are copied")
     parser.add_argument("--threshold", type=float, default=0.8)
     options = parser.parse_args()
     settings = DedupSettings(threshold=options.threshold)

@@ -1,10 +1,10 @@
-"""A thousand tokens with the key-value cache and without it, one after the other, on the model of `env/recipes/demo.toml`.
+"""Measures the speed of generating a thousand tokens with and without the key-value cache, on the model of `env/recipes/demo.toml`.
 
     python -m tests.benchmarks.generation [--run RUN] [--tokens 1000] [--rounds 3] [--batch 1] [--threads N]
 
-Without `--run` the model has fresh weights: the time does not depend on them. Ways and batches take turns, because a shared machine
-is faster at one time than at another; what counts is the best of the rounds. Texts are drawn at temperature 0.8 from prompts of 16
-tokens and end at the limit only, so that both ways draw as many.
+Without `--run` the model has fresh weights, because the time does not depend on them. Variants and batch sizes take turns, because
+the speed of a shared machine varies over time. The result is the best of the rounds. Texts are drawn at temperature 0.8 from
+prompts of 16 tokens and end only at the limit, so both variants draw the same number of tokens.
 """
 
 from __future__ import annotations

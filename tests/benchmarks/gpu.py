@@ -1,17 +1,17 @@
-"""What a GPU does with this project: its tests, speed, memory, the price of reproducibility, and other tools beside it.
+"""Measures this project on a GPU: tests, speed, memory, cost of reproducibility, and other tools for comparison.
 
     python -m tests.benchmarks.gpu PART [PART …] --data DATA [--results FOLDER] [--rehearse]
 
 tests    the tests marked `gpu`
-train    124M weights, bf16, compiled: positions per second, MFU, memory, and how long start, compilation, stop and resume take;
-         the resumed run has to end with the bits of the one that was never stopped
-levels   the same without compiling, and under each level of reproducibility
-peers    a plain loop and Hugging Face's Trainer (where transformers is installed) with the same decoder, batch and precision
+train    124M weights, bf16, compiled: positions per second, MFU, memory, and the time of start, compilation, stop and resume.
+         The resumed run must end with the bits of the uninterrupted one
+levels   the same without compiling, and at each level of reproducibility
+peers    a plain loop and Hugging Face's Trainer (if transformers is installed) with the same decoder, batch and precision
 summary  the table of all results in the folder
 
-DATA is text that was prepared with the recipe `gpt2-124m`. Each part takes less than ten minutes and leaves a JSON file, so that
-they can be called one by one on a machine that is lent for short times. `--rehearse` does the same with a tiny model on the CPU.
-Positions are all of a batch, padding included.
+DATA is text that was prepared with the recipe `gpt2-124m`. Each part takes less than ten minutes and writes a JSON file, so the
+parts can run one by one on a machine that is available for short times. `--rehearse` runs the same steps with a tiny model on the
+CPU. Positions are all positions of a batch, including padding.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ REHEARSED_TESTS = ("tests/unit/trainer/model/test_loss.py",)
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is trained, and where."""
+    """Size of the training, and its device."""
 
     device: str
     recipe: str
     rows: int
-    """Of a global batch."""
+    """Rows of a global batch."""
     micro: int
     steps: int
 
     @property
     def words(self) -> list[str]:
-        """The command line of a training."""
+        """The options of the train command."""
         flags = {
             "recipe": self.recipe,
             "device": self.device,
@@ -84,14 +84,14 @@ REHEARSAL = Scale("cpu", "smoke", rows=8, micro=4, steps=12)
 
 @dataclass(frozen=True)
 class Bench:
-    """What all parts are given."""
+    """Data, folder and scale that all parts use."""
 
     data: Path
     folder: Path
     scale: Scale
 
     def train(self, name: str, *extra: str) -> Result:
-        """Trains in a separate process; returns what it wrote down, and when.
+        """Train in a separate process, and return the results that it recorded and its times.
 
         Raises:
             SystemExit: the training failed.
@@ -132,7 +132,7 @@ class Bench:
 
 
 def tests(bench: Bench) -> Result:
-    """Counts of the tests marked `gpu`; none at all is a failure."""
+    """Return the counts of the tests marked `gpu`. The command fails if no test ran."""
     report = bench.folder / "tests.xml"
     chosen = ["-m", "gpu", *GPU_TESTS] if bench.scale.device == "cuda" else list(REHEARSED_TESTS)
     workers = ["-n", "4"] if importlib.util.find_spec("xdist") else []
@@ -146,7 +146,7 @@ def tests(bench: Bench) -> Result:
 
 
 def train(bench: Bench) -> Result:
-    """A whole run, and one of two halves that has to end with the same bits."""
+    """Train one uninterrupted run, and one in two halves that must end with the same bits."""
     half = bench.scale.steps // 2
     whole = bench.train("whole")
     first = bench.train("halves", "--limits.steps", str(half))
@@ -160,7 +160,7 @@ def train(bench: Bench) -> Result:
 
 
 def levels(bench: Bench) -> Result:
-    """The same run at other levels of reproducibility, and not compiled."""
+    """Train the same run at other levels of reproducibility, and without compiling."""
     results = {level: bench.train(level, "--reproducibility", level) for level in ("run", "off", "elastic")}
     if bench.scale.device == "cuda":
         results["run, not compiled"] = bench.train("eager", "--compile", "off")
@@ -168,7 +168,7 @@ def levels(bench: Bench) -> Result:
 
 
 def peers(bench: Bench) -> Result:
-    """Positions per second of the peers, compiled on a GPU as this trainer is; None where one is not installed."""
+    """Return the positions per second of the peers, compiled on a GPU like this trainer. None if a peer is not installed."""
     manifest = read_manifest(bench.data)
     write_stream(bench.data, bench.folder / "tokens.bin")
     model = (
@@ -212,7 +212,7 @@ PARTS: dict[str, Callable[[Bench], Result]] = {"tests": tests, "train": train, "
 
 
 def describe(found: dict[str, Result]) -> str:
-    """What passed, what failed and what was not measured, as a table in Markdown."""
+    """Return a table in Markdown of the results of all parts, and of parts that were not measured."""
     lines = ["| part | result |", "|---|---|"]
     for part in PARTS:
         for name, value in found.get(part, {"": "not measured"}).items():
@@ -223,16 +223,16 @@ def describe(found: dict[str, Result]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} and summary; none: all of them")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)} and summary [default: all]")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--results", type=Path, default=ROOT / "workspace" / "gpu")
     parser.add_argument("--rehearse", action="store_true")
     options = parser.parse_args()
     if unknown := set(options.parts) - {*PARTS, "summary"}:
-        parser.error(f"there is no part {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}, summary")
+        parser.error(f"unknown part {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}, summary")
     chosen = [part for part in PARTS if part in options.parts or not options.parts]
     if not options.rehearse and not torch.cuda.is_available():
-        raise SystemExit("torch sees no GPU here; `nvidia-smi` shows whether there is one, --rehearse does the same on the CPU")
+        raise SystemExit("torch finds no GPU; check with `nvidia-smi`, or use --rehearse to run on the CPU")
     options.results.mkdir(parents=True, exist_ok=True)
     for part in chosen:
         folder = Path(tempfile.mkdtemp(prefix=f"gpu-{part}-"))
@@ -248,7 +248,7 @@ def main() -> None:
     if "tests" in chosen and (tested["failed"] or not tested["passed"]):
         raise SystemExit(f"tests failed: {', '.join(tested['failed']) or 'none ran'}")
     if "train" in chosen and not found["train"]["the resumed run has the same bits"]:
-        raise SystemExit("the resumed run ended with other bits than the one that was never stopped")
+        raise SystemExit("the resumed run and the uninterrupted run ended with different bits")
 
 
 if __name__ == "__main__":

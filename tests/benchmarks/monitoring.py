@@ -1,10 +1,10 @@
-"""What watching a run costs: recipe `demo`, one rank, on a CPU.
+"""Measures the cost of monitoring a run: recipe `demo`, one rank, on a CPU.
 
     python -m tests.benchmarks.monitoring [--steps 160]
 
-In one run norms by layer are taken in every second step and histograms in every fourth, so that steps with and without them lie
-side by side, whatever else the machine does. The time that the sinks take is what the run itself notes of it (`monitor_s`, which
-is in the duration of the step after). The share at the end is that of a run with the default intervals.
+One run computes norms by layer in every second step and histograms in every fourth. Steps with and without them alternate, so other
+load on the machine affects both. The run records the time of its sinks (`monitor_s`, which is part of the duration of the next
+step). The share at the end is that of a run with the default intervals.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
         step_ms[event["step"] % 4].append(1e3 * (event["seconds"] - event["monitor_s"]))
         sinks_ms[event["step"] % 4].append(1e3 * after["monitor_s"])
     plain_ms, plain_sinks_ms = median(step_ms[1] + step_ms[3]), median(sinks_ms[1] + sinks_ms[3])
-    print(f"a step takes {plain_ms:.1f} ms; the sinks {plain_sinks_ms:.3f} ms")
+    print(f"a step takes {plain_ms:.1f} ms, the sinks take {plain_sinks_ms:.3f} ms")
     total_ms = plain_sinks_ms
     intervals = LogConfig()
     for name, due, every in (
@@ -56,9 +56,9 @@ def main() -> None:
         ("norms and histograms", 0, intervals.histograms_every_steps),
     ):
         more_ms, more_sinks_ms = median(step_ms[due]) - plain_ms, median(sinks_ms[due]) - plain_sinks_ms
-        print(f"{name}: {more_ms:+.1f} ms in the step, {more_sinks_ms:+.2f} ms in the sinks, by default every {every} steps")
+        print(f"{name}: {more_ms:+.1f} ms in the step, {more_sinks_ms:+.2f} ms in the sinks; default interval: {every} steps")
         total_ms += (more_ms + more_sinks_ms) / every
-    print(f"together {total_ms / plain_ms:.3%} of the time of a step")
+    print(f"total: {total_ms / plain_ms:.3%} of the time of a step")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Which learning rate is best for AdamW and for Muon, at several widths: validation loss after a short training on a CPU.
+"""Finds the best learning rate of AdamW and Muon at several widths, by the validation loss after a short training on a CPU.
 
     python -m tests.benchmarks.optimizers [--widths 64 192] [--rates 1e-3 3e-3 1e-2 3e-2] [--steps 60]
 
-Each cell is one run of the recipe `demo` on the built-in corpus, with 4 layers of that width, heads of 16, 4 rows of 256 tokens in
-a step, a warm-up of a tenth of the steps, and the same seed. Prints a table in Markdown.
+Each cell is one run of the recipe `demo` on the built-in corpus, with 4 layers of that width, heads of width 16, 4 rows of 256
+tokens per step, a warm-up of a tenth of the steps, and the same seed. Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def prepare(output: Path) -> None:
 
 
 def last_loss(data: Path, run: Path, kind: str, width: int, rate: float, steps: int) -> float:
-    """The validation loss after the last step of one run."""
+    """Train one run, and return its validation loss after the last step."""
     settings = {
         "model.width": width,
         "model.heads": width // 16,
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 192])
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 3e-3, 1e-2, 3e-2])
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--data", type=Path, help="the prepared data of the recipe demo [default: it is prepared]")
+    parser.add_argument("--data", type=Path, help="prepared data of the recipe demo [default: prepare it]")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="optimizers-") as name:
         folder = Path(name)

@@ -1,11 +1,11 @@
-"""What saving costs a run, and how soon a killed one is at work again: recipe `demo`, one rank, on a CPU.
+"""Measures the cost of saving and the time of a resume after a kill: recipe `demo`, one rank, on a CPU.
 
     python -m tests.benchmarks.resume [--rounds 5]
 
-stall        time that training waited for the one checkpoint of 100 steps, against the time of those steps
-resume       from the start of the process that goes on to the end of its first step, after a kill -9
-positioning  from a fresh reader to its first global batch, at several positions of the order; with and without the check of the
-             shard's digest
+stall        time that training waited for the one checkpoint of 100 steps, compared with the time of those steps
+resume       from the start of the resuming process to the end of its first step, after a kill -9
+positioning  from a new reader to its first global batch, at several positions of the order, with and without checking the digest of
+             the shard
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ EVERY = 100
 
 
 def train_until(data: Path, run: Path, step: int) -> float:
-    """Starts or continues the run, kills it once it has made the step; seconds from the start to its first step."""
+    """Start or resume the run, and kill it after the step. Return the seconds from the start to its first step."""
     command = [sys.executable, "-m", "trainer", "train", "--recipe", "demo", "--data", str(data), "--run", str(run)]
     command += ["--checkpoint.every_steps", str(EVERY), "--limits.steps", "1000", "--device", "cpu"]
     before, first_s, begun = last_step(run), None, time.monotonic()
     saved = before // EVERY * EVERY
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         while process.poll() is None and (last := last_step(run)) < step:
-            if first_s is None and saved < last != before:  # at the start the lines beyond the checkpoint are cut off
+            if first_s is None and saved < last != before:  # a start first removes the lines after the checkpoint
                 first_s = time.monotonic() - begun
             time.sleep(0.02)
-        assert process.poll() is None, "the run ended by itself"
+        assert process.poll() is None, "the run ended before it was killed"
         os.kill(process.pid, signal.SIGKILL)
     assert first_s is not None
     return first_s
@@ -59,7 +59,7 @@ def last_step(run: Path) -> int:
 
 
 def stall_share(run: Path) -> tuple[float, float]:
-    """Seconds of the stall at the first checkpoint, and of the steps up to it."""
+    """Return the seconds that the first checkpoint stalled the training, and the seconds of the steps up to it."""
     steps = metrics(run, "train")[:EVERY]
     seconds = [(b["tokens"] - a["tokens"]) / b["tokens_per_s"] for a, b in pairwise(steps)]
     (stall_s,) = [event["stall_s"] for event in metrics(run, "save") if event["step"] == EVERY]
@@ -92,14 +92,14 @@ def main() -> None:
             stalls.append(stall_share(run))
             resumes.append(train_until(data, run, EVERY + 8))
         shares = [stall_s / steps_s for stall_s, steps_s in stalls]
-        print(f"stall: {np.median(shares):.2%} (most {max(shares):.2%}) of the time of {EVERY} steps", end=", ")
+        print(f"stall: {np.median(shares):.2%} (max {max(shares):.2%}) of the time of {EVERY} steps", end=", ")
         print(f"{1e3 * np.median([stall_s for stall_s, _ in stalls]):.1f} ms")
-        print(f"resume: {np.median(resumes):.1f} s (most {max(resumes):.1f} s)")
+        print(f"resume: {np.median(resumes):.1f} s (max {max(resumes):.1f} s)")
         for verify in (False, True):
             for position in (0, 10**6, 10**9, 10**12):
                 taken = [1e3 * positioning_s(data, manifest, position, verify=verify) for _ in range(20)]
                 print(f"positioning at {position}, digest {'checked' if verify else 'not checked'}: ", end="")
-                print(f"{np.median(taken):.1f} ms (most {max(taken):.1f} ms)")
+                print(f"{np.median(taken):.1f} ms (max {max(taken):.1f} ms)")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""Character-level Shakespeare with nanoGPT's published CPU settings: this trainer beside a plain loop, on the same cores
-and the same text.
+"""Compares this trainer with a plain loop on character-level Shakespeare, with nanoGPT's published CPU settings, the same cores and
+the same text.
 
     python -m tests.benchmarks.shakespeare --text input.txt
 
-The plain loop is written here after the description of nanoGPT: GPT-2's block without biases, learned positions, AdamW as
-PyTorch gives it on a CPU, random crops, 20 batches of each split every 250 steps. Both get 4 layers, 4 heads, width 128,
-context 64, batch 12, 2000 steps, the first 90 % of the text to train on and the last 10 % to validate on. Wall-clock time
-counts everything from the start of the process.
+The plain loop follows the description of nanoGPT: GPT-2's block without biases, learned positions, AdamW with PyTorch's CPU
+default, random crops, 20 batches of each split every 250 steps. Both use 4 layers, 4 heads, width 128, context 64, batch 12, 2000
+steps, the first 90 % of the text for training and the last 10 % for validation. Wall-clock times are those of whole processes.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class PlainGPT(nn.Module):
 
 
 def plain_loop(text: str, steps: int) -> dict[str, float]:
-    """Trains the plain model; returns its validation loss over the whole validation text, and the median step in milliseconds."""
+    """Train the plain model. Return its loss on the whole validation text, and its median step time in milliseconds."""
     torch.manual_seed(1337)
     alphabet = sorted(set(text))
     ids = np.array([alphabet.index(character) for character in text], dtype=np.uint16)
@@ -111,7 +110,7 @@ def plain_loop(text: str, steps: int) -> dict[str, float]:
 
 @torch.no_grad()
 def whole_loss(model: PlainGPT, data: np.ndarray) -> float:
-    """Mean loss over all of a text, in windows of the context one after the other."""
+    """Return the mean loss over a whole text, in consecutive windows of the length of the context."""
     usable = (len(data) - 1) // CONTEXT * CONTEXT
     x, y = (torch.from_numpy(data[d : d + usable].astype(np.int64)).view(-1, CONTEXT) for d in (0, 1))
     return float(
@@ -129,7 +128,7 @@ def timed(*command: str) -> tuple[float, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, required=True, help="tinyshakespeare, 1,115,394 characters")
+    parser.add_argument("--text", type=Path, required=True, help="path of tinyshakespeare, 1,115,394 characters")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument(
         "--plain-only", action="store_true", help="run the plain loop in this process and print its figures as JSON"

@@ -1,16 +1,16 @@
-"""Training beside other tools: the same decoder, vocabulary, text, batch and cores; positions trained on per second.
+"""Compares training with other tools: the same decoder, vocabulary, text, batch and cores; positions trained per second.
 
     python -m tests.benchmarks.training [--text TEXT] [--transformers PYTHON] [--rounds 5] [--only peers|levels]
     python -m tests.benchmarks.training --gpu --text TEXT
 
-peers   this trainer as it is by default, with `--compiled` also compiled, a plain loop in PyTorch, and Hugging Face's Trainer with
+peers   this trainer with its defaults (with `--compiled` also compiled), a plain loop in PyTorch, and Hugging Face's Trainer with
         Qwen3 if `--transformers` names an interpreter with torch, transformers and accelerate
-levels  what `run` and `elastic` cost against `off`, on one rank, and on two gloo ranks with half of the threads each
+levels  the cost of `run` and `elastic` compared with `off`, on one rank, and on two gloo ranks with half of the threads each
 --gpu   a model of GPT-2's size in bf16, compiled: positions per second, and the share of the peak rate of the GPU
 
-The contestants take turns, each time in a new process, because a shared machine is faster at one time than at another; what
-counts is the median over the rounds. A contestant's time in a round is the median of its steps after the first ones.
-Positions are all of a batch, padding and last tokens included, so that packing gains nothing here.
+The contestants take turns, each time in a new process, because the speed of a shared machine varies over time. The result is the
+median over the rounds. The time of a contestant in a round is the median of its steps after the first ones.
+Positions are all positions of a batch, including padding and last tokens, so packing has no advantage here.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from trainer.config import ModelConfig
 PEERS = Path(__file__).parent / "peers"
 SKIPPED_STEPS = 3
 Contestant = Callable[[], list[float]]
-"""Runs once in a process of its own; returns the seconds of its steps."""
+"""Runs once in a separate process, and returns the seconds of its steps."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What all contestants train, and where its files are."""
+    """The settings that all contestants train with, and the folders of the files."""
 
     folder: Path
     data: Path
@@ -52,7 +52,7 @@ class Workload:
 
     @property
     def positions(self) -> int:
-        """Positions of one step."""
+        """Positions per step."""
         return self.settings.length * self.settings.micro * self.settings.micro_batches
 
 
@@ -72,7 +72,7 @@ def prepare(text: str, data: Path, vocab: int, row_length: int) -> None:
 
 
 def write_stream(data: Path, path: Path) -> None:
-    """The same tokens as one stream without padding, for contestants that read crops."""
+    """Write the same tokens as one stream without padding, for contestants that read crops."""
     rows = Rows(data, read_manifest(data), "train")
     with path.open("wb") as file:
         for start in range(0, len(rows), 1024):
@@ -81,7 +81,7 @@ def write_stream(data: Path, path: Path) -> None:
 
 
 def trainer_steps(work: Workload, name: str, ranks: int = 1, *extra: str) -> list[float]:
-    """Seconds of each step of this trainer, from what it wrote down."""
+    """Train with this trainer, and return the seconds of each step that it recorded."""
     s = work.settings
     with tempfile.TemporaryDirectory(dir=work.folder, prefix=name) as folder:
         launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m", "--"] if ranks > 1 else []
@@ -122,14 +122,14 @@ def peer_steps(work: Workload, interpreter: str, peer: str) -> list[float]:
 
 
 def compare(title: str, work: Workload, contestants: dict[str, Contestant], rounds: int) -> None:
-    """One table: the median over the rounds, the least and the most, and each against the first of the same round."""
+    """Print one table: median, minimum and maximum over the rounds, and the ratio to the first contestant of the same round."""
     rates: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(rounds):
         for name, contestant in contestants.items():
             rates[name].append(work.positions / float(np.median(contestant()[SKIPPED_STEPS:])))
             print(f"round {number + 1}, {name}: {rates[name][-1]:.0f} positions/s", file=sys.stderr)
     first = np.array(rates[next(iter(rates))])
-    print(f"\n{title}\n\n| | positions/s, median | least | most | against the first |\n|---|---|---|---|---|")
+    print(f"\n{title}\n\n| | positions/s, median | min | max | ratio to the first |\n|---|---|---|---|---|")
     for name, values in rates.items():
         ratio = float(np.median(np.array(values) / first))
         print(f"| {name} | {np.median(values):.0f} | {min(values):.0f} | {max(values):.0f} | {ratio:.2f} |")
@@ -175,7 +175,7 @@ def on_cpu(options: argparse.Namespace, folder: Path) -> None:
 
 def on_gpu(options: argparse.Namespace, folder: Path) -> None:
     if not torch.cuda.is_available():
-        print("--gpu: left out, this machine has no CUDA device")
+        print("--gpu: skipped, because this machine has no CUDA device")
         return
     prepare(options.text, folder / "data", 50_304, 1024)
     command = [
@@ -194,15 +194,15 @@ def on_gpu(options: argparse.Namespace, folder: Path) -> None:
     run([*command, "--batch.micro", "32", "--eval.max_rows", "32", "--eval.sample_tokens", "0"], options.threads)
     seconds = float(np.median(step_seconds(folder / "run")[SKIPPED_STEPS:]))
     mfu = [event["mfu"] for event in metrics(folder / "run", "train")[SKIPPED_STEPS:] if event["mfu"] is not None]
-    share = f"{np.median(mfu):.3f}" if mfu else "not known"
+    share = f"{np.median(mfu):.3f}" if mfu else "unknown"
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n\n| | positions/s | MFU |\n|---|---|---|")
     print(f"| this trainer, 124M, bf16, compiled | {128 * 1024 / seconds:.0f} | {share} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", default="builtin", help="a source of data_pipeline prepare; default: the text that comes with it")
-    parser.add_argument("--transformers", help="an interpreter that has torch, transformers and accelerate")
+    parser.add_argument("--text", default="builtin", help="source of data_pipeline prepare [default: the built-in text]")
+    parser.add_argument("--transformers", help="Python interpreter that has torch, transformers and accelerate")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -213,10 +213,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--micro", type=int, default=4)
     parser.add_argument("--micro-batches", type=int, default=4)
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="the same for all contestants")
-    parser.add_argument(
-        "--compiled", action="store_true", help="a contestant more: this trainer compiled, which takes a C++ compiler"
-    )
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="precision of all contestants")
+    parser.add_argument("--compiled", action="store_true", help="add this trainer, compiled, as a contestant; needs a C++ compiler")
     parser.add_argument("--only", choices=("peers", "levels"))
     parser.add_argument("--gpu", action="store_true")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A headless Chromium that lets nothing out, two small real runs, and a folder for the screenshots."""
+"""A headless Chromium without access to other machines, two small real runs, and a folder for the screenshots."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Opener = Callable[..., Any]
 
 @dataclass
 class Seen:
-    """What a page did while it was open."""
+    """The errors and requests of a page while it was open."""
 
     errors: list[str] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)
-    """Requests to anything but this machine; they are refused."""
+    """Requests to other machines. They are blocked."""
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +51,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def opened(browser: Browser) -> Opener:
-    """A context manager that gives a page at an address, and what it does."""
+    """A context manager that opens a page at an address. It yields the page, and its errors and requests."""
 
     @contextmanager
     def open_page(address: str, **options: Any) -> Iterator[tuple[Page, Seen]]:
@@ -78,7 +78,7 @@ def opened(browser: Browser) -> Opener:
 
 @pytest.fixture(scope="session")
 def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where screenshots go: SCREENSHOTS, or a folder that pytest keeps for a while."""
+    """The folder for screenshots: SCREENSHOTS, or a temporary folder of pytest."""
     folder = Path(os.environ["SCREENSHOTS"]) if "SCREENSHOTS" in os.environ else tmp_path_factory.mktemp("screenshots")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -86,7 +86,7 @@ def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def runs(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two trainings on the same data that differ in their learning rate."""
+    """Two training runs on the same data with different learning rates."""
     data, folder = write_prepared(tmp_path_factory.mktemp("data")), tmp_path_factory.mktemp("runs")
     for name, rate in zip(NAMES, (1e-3, 6e-3), strict=True):
         settings = {"optim": {"lr": rate}, "eval": {"prompt": PROMPT}, "log": {"every_steps": 1}}
@@ -96,7 +96,7 @@ def runs(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 @pytest.fixture(scope="module")
 def tensorboard(runs: dict[str, Path]) -> Iterator[str]:
-    """The address of the service, started as the container starts it."""
+    """The address of TensorBoard, started as the container starts it."""
     environment = os.environ | {"PYTHON": sys.executable, "TENSORBOARD_LOGDIR": str(runs[NAMES[0]].parent)}
     command = [str(ROOT / "entrypoints" / "tensorboard"), "--port", "0"]
     with subprocess.Popen(command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True) as server:

@@ -1,6 +1,6 @@
-"""`report.html` and `compare.html` of real runs in a real browser, in light and dark.
+"""`report.html` and `compare.html` of real runs in a real browser, in light and dark mode.
 
-REPORT_RUN names another finished run whose page is opened, as workspace/runs/demo after `make demo`.
+REPORT_RUN names another finished run whose page is also opened, such as workspace/runs/demo after `make demo`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SECTIONS = {
     "report": ["Curves", "Alerts", "Evaluation", "Samples", "Throughput", "Checkpoints", "Settings", "Record", "Verify and replay"],
     "compare": ["Results", "Comparability", "Curves", "Differences"],
 }
-"""The headings of a page, in order; "Hardware" may come between them, where it was sampled."""
+"""The headings of a page, in order. "Hardware" may also appear if it was sampled."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def pages(runs: dict[str, Path]) -> dict[str, Path]:
 
 
 def contrast(page: Any, element: str, against: str) -> float:
-    """WCAG's ratio between the colours of two elements, the second one's background."""
+    """Return the WCAG contrast ratio between the colour of one element and the background of another."""
     style = "getComputedStyle(document.querySelector"
     script = f"([one, other]) => [{style}(one)).color, {style}(other)).backgroundColor]"
     lights = []
@@ -59,7 +59,7 @@ def test_a_page_is_whole_and_asks_for_nothing(
         pictures = page.locator("figure.chart svg[role=img]")
         assert pictures.count() >= 6
         assert all(box and box["width"] > 300 and box["height"] > 100 for box in (one.bounding_box() for one in pictures.all()))
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing is cut off at the side"
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than the window"
         assert contrast(page, "h1", "body") > 7
         assert contrast(page, "dt, th", "body") > 4.5
         assert seen.errors == []
@@ -103,7 +103,7 @@ def test_a_page_fits_a_telephone(opened: Opener, pages: dict[str, Path], artefac
 
 
 def test_markup_that_got_past_the_escaping_could_run_nothing(opened: Opener, pages: dict[str, Path], tmp_path: Path) -> None:
-    """The page's own policy refuses a foreign script, an event handler and a picture from elsewhere."""
+    """The policy of the page blocks a foreign script, an event handler and a picture from another address."""
     foreign = "<script>document.title = 'run'</script><img src='https://example.invalid/x.png' onerror=\"document.title = 'run'\">"
     broken = tmp_path / "broken.html"
     broken.write_text(pages["report"].read_text(encoding="utf-8").replace("<main>", f"<main>{foreign}"), encoding="utf-8")
@@ -128,11 +128,11 @@ def test_the_page_of_prepared_data_shows_its_bars_and_charts_under_its_policy(
         assert len(widths) == bars.count() > 20
         assert min(widths) > 100
         halves = [box["width"] for rect in page.locator("td > .bar .lost").all() if (box := rect.bounding_box())]
-        assert 0 < min(halves) < max(halves) < min(widths), "a bar is as long as its share"
+        assert 0 < min(halves) < max(halves) < min(widths), "bars do not show their shares"
         colours = page.evaluate("[...document.querySelectorAll('svg .bin, .bar rect')].map((one) => getComputedStyle(one).fill)")
-        assert "rgb(0, 0, 0)" not in colours, "every bar has a colour of the style sheet"
+        assert "rgb(0, 0, 0)" not in colours, "a bar has no colour from the style sheet"
         assert page.locator("figure > svg[role=img]").count() == 3
         page.set_viewport_size({"width": 390, "height": 800})
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing is cut off at the side"
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than the window"
         assert seen.errors == []
         assert seen.outside == []

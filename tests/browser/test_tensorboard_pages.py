@@ -1,6 +1,6 @@
-"""TensorBoard as the service starts it, with two runs: the pages that people look at show both, in a real browser.
+"""TensorBoard as the service starts it, in a real browser: the pages that people use show both of two runs.
 
-Its pages are drawn late and by stages, so every look waits for what it is to find, and never for a time.
+The pages are drawn late and in stages. Every check waits for an element, never for a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Tab(Protocol):
 
 @pytest.fixture
 def tab(opened: Opener, tensorboard: str, artefacts: Path) -> Tab:
-    """Opens a tab; its picture is kept whatever is found, and it may neither fail nor ask for anything outside."""
+    """Opens a tab. A screenshot is always kept. The tab may neither fail nor request anything from another machine."""
 
     @contextmanager
     def open_tab(name: str, query: str = "") -> Iterator[Page]:
@@ -38,7 +38,7 @@ def tab(opened: Opener, tensorboard: str, artefacts: Path) -> Tab:
                 yield page
             finally:
                 page.screenshot(path=artefacts / f"tensorboard-{name}.png")
-            assert seen.outside == [], "it works without the network"
+            assert seen.outside == [], "requests to other machines"
             assert seen.errors == []
 
     return open_tab
@@ -53,7 +53,7 @@ def test_the_loss_of_both_runs_is_one_picture(tab: Tab, runs: dict[str, Path]) -
             last = metrics(runs[name], "train")[-1]
             cells = row.inner_text().split()
             assert str(last["step"]) in cells
-            assert f"{last['loss']:.4f}".rstrip("0") in cells, "the value is that of metrics.jsonl"
+            assert f"{last['loss']:.4f}".rstrip("0") in cells, "the value differs from metrics.jsonl"
         assert page.locator("scalar-card").count() == 1
 
 
@@ -65,13 +65,13 @@ def test_the_prepared_layout_has_its_categories_and_the_curves_of_both_runs(tab:
         chart.locator("svg").first.wait_for()
         for label in LABELS.values():
             for tag in ("train/loss", "validation/loss"):
-                chart.get_by_text(f"{tag} ({label})").first.wait_for(state="attached")  # the list of curves is folded
+                chart.get_by_text(f"{tag} ({label})").first.wait_for(state="attached")  # the list of curves is collapsed
 
 
 def test_settings_and_last_numbers_of_both_runs_stand_in_one_table(tab: Tab, runs: dict[str, Path]) -> None:
     with tab("hparams") as page:
         rates = page.locator("paper-checkbox").filter(has_text="optim.lr").first
-        if rates.get_attribute("aria-checked") != "true":  # the table begins with the first few settings only
+        if rates.get_attribute("aria-checked") != "true":  # at first the table shows only a few settings
             rates.click()
         shown = page.locator("tf-hparams-table-view").first
         for name, rate in zip(NAMES, ("0.0010000", "0.0060000"), strict=True):
@@ -94,4 +94,4 @@ def test_the_graph_of_the_model_shows_its_parts(tab: Tab) -> None:
         page.locator('g.node[data-name="Decoder/model"]').wait_for()
         page.locator('g.node[data-name="Decoder/lm_head"]').wait_for()
         page.get_by_text("Fit to screen").click()
-        page.wait_for_timeout(1000)  # it moves there
+        page.wait_for_timeout(1000)  # the view moves there

@@ -11,7 +11,7 @@ import pytest
 
 from tests.containers.services import IMAGE, PROJECT, ROOT, Services
 
-# What a developer may have set for runs of their own.
+# Variables that a developer may have set for other runs.
 OWN_VARIABLES = (
     *("PREP_", "TRAIN_", "COMPOSE_", "RUN_", "DATA_", "WORKSPACE", "TEXT_DIR", "RECIPE", "TENSORBOARD_", "CPU_RANKS", "GPUS"),
     *("RESTART", "TMP_SIZE", "SHM_SIZE", "NCCL_", "PET_", "CUDA_VISIBLE_DEVICES"),
@@ -20,7 +20,7 @@ OWN_VARIABLES = (
 
 @pytest.fixture(scope="session")
 def engine() -> None:
-    """Fails where none answers: whoever runs these tests wants to know about the containers."""
+    """Fails if no engine answers. A skip would hide that these tests did not check the containers."""
     try:
         answer = subprocess.run(["docker", "info", "--format", "{{.ServerVersion}}"], capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -37,7 +37,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def services(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    """The services on a volume of their own, with the image built from this tree by the same script as `make up`."""
+    """The services on a separate volume, with the image that the script of `make up` builds from this tree."""
     folder = tmp_path_factory.mktemp("services")
     (folder / "text").mkdir()
     env_file = folder / "env"

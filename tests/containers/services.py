@@ -1,4 +1,4 @@
-"""What the tests of running services are written in: Compose commands, files on the volume, TensorBoard's answers."""
+"""Helpers for tests of running services: Compose commands, files on the volume, and answers of TensorBoard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _CHECKOUT = hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]
 PROJECT = f"trainer-smoke-{_CHECKOUT}"
 IMAGE = f"trainer:smoke-{_CHECKOUT}"
-"""Of this checkout alone, so that the tests of two do not disturb each other."""
+"""Name of the image. It is specific to this checkout, so tests of two checkouts do not disturb each other."""
 Value = TypeVar("Value")
 
 __all__ = ["IMAGE", "PROJECT", "ROOT", "Services", "eventually"]
@@ -26,7 +26,7 @@ __all__ = ["IMAGE", "PROJECT", "ROOT", "Services", "eventually"]
 
 @dataclass(frozen=True)
 class Services:
-    """The compose project under test: its file of settings and the variables that a user would set in the shell."""
+    """The Compose project under test: its file of settings, and the variables that a user would set in the shell."""
 
     env_file: Path
     variables: dict[str, str]
@@ -38,12 +38,12 @@ class Services:
     def compose(
         self, *arguments: str, stdin: str = "", timeout_s: float = 300, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Runs `docker compose ARGUMENTS`; a failure shows what Compose said."""
+        """Run `docker compose ARGUMENTS`. A failure shows the output of Compose."""
         command = ["docker", "compose", "--env-file", str(self.env_file), "--progress", "quiet", *arguments]
         result = subprocess.run(
             command,
             cwd=self.checkout,
-            env={**self.variables, "PWD": str(self.checkout)},  # as a shell has it; Compose names the project by it
+            env={**self.variables, "PWD": str(self.checkout)},  # as a shell sets it; Compose derives the project name from it
             input=stdin,
             capture_output=True,
             text=True,
@@ -55,44 +55,44 @@ class Services:
         return result
 
     def python(self, service: str, code: str, *options: str) -> str:
-        """What `code` prints in a new container of the service, which has that service's own settings."""
+        """Return the output of `code` in a new container of the service, with the settings of that service."""
         command = ("run", "--rm", "--no-deps", "-T", *options, "--entrypoint", "python", service, "-")
         return self.compose(*command, stdin=code).stdout
 
     def inspect(self, service: str) -> dict[str, Any]:
-        """The engine's record of the service's container, running or ended."""
+        """Return the engine's record of the container of a service, running or ended."""
         container = self.compose("ps", "--all", "--quiet", service).stdout.strip()
         (record,) = json.loads(subprocess.run(["docker", "inspect", container], check=True, capture_output=True, text=True).stdout)
         return dict(record)
 
     def wait(self, service: str, timeout_s: float = 600) -> int:
-        """The exit code of the service, once it has ended."""
+        """Wait until a service has ended, and return its exit code."""
         container = self.inspect(service)["Id"]
         command = ["docker", "wait", container]
         return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=timeout_s).stdout)
 
     def read(self, path: str) -> str:
-        """A file on the volume, read through the tensorboard service; empty if it is not there yet."""
+        """Return a file of the volume, read through the tensorboard service. Empty if it does not exist yet."""
         return self.compose("exec", "-T", "tensorboard", "cat", path, check=False).stdout
 
     def metrics(self, run: str, event: str = "train") -> list[dict[str, Any]]:
-        """The complete lines of a run's metrics.jsonl that are of one kind."""
+        """Return the complete lines of metrics.jsonl of a run that hold this kind of event."""
         lines = self.read(f"/workspace/runs/{run}/metrics.jsonl").split("\n")[:-1]
         return [line for line in map(json.loads, lines) if line["event"] == event]
 
     def tensorboard(self, path: str) -> Any:
-        """The JSON answer of TensorBoard's data API on the published port."""
+        """Return the JSON answer of TensorBoard's data API on the published port."""
         url = f"http://127.0.0.1:{self.variables['TENSORBOARD_PORT']}{path}"
         with urllib.request.urlopen(url, timeout=10) as answer:
             return json.load(answer)
 
 
 def eventually(condition: Callable[[], Value], timeout_s: float, what: str) -> Value:
-    """The first true value of `condition()`; fails after `timeout_s`."""
+    """Return the first true value of `condition()`. Fails after `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         value = condition()
         if value:
             return value
         time.sleep(0.3)
-    pytest.fail(f"not within {timeout_s:g} s: {what}")
+    pytest.fail(f"timed out after {timeout_s:g} s: {what}")

@@ -1,4 +1,4 @@
-"""The entrypoints as scripts, with a stand-in for Python that shows what it was given; no engine is needed."""
+"""The entrypoints as scripts, with a stand-in for Python that prints its arguments. No engine is needed."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ runpy.run_module("trainer.launch", run_name="__main__", alter_sys=True)
 
 @pytest.fixture
 def stand_in(tmp_path: Path) -> Path:
-    """A program in the place of Python: prints its arguments and variables, then runs $STAND_IN_DOES.
+    """A program that replaces Python: it prints its arguments and variables, and then runs $STAND_IN_DOES.
 
-    It runs the launcher in Python, and is in the place of the Python that the launcher starts.
+    It runs the launcher in the real Python. The launcher in turn starts the stand-in instead of Python.
     """
     path = tmp_path / "python"
     path.write_text(
@@ -75,9 +75,10 @@ def run(stand_in: Path, *command: str, **variables: str) -> subprocess.Completed
 
 @contextlib.contextmanager
 def started_train(variables: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """The entrypoint of `train`, running; killed at the end if it still is.
+    """Start the entrypoint of `train`, and kill it at the end of the block if it still runs.
 
-    A shell gives its background jobs an ignored SIGINT, which children inherit and bash cannot trap; `env` gives it back.
+    A shell starts background jobs with SIGINT ignored. Children inherit this, and bash cannot trap an ignored signal. `env` resets
+    it.
     """
     process = subprocess.Popen(
         ["env", "--default-signal=INT,QUIT", TRAIN],
@@ -227,7 +228,7 @@ def health(run_directory: Path, **variables: str) -> subprocess.CompletedProcess
 
 
 def starting(run_directory: Path, why: str = "") -> tuple[int, str]:
-    """Exit code and output of the health check before a rank has begun."""
+    """Return exit code and output of the health check before a rank has started."""
     return 1, f"starting: no rank of {run_directory} is running in this container yet{why}\n"
 
 
@@ -248,7 +249,7 @@ def test_health_is_the_age_of_the_newest_heartbeat_of_a_rank_that_is_running(tmp
 
 
 def test_heartbeats_of_an_earlier_container_say_nothing_about_this_one(tmp_path: Path) -> None:
-    """The process that wrote them has ended, or its number belongs to another process by now, here or in another container."""
+    """The process that wrote them has ended, or its number now belongs to another process, in this container or another."""
     imports = "import pathlib, sys; from trainer.watchdog.beat import Patience; from trainer.watchdog.heartbeat import Heartbeat"
     wrote = f"{imports}; Heartbeat(pathlib.Path(sys.argv[1]), Patience(None, 600))"
     path = tmp_path / "heartbeat/rank-0"
@@ -286,7 +287,7 @@ def test_the_health_check_runs_nothing_that_a_file_name_says(tmp_path: Path) -> 
     command = [ROOT / "entrypoints/healthcheck"]
     variables = environment(Path(sys.executable), TRAIN_RUN=str(tmp_path))
     result = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60, check=False)
-    assert not mark.exists(), "a file's name was run as a command"
+    assert not mark.exists(), "a file name was run as a command"
     assert (result.returncode, result.stdout) == starting(tmp_path)
 
 
@@ -304,11 +305,15 @@ def test_the_health_check_reads_nothing_but_files_of_the_run(tmp_path: Path, kin
         beat = run_directory / "heartbeat/rank-0"
         {"pipe": lambda: os.mkfifo(beat), "link": lambda: beat.symlink_to(elsewhere / "rank-0"), "folder": beat.mkdir}[kind]()
     result = health(run_directory)
-    assert (result.returncode, result.stdout) == starting(run_directory), "it was read"
+    assert (result.returncode, result.stdout) == starting(run_directory), "a file that is not part of the run was read"
 
 
 def starts(stand_in: Path, folder: Path, does: str, *arguments: str, **variables: str) -> tuple[int, int, str]:
-    """How often the ranks were started where each start runs `does` ($n: the number of the start), the exit code, and stderr."""
+    """Run the entrypoint so that each start of the ranks runs `does` ($n: number of the start).
+
+    Returns:
+        The number of starts, the exit code, and stderr.
+    """
     count = f"echo start >>{folder}/starts; n=$(wc -l <{folder}/starts); {does}"
     quick = {"TRAIN_RESTART_DELAY_S": "0"} | variables
     result = run(stand_in, str(TRAIN), *arguments, STAND_IN_DOES=count, **quick)
@@ -397,7 +402,7 @@ def test_the_data_is_not_replaced_in_the_pause_before_a_restart(stand_in: Path, 
             with pytest.raises(ConfigError, match="in use by another process"), replacing(data):
                 pass
         finally:
-            process.kill()  # a pause that goes on in a child would hold the data
+            process.kill()  # a pause that continued in a child would keep the data locked
     with replacing(data):
         pass
 
@@ -408,7 +413,7 @@ if "trainer.launch" in " ".join(sys.orig_argv):
     pathlib.Path(os.environ["BEGUN"]).touch()
     time.sleep(1)
 """
-"""Python calls it before the launcher, which then has no handler of signals yet."""
+"""Python runs this before the launcher, which then has not installed its signal handlers yet."""
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
@@ -422,7 +427,7 @@ def test_a_signal_while_the_launcher_is_loaded_starts_nothing(
     variables = {"BEGUN": str(begun), "PYTHONPATH": f"{tmp_path}/modules", "STAND_IN_DOES": f"touch {tmp_path}/started"}
     with started_train(environment(stand_in, **variables)) as process:
         seconds_until(begun.exists, 30)
-        if whole_group:  # as by Ctrl-C in a terminal
+        if whole_group:  # as with Ctrl-C in a terminal
             os.killpg(process.pid, sent)
         else:
             process.send_signal(sent)
@@ -431,7 +436,7 @@ def test_a_signal_while_the_launcher_is_loaded_starts_nothing(
 
 
 def test_a_signal_that_is_ignored_when_the_launcher_starts_stays_ignored(stand_in: Path, tmp_path: Path) -> None:
-    """As under `nohup`, when the terminal is closed."""
+    """As with `nohup` when the terminal is closed."""
     up, go_on = tmp_path / "up", tmp_path / "go on"
     does = f"trap 'exit 9' TERM; touch {up}; until [ -e '{go_on}' ]; do sleep 0.1; done"
     with subprocess.Popen(
@@ -456,7 +461,7 @@ SIGNALS_OF_A_PROGRAM = "grep -E '^Sig(Ign|Blk):' /proc/self/status"
 
 
 def test_a_program_has_the_signals_of_the_entrypoint(stand_in: Path) -> None:
-    """Python ignores some signals, and the entrypoint blocks some; a program must inherit neither."""
+    """Python ignores some signals, and the entrypoint blocks some. A program must inherit neither."""
     plain = ["env", "--default-signal=PIPE,XFSZ,INT,QUIT", "bash", "-c", SIGNALS_OF_A_PROGRAM]
     expected = subprocess.run(plain, capture_output=True, text=True, check=True).stdout
     assert run(stand_in, *plain[:2], str(TRAIN), *plain[2:]).stdout == expected
@@ -511,7 +516,7 @@ BROKEN_MODULES = {
 def test_a_module_that_cannot_be_loaded_is_one_line_and_starts_nothing_again(tmp_path: Path, broken: str) -> None:
     name, text = BROKEN_MODULES[broken]
     (tmp_path / name).write_text(text)
-    command = [str(TRAIN)] if name == "torch.py" else [sys.executable, "-m", "trainer", "train"]  # as a rank is started
+    command = [str(TRAIN)] if name == "torch.py" else [sys.executable, "-m", "trainer", "train"]  # as the launcher starts a rank
     variables = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
     refused = run(Path(sys.executable), *command, **variables)
     assert (refused.returncode, len(refused.stderr.splitlines())) == (ExitCode.CONFIG, 1), refused.stderr
@@ -520,7 +525,7 @@ def test_a_module_that_cannot_be_loaded_is_one_line_and_starts_nothing_again(tmp
 
 
 PLANTED = "import os; open(os.environ['MARK'], 'a').write(__name__ + ' ')\n"
-"""What a stranger leaves in a folder, under the names of modules that the commands import."""
+"""Code that a stranger leaves in a folder, in files named like the modules that the commands import."""
 
 
 @pytest.mark.parametrize("python_path", ["", ":a::b:"])

@@ -1,4 +1,4 @@
-"""What is in the image, and what a container of it may do."""
+"""The content of the image, and the permissions of its containers."""
 
 from __future__ import annotations
 

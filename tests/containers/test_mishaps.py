@@ -1,7 +1,7 @@
-"""What goes wrong around the services on a real engine: kills, restarts, full disks, busy ports, unusable text, other checkouts.
+"""Faults around the services on a real engine: kills, restarts, full disks, used ports, unusable text, other checkouts.
 
-Recipe `smoke`, two ranks, no GPU. A run that was disturbed has the losses of one that was not. A run that is to be disturbed has no
-end to which it could come first. The schedule has an end of its own, so the run's first steps are those of a short run.
+Recipe `smoke`, two ranks, no GPU. A disturbed run has the losses of an undisturbed one. A run that a test disturbs has no step
+limit that it could reach first. The length of its schedule is set separately, so its first steps are those of a short run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMPOSE_FILES = ("docker-compose.yml", "docker-compose.gpus.yml")
 
 @pytest.fixture(scope="module")
 def disturbed(services: Services) -> Services:
-    """The settings of the runs of this file; the data are prepared."""
+    """The settings of the runs of this file. The data is prepared."""
     run = services.with_variables(TRAIN_LIMITS__STEPS=str(STEPS), TRAIN_SCHEDULE__DECAY_STEPS="200", TRAIN_EVAL__EVERY_STEPS="1000")
     run.compose("run", "--rm", "-T", "data-prep", timeout_s=600)
     return run
@@ -38,7 +38,7 @@ def losses(services: Services, run: str) -> list[tuple[int, str]]:
 
 @pytest.fixture(scope="module")
 def expected(disturbed: Services) -> list[tuple[int, str]]:
-    """The losses of a run that nothing has disturbed."""
+    """The losses of an undisturbed run."""
     run = disturbed.with_variables(RUN_NAME="undisturbed")
     run.compose("up", "--detach")
     assert run.wait("train") == 0, said(run)
@@ -54,7 +54,7 @@ def docker(*arguments: str) -> str:
 
 
 def started(services: Services, name: str, steps: int = STEPS // 4) -> Services:
-    """A run of that name, when it has made so many steps; it goes on without end."""
+    """Start a run without a step limit, and return its settings after it has made `steps` steps."""
     run = services.with_variables(RUN_NAME=name, TRAIN_LIMITS__STEPS=ENDLESS)
     run.compose("up", "--detach", check=False)
     eventually(lambda: len(losses(run, name)) >= steps, 240, f"{steps} steps of {name}")
@@ -62,7 +62,7 @@ def started(services: Services, name: str, steps: int = STEPS // 4) -> Services:
 
 
 def finished(services: Services, name: str) -> list[tuple[int, str]]:
-    """The losses of a run that was begun without end, once it has gone on to the usual one."""
+    """Resume a run that was started without a step limit, up to the usual limit, and return its losses."""
     run = services.with_variables(RUN_NAME=name, TRAIN_LIMITS__STEPS=str(STEPS))
     run.compose("up", "--detach")
     assert run.wait("train") == 0, said(run)
@@ -70,14 +70,14 @@ def finished(services: Services, name: str) -> list[tuple[int, str]]:
 
 
 def project(services: Services, name: str, **variables: str) -> Services:
-    """The same files under another project's name, with a volume and a port of its own."""
+    """Return the same files under another project name, with a separate volume and port."""
     own = {"COMPOSE_PROJECT_NAME": f"{PROJECT}-{name}", "TENSORBOARD_PORT": str(free_port())}
     return services.with_variables(**own, **variables)
 
 
 @pytest.fixture
 def removed_afterwards() -> Iterator[list[Services]]:
-    """Projects to remove, with their volumes."""
+    """A list of projects that are removed after the test, with their volumes."""
     projects: list[Services] = []
     yield projects
     for each in projects:
@@ -94,7 +94,7 @@ def test_a_killed_container_goes_on_to_the_same_losses(disturbed: Services, expe
 def test_a_run_goes_on_by_itself_after_a_restart_of_the_engine_if_asked_to(
     disturbed: Services, expected: list[tuple[int, str]]
 ) -> None:
-    """Only of an engine that env/install-docker.sh has started, as it may have other people's containers else."""
+    """Restarts only an engine that env/install-docker.sh has started. Another engine may run containers of other people."""
     if not Path("/run/docker-started-by-hand.pid").exists():
         pytest.skip("the engine was not started by env/install-docker.sh --start, so it is not stopped")
     run = started(disturbed.with_variables(RESTART="on-failure:3"), "restarted")
@@ -121,7 +121,7 @@ def test_a_full_volume_ends_the_run_in_one_line_and_it_goes_on_when_there_is_spa
     files = ":".join(("docker-compose.yml", str(tmp_path / "full.yml")))
     run = project(disturbed, "full", RUN_NAME="full", COMPOSE_FILE=files)
     removed_afterwards.append(run)
-    # A volume in memory lives as long as a container uses it.
+    # A volume in memory exists only while a container uses it.
     run.compose("run", "--detach", "--rm", "--no-deps", "--entrypoint", "sleep", "data-prep", "infinity")
     started(run, "full")
     fill = ("run", "--rm", "-T", "--no-deps", "--entrypoint", "bash", "data-prep", "-c")
@@ -189,7 +189,7 @@ def test_neither_another_checkout_of_the_same_name_and_port_nor_a_run_beside_it_
     removed_afterwards += checkouts
     short = {"TRAIN_LIMITS__STEPS": "20", "PREP_ROW_LENGTH": "64", "TRAIN_MODEL__CONTEXT": "64"}
 
-    with socket.create_server(("127.0.0.1", 0)) as other:  # TensorBoard finds no port, which prevents no training
+    with socket.create_server(("127.0.0.1", 0)) as other:  # TensorBoard finds its port in use, which does not prevent training
         port = str(other.getsockname()[1])
         first = alice.with_variables(TENSORBOARD_PORT=str(free_port()))
         started(first, "run")
@@ -226,7 +226,7 @@ def test_a_run_is_not_ended_by_another_up_and_its_log_shows_no_other_container_o
     disturbed: Services, tmp_path: Path
 ) -> None:
     labels = docker("image", "inspect", "--format", "{{json .Config.Labels}}", IMAGE)
-    assert "com.docker.compose" not in labels, "env/up builds without Compose"
+    assert "com.docker.compose" not in labels, "env/up built the image with Compose"
     image = f"{IMAGE}-by-compose"
     disturbed.with_variables(IMAGE=image).compose("build", timeout_s=600)
     run = started(disturbed, "watched", 1)

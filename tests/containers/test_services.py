@@ -1,4 +1,4 @@
-"""The three services on a real engine, in the order in which a user meets them; recipe `smoke`, two ranks, no GPU."""
+"""The three services on a real engine, in the order in which a user starts them. Recipe `smoke`, two ranks, no GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ print(json.dumps(files))
 
 @pytest.fixture(scope="module")
 def whole(services: Services) -> Services:
-    """One uninterrupted run, named `whole`; longer than the recipe's own, so that another can be stopped in its middle."""
+    """An uninterrupted run named `whole`. It is longer than the recipe, so that another run can be stopped in the middle."""
     run = services.with_variables(RUN_NAME="whole", TRAIN_LIMITS__STEPS="400")
     run.compose("up", "--detach", timeout_s=600)
     code = run.wait("train")
@@ -50,7 +50,7 @@ def evaluations(services: Services, run: str) -> list[tuple[int, str]]:
 
 
 def saved_step(services: Services, run: str) -> int:
-    """The newest checkpoint on the volume; 0 where there is none."""
+    """Return the step of the newest checkpoint on the volume, 0 if there is none."""
     names = services.compose("exec", "-T", "tensorboard", "ls", f"/workspace/runs/{run}/checkpoints", check=False).stdout.split()
     return max((int(name.removeprefix("step-")) for name in names if name.startswith("step-")), default=0)
 
@@ -141,7 +141,7 @@ def test_stops_at_random_times_lose_no_step_and_change_no_bit(whole: Services) -
         done = losses(run, name)
         print(f"stopped after step {len(done)}")
         code = run.inspect("train")["State"]["ExitCode"]
-        finished = evaluations(run, name) == evaluated  # a stop at the last step can leave its evaluation for later
+        finished = evaluations(run, name) == evaluated  # after a stop at the last step, its evaluation may be missing
         assert code == (0 if finished else 75), run.compose("logs", "train").stdout[-3000:]
         assert saved_step(run, name) == len(done)
         assert done == expected[: len(done)]
@@ -178,12 +178,12 @@ def test_health_and_stacks_are_those_of_the_ranks_that_run_in_this_container(who
     shown = run.compose(*inside, "train", "stacks").stdout
     assert {f" rank {rank}, process " in shown for rank in (0, 1)} == {True}
     assert "/app/trainer/loop.py" in shown
-    beside = ("run", "--rm", "--no-deps", "-T", "train")  # another container, which sees the same heartbeats
+    beside = ("run", "--rm", "--no-deps", "-T", "train")  # another container that sees the same heartbeats
     other = run.compose(*beside, "healthcheck", check=False)
     assert (other.returncode, "(rank 0: it belongs to another container)" in other.stdout) == (1, True)
     assert run.compose(*beside, "stacks", check=False).returncode == 2
     run.compose("stop", "train")
-    assert run.inspect("train")["State"]["ExitCode"] == 75, "it was not asked to stop by any of this"
+    assert run.inspect("train")["State"]["ExitCode"] == 75, "the run was stopped by one of these commands"
 
 
 def test_generate_runs_beside_the_services(whole: Services) -> None:

@@ -1,4 +1,4 @@
-"""What the container files promise, read from the files; no engine is needed."""
+"""Properties of the container files, read from the files. No engine is needed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCRIPTS = sorted(
 
 
 class ComposeLoader(yaml.SafeLoader):
-    """YAML with Compose's own tag, which takes an inherited value away."""
+    """YAML with the tag of Compose that removes an inherited value."""
 
 
 ComposeLoader.add_constructor("!reset", lambda loader, node: "!reset")

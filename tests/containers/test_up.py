@@ -1,4 +1,4 @@
-"""env/up with stand-ins for docker and nvidia-smi, which show what it asks of them; no engine is needed."""
+"""env/up with stand-ins for docker and nvidia-smi, which record their calls. No engine is needed."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ PROGRAMS = (
     *("bash", "cat", "chown", "cksum", "cut", "dirname", "env", "git", "grep", "head", "id", "mkdir", "nproc", "paste"),
     *("realpath", "sed", "seq", "sh", "sort", "tail", "timeout", "touch", "tr", "wc"),
 )
-"""All that env/up and the stand-ins call, but docker and nvidia-smi."""
+"""All programs that env/up and the stand-ins call, except docker and nvidia-smi."""
 
 
 @dataclass
 class Machine:
-    """A checkout's files, a PATH with the stand-ins, and what a user has set."""
+    """The files of a checkout, a PATH with the stand-ins, and the variables of a user."""
 
     folder: Path
     checkout: Path
@@ -61,7 +61,7 @@ class Machine:
         path.chmod(0o755)
 
     def up(self, *options: str, **variables: str) -> tuple[int, str]:
-        """The exit code and all that was said."""
+        """Run env/up, and return its exit code and output."""
         result = subprocess.run(
             [self.checkout / "env/up", *options],
             env={**self.variables, **variables},
@@ -85,7 +85,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """Without a GPU: the search path holds no nvidia-smi, whatever this machine has."""
+    """A machine without a GPU: the search path contains no nvidia-smi, even if this machine has one."""
     checkout = tmp_path / "checkout"
     for name in ("env/up", "env/versions.env", "env/build-secrets", "env/empty", "docker-compose.yml", "Dockerfile"):
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def machine(tmp_path: Path) -> Machine:
     (programs / "docker").write_text(DOCKER)
     (programs / "docker").chmod(0o755)
     variables = {"PATH": str(programs), "HOME": str(tmp_path), "STAND_IN": str(tmp_path), "ENV_FILE": ".env"}
-    variables |= {"CA_BUNDLE": "env/empty", "PIP_CONF": "env/empty", "BASE_IMAGE": "python:3"}  # else it looks for them
+    variables |= {"CA_BUNDLE": "env/empty", "PIP_CONF": "env/empty", "BASE_IMAGE": "python:3"}  # otherwise env/up searches for them
     return Machine(tmp_path, checkout, variables)
 
 
@@ -280,7 +280,7 @@ def test_a_port_of_tensorboard_that_is_in_use_does_not_keep_training_from_starti
         assert code == 0, said
         assert f"TENSORBOARD_PORT={port} is in use" in said
         assert machine.calls[-1].endswith(" up --scale tensorboard=0")
-        machine.engine_says("tensorboard", "decaf")  # the port is this project's own
+        machine.engine_says("tensorboard", "decaf")  # the port is used by this project itself
         code, said = machine.up(TENSORBOARD_PORT=port)
         assert machine.calls[-1].endswith(" up")
 
@@ -292,7 +292,7 @@ def test_where_no_port_is_asked_for_a_free_one_is_taken(machine: Machine) -> Non
             other.bind(("127.0.0.1", 6006))
             other.listen()
         except OSError:
-            pass  # in use by something else, which serves as well
+            pass  # another program already uses this port
         code, said = machine.up()
     assert code == 0, said
     assert int(machine.written["TENSORBOARD_PORT"]) > 6006

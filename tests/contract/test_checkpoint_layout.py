@@ -1,4 +1,4 @@
-"""What a checkpoint of this format holds. A change here needs a new format number; by it older runs say why they do not resume."""
+"""The content of a checkpoint of this format. A change needs a new format number, by which older runs are refused with a reason."""
 
 from __future__ import annotations
 

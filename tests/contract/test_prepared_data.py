@@ -1,4 +1,4 @@
-"""What other programs rely on in prepared data: file names, columns, fields, digests. A change here needs a new format number."""
+"""Parts of prepared data that other programs rely on: file names, columns, fields, digests. Changes need a new format number."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_manifest_has_these_fields_and_its_root_digest_is_over_all_others(pr
 
 
 def texts_of(partition: dict[str, Any], source: Path) -> list[str]:
-    """Everything that begins in a partition, read as the manifest describes it."""
+    """Return all documents that begin in a partition, read as the manifest describes."""
     texts = []
     for part in partition["parts"]:
         data = (source / part["path"]).read_bytes()

@@ -1,7 +1,7 @@
-"""`python -m tests.faults [pytest arguments]`: the campaigns with their full counts, then the tables of docs/faults.md.
+"""`python -m tests.faults [pytest arguments]` runs the campaigns with their full counts and writes the tables of docs/faults.md.
 
-With `-k` or the name of a file only some rows are run, and only these are written anew. FAULTS_RECORDS names a folder for the
-records, which are then kept.
+With `-k` or the name of a file only some rows are run, and only their lines are rewritten. FAULTS_RECORDS names a folder in which
+the records are kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.faults import ROOT
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code of pytest; the tables are written whatever it is, as a row that failed must say so."""
+    """Return the exit code of pytest. The tables are written even if tests fail, because they must show failed rows."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(os.environ.get(RECORDS) or temporary).absolute()
         chosen = arguments if any("tests/faults" in argument for argument in arguments) else ["tests/faults", *arguments]

@@ -1,6 +1,6 @@
-"""The tables of docs/faults.md, made of the records of a full campaign.
+"""Makes the tables of docs/faults.md from the records of a full campaign.
 
-`python -m tests.faults.table FOLDER` replaces the lines of those rows that FOLDER has records of, and no others.
+`python -m tests.faults.table FOLDER` replaces the lines of the rows that FOLDER has records of, and no others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TABLE = re.compile(r"(<!-- rows (?P<rows>[^>]*) -->\n).*?(<!-- end of rows -->)
 
 
 def lines_by_row(records: Iterable[Record]) -> dict[str, str]:
-    """One line of a table for each row with a claim; records of samples are left out, they would overstate what was shown."""
+    """Return one table line for each row with a claim. Records of samples are left out, because they would overstate the result."""
     by_row: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         if record.full:
@@ -33,7 +33,7 @@ def lines_by_row(records: Iterable[Record]) -> dict[str, str]:
 
 
 def updated(document: str, lines: Mapping[str, str]) -> str:
-    """The document with these rows in the tables that list their numbers; what its other rows say stays.
+    """Return the document with these lines in the tables that list their rows. Other lines do not change.
 
     Raises:
         ValueError: no table of the document lists a row.
@@ -54,10 +54,10 @@ def updated(document: str, lines: Mapping[str, str]) -> str:
 
 
 def main(folder: Path, document: Path = DOCUMENT) -> None:
-    """Writes the tables anew; says which rows were written."""
+    """Rewrite the tables, and print which rows were written."""
     lines = lines_by_row(read_records(folder))
     document.write_text(updated(document.read_text(encoding="utf-8"), lines), encoding="utf-8")
-    print(f"{document}: rows {', '.join(lines) or '- none, as no record is of a full campaign -'}")
+    print(f"{document}: rows {', '.join(lines) or '- none, because no record is from a full campaign -'}")
 
 
 def _line(row: str, records: list[Record]) -> str:
@@ -77,7 +77,7 @@ def _line(row: str, records: list[Record]) -> str:
 
 
 def _counts(claims: list[Record]) -> str:
-    """How many of what, kind by kind."""
+    """Return the number of injected faults by unit."""
     numbers: dict[str, int] = defaultdict(int)
     for record in claims:
         numbers[record.unit] += record.tried
@@ -85,7 +85,7 @@ def _counts(claims: list[Record]) -> str:
 
 
 def _remarks(claims: list[Record]) -> Iterator[str]:
-    """The notes, the sums of what was counted, and the greatest of what was measured."""
+    """Yield the notes, the sums of counted numbers, and the largest measured numbers."""
     sums: dict[str, float] = defaultdict(float)
     peaks: dict[str, float] = {}
     for record in claims:
@@ -103,7 +103,7 @@ def _in_words(number: float) -> str:
 
 
 def _bound(claims: list[Record], num_failed: int) -> str:
-    """3/n, the 95 % bound on the rate after no failure of n."""
+    """Return the 95 % bound on the failure rate, which is 3/n after no failure in n trials."""
     if num_failed:
         return "none"
     if all(record.every for record in claims):

@@ -1,6 +1,6 @@
-"""Rows 1, 3 to 10, 14 to 16, 41 and 46: the checkpoint store against kills, crashes, power failures, damage and failing disks.
+"""Rows 1, 3 to 10, 14 to 16, 41 and 46: the checkpoint store under kills, crashes, power failures, damage and failing disks.
 
-Each claim is tried on the product and on variants that leave out what makes it true; those must be caught.
+Each claim is tried on the product, and on variants that leave out what makes the claim true. These variants must fail.
 """
 
 import errno
@@ -37,7 +37,7 @@ REMOVALS = frozenset({"unlink", "remove_directory"})
 
 
 def new_disk() -> SimulatedDisk:
-    """A disk with an empty run directory that survives a power failure."""
+    """Return a disk with an empty run directory that survives a power failure."""
     disk = SimulatedDisk()
     disk.make_directory(HERE.parent)
     disk.sync(disk.open_directory(Path("/")))
@@ -49,7 +49,7 @@ def open_store(storage: Storage) -> CheckpointStore:
 
 
 def saved(*steps: int) -> SimulatedDisk:
-    """A disk with these checkpoints, which share the files of the tensors that never change."""
+    """Return a disk with these checkpoints. They share the files of tensors that never change."""
     disk = new_disk()
     for step in steps:
         open_store(disk).save(contents(step))
@@ -58,12 +58,12 @@ def saved(*steps: int) -> SimulatedDisk:
 
 @pytest.fixture
 def without_digests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Breaks the product: files are believed whatever their digest."""
+    """Break the product: do not check digests."""
     monkeypatch.setattr(ObjectFiles, "_read_object", believed)
     monkeypatch.setattr(manifest, "unsealed", lambda data: {key: value for key, value in json.loads(data).items() if key != "seal"})
 
 
-# Rows 1 and 14: a process is killed while it saves, and while it deletes.
+# Rows 1 and 14: a process is killed during a save or a deletion.
 
 
 def killed(mode: str, directory: Path, number: int, flaw: str | None = None, *, first: int = 0) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def test_kills_find_a_store_that_overwrites_or_deletes_in_place(mode: str, flaw:
 
 
 def crash_points(flaws: set[str], end: Callable[[SimulatedDisk, Claims], list[SimulatedDisk]]) -> Iterator[list[str]]:
-    """What is found wrong after a crash before the first change, before the second, and so on to the last."""
+    """Yield the problems after a crash before the first change, before the second one, and so on."""
     for number in itertools.count():
         disk, claims = new_disk(), Claims()
         try:
@@ -117,7 +117,7 @@ def crash_points(flaws: set[str], end: Callable[[SimulatedDisk, Claims], list[Si
 
 
 def saved_again_then_power_lost(disk: SimulatedDisk, claims: Claims) -> list[SimulatedDisk]:
-    """The next process finds what the killed one had not synced, and must not count on it."""
+    """Save again in a new process, then lose the power. The new process must not rely on files that the old one has not synced."""
     store = open_store(disk)
     store.newest_verified()
     step = max([*store.steps(), 10])
@@ -127,7 +127,7 @@ def saved_again_then_power_lost(disk: SimulatedDisk, claims: Claims) -> list[Sim
 
 
 def power_lost(disk: SimulatedDisk, draws: int) -> list[SimulatedDisk]:
-    """The disk with nothing that was not synced, and with some of it."""
+    """Return the disk without everything that was not synced, and variants with random parts of it."""
     return [disk.after_power_loss(None), *(disk.after_power_loss(random.Random(seed)) for seed in range(draws))]
 
 
@@ -173,11 +173,11 @@ def test_crashes_find_a_store_that_leaves_out_a_step(end: int, flaw: str) -> Non
     assert any(crash_points({flaw}, list(ENDS.values())[end]))
 
 
-# Row 4: power failures that keep any subset of what was not synced.
+# Row 4: power failures that keep any subset of the changes that were not synced.
 
 
 def snapshots(flaws: set[str]) -> list[tuple[SimulatedDisk, Claims]]:
-    """The disk and the claims before each change of a history."""
+    """Return copies of the disk and the claims before each change of a history."""
     disk, claims = new_disk(), Claims()
     taken: list[tuple[SimulatedDisk, Claims]] = []
 
@@ -216,7 +216,7 @@ def test_power_failures_find_a_store_that_leaves_out_a_step(flaw: str) -> None:
 
 
 def files_of(disk: SimulatedDisk) -> dict[Path, set[int]]:
-    """Every file, and the steps whose checkpoint needs it."""
+    """Return every file with the steps whose checkpoints need it."""
     needed: dict[Path, set[int]] = {path: set() for path in disk.files(HERE)}
     for step in open_store(disk).steps():
         path = open_store(disk).path(step) / "manifest.json"
@@ -227,7 +227,7 @@ def files_of(disk: SimulatedDisk) -> dict[Path, set[int]]:
 
 
 def unnoticed(disk: SimulatedDisk, damaged: dict[Path, set[int]]) -> str | None:
-    """What is wrong with the answer to damage in these files, needed by those steps; None when all is as it must be."""
+    """Return the first error in the reaction to damage in these files, or None. `damaged` maps a file to the steps that need it."""
     store = open_store(disk)
     steps, hurt = store.steps(), set().union(*damaged.values())
     for step in sorted(hurt):
@@ -387,7 +387,7 @@ def test_when_all_checkpoints_are_damaged_nothing_starts_over_and_nothing_is_del
 
 
 def damaged_then_saved(seed: int) -> SimulatedDisk:
-    """A file that two checkpoints share rots, and the next checkpoint needs what was in it."""
+    """Return a disk on which a file shared by two checkpoints was damaged, and a later checkpoint needs the same tensor."""
     draw, disk = random.Random(seed), saved(10, 20)
     shared = sorted(path for path, steps in files_of(disk).items() if len(steps) == 2)
     draw.choice([truncate, zero_tail, flip])(disk.content(draw.choice(shared)), draw)
@@ -416,11 +416,11 @@ def test_a_changed_shared_file_finds_a_store_that_reuses_it_unseen(monkeypatch: 
         open_store(damaged_then_saved(0)).load(30)
 
 
-# Rows 9 and 10: the n-th call fails, once or from then on.
+# Rows 9 and 10: the n-th call fails, once or permanently.
 
 
 def failing(hook: FailAt, flaws: set[str]) -> tuple[list[str], Claims]:
-    """What is wrong with how the store takes a failure: an error not told, a partial left behind, a claim that is not true."""
+    """Return all problems after a failing call: an error not reported, a partial file left behind, or a broken claim."""
     disk, claims = new_disk(), Claims()
     found: list[str] = []
 
@@ -479,7 +479,7 @@ def test_a_failing_call_surfaces_and_leaves_earlier_checkpoints_intact_whichever
 
 @pytest.mark.claim("10", "EIO at every read of a start", unit="reads", every=True)
 def test_a_failing_read_never_gives_wrong_content_and_never_starts_over() -> None:
-    """An unreadable checkpoint counts as damaged: it is set aside, and the previous one is used."""
+    """An unreadable checkpoint counts as damaged. It is set aside, and the previous one is used."""
     whole = saved(10, 20, 30)
     for number in itertools.count():
         disk, hook = whole.copy(), FailAt(number, errno.EIO, READS, persistent=False)
@@ -526,7 +526,7 @@ def test_failing_calls_find_a_store_that_carries_on_regardless(kind: str, flaw: 
     assert any(failing(FailAt(number, code, kinds, persistent=False), {flaw})[0] for number in range(40))
 
 
-# Row 41: a checkpoint that was made to do harm.
+# Row 41: checkpoints made by an attacker.
 
 
 class Payload:
@@ -552,7 +552,7 @@ Change = Callable[[dict[str, Any]], Any]
 
 
 def contrived_files() -> dict[str, bytes]:
-    """Object files with a right digest and a wrong inside."""
+    """Return object files with a correct digest and malformed content."""
     two = entry() | {"model/v": {"dtype": "F32", "shape": [4], "data_offsets": [8, 24]}}
     return {
         "header longer than the file": tensor_file(entry(), length=1 << 20),
@@ -590,7 +590,7 @@ def contrived_files() -> dict[str, bytes]:
 
 
 def lies() -> dict[str, Change]:
-    """Changes of a manifest that is sealed again afterwards."""
+    """Return changes of a manifest, which is sealed again after the change."""
 
     def at(*path: str, value: Any) -> Change:
         def change(content: dict[str, Any]) -> None:
@@ -657,7 +657,7 @@ def broken_manifests(canary: Path) -> dict[str, bytes]:
 
 
 def plant(directory: Path, file: bytes = GOOD, change: Change | None = None, raw: bytes | None = None) -> Path:
-    """Writes a checkpoint of step 30 with one tensor; returns its object file."""
+    """Write a checkpoint of step 30 with one tensor. Return the path of its object file."""
     digest = hashlib.sha256(file).hexdigest()
     path = directory / "objects" / f"{digest}.safetensors"
     path.write_bytes(file)
@@ -686,7 +686,7 @@ def as_directory(path: Path) -> None:
 
 
 def hostile(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """Run directories with an honest checkpoint of step 20 and a hostile one of step 30."""
+    """Yield run directories with a valid checkpoint of step 20 and a hostile one of step 30."""
     canary, outside = tmp_path / "canary", tmp_path / "elsewhere"
     outside.mkdir()
     numbers = itertools.count()

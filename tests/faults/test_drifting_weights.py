@@ -1,4 +1,4 @@
-"""A bit that flips in a weight on one of two ranks: found by comparing the replicas, before anything is saved that has it."""
+"""A bit flips in a weight on one of two ranks. The comparison of replicas finds it before a checkpoint contains it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.two_ranks import log, started
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc of Linux")
 
 STEPS = 24
 EVERY = 5
@@ -39,7 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def struck(data: Path, folder: Path, seed: int, every_steps: int) -> tuple[TrainConfig, int]:
-    """A run with a flip that the seed decides, and the step after which it comes."""
+    """Return a run with a bit flip chosen by the seed, and the step after which the bit flips."""
     draw, extension = random.Random(seed), folder / "extension.py"
     folder.mkdir(exist_ok=True)
     step = draw.randrange(1, STEPS - EVERY)

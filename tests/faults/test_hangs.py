@@ -1,6 +1,6 @@
-"""Two ranks under the entrypoint, of which one is killed, stopped or stuck, or whose launcher dies: noticed, ended, started again.
+"""Two ranks under the entrypoint. One is killed, stopped or blocked, or the launcher dies. The group is ended and started again.
 
-A run that was interrupted in any of these ways ends with the losses of one that was not.
+A run that was interrupted in any of these ways ends with the losses of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tests.support.two_ranks import all_ended, log, parent_of, pids_of, seconds_
 from trainer.config import TrainConfig
 from trainer.distributed.stragglers import OwnTime, StragglerDetector
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc of Linux")
 
 STEPS = 20
 STALL_S = 2
 SLOW_S = 30
-"""What a rank is allowed while it loads or saves; it may be struck there too."""
+"""Seconds that a rank may take while it loads or saves. A signal may also hit a rank in these phases."""
 STEP_S = 0.05
 
 PACE = f"""
@@ -77,7 +77,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def uninterrupted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
-    """A run that nothing ends, though one of its ranks is slow."""
+    """A run without interruption. One of its ranks is slow."""
     config = configuration(data, tmp_path_factory.mktemp("runs"), SLOW)
     with started(config) as train:
         assert train.wait(120) == 0, log(config)
@@ -85,7 +85,7 @@ def uninterrupted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Train
 
 
 def configuration(data: Path, folder: Path, extension: str, **changes: object) -> TrainConfig:
-    """A run with some code called in each step; `{once}` in it is a file that it can make."""
+    """Return a run whose extension is `extension`. `{once}` in its code is replaced by the path of a file that it can create."""
     folder.mkdir(exist_ok=True)
     path = folder / "extension.py"
     path.write_text(extension.format(once=folder / "once"))
@@ -112,7 +112,7 @@ Choice = Callable[[TrainConfig, random.Random], int]
 
 
 def strike(config: TrainConfig, seed: int, choose: Choice, number: signal.Signals) -> tuple[list[int], int]:
-    """Sends a signal at a random moment after the fourth step; the processes of the ranks, and the one that was struck."""
+    """Send a signal at a random moment after the fourth step. Return the processes of the ranks, and the one that was hit."""
     draw = random.Random(seed)
     wait_for_step(config.run, draw.randrange(4, STEPS - 5))
     time.sleep(draw.uniform(0, STEP_S))

@@ -1,7 +1,7 @@
-"""Rows 2, 19, 20 and 50: whole runs of two ranks under the entrypoint that are killed, stopped and frozen again and again.
+"""Rows 2, 19, 20 and 50: runs of two ranks under the entrypoint that are killed, stopped and frozen repeatedly.
 
-Such a run ends with the losses and the weights of one that nothing struck, goes on from no older checkpoint than was acknowledged,
-and stops in order when it is asked to.
+Such a run ends with the losses and the weights of an uninterrupted run, never resumes from an older checkpoint than acknowledged,
+and stops correctly when requested.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tests.support.runs import tiny_config
 from tests.support.two_ranks import log, started
 from trainer.config import TrainConfig
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc of Linux")
 
 STEPS = 160 if is_full() else 80
 SAVE_EVERY = 5
 STRIKES_PER_RUN = 9
-"""As many as row 19 has requests for one run: each of `REQUESTS` twice, and the last one, after which a run is finished."""
+"""Faults per run, as many as row 19 has stop requests in one run: each of `REQUESTS` twice, and the last one, which ends it."""
 PACED = {"JOURNAL_PACE_S": "0.02", "JOURNAL_SAVE_S": "0.05", "JOURNAL_EVALUATION_S": "0.1"}
 QUICK_END = {"PET_SHUTDOWN_TIMEOUT": "30"}
-"""A rank that waits for a dead one while it joins is only ended by torchrun. One that is asked to stop while it loads comes to its
-first step before it ends, for which ten seconds were too few beside other tests."""
+"""A rank that waits for a dead one while it joins is ended only by torchrun. A rank that is asked to stop while it loads makes a
+step first. Ten seconds were too few for that while other tests ran."""
 
 Case = tuple[str, str]
 KILLS: list[Case] = [
@@ -96,10 +96,10 @@ def struck(folder: Path, name: str, seed: int, **environment: str) -> Iterator[N
 
 
 def survived(folder: Path, uninterrupted: TrainConfig, name: str, cases: list[Case]) -> None:
-    """Strikes run after run until all cases have been, and checks each run at its end; tells what was lost at most."""
+    """Inject the cases into one run after another, and check each finished run. Also records the largest loss of steps."""
     seed = first_seed()
     while cases:
-        print(f"seed {seed}: FAULTS_SEED={seed} begins with it")
+        print(f"seed {seed}: set FAULTS_SEED={seed} to start with it")
         with struck(folder, f"{name}-{seed}", seed) as nemesis:
             for kind, moment in cases[:STRIKES_PER_RUN]:
                 if not nemesis.strike(kind, moment):
@@ -127,7 +127,7 @@ FOUND_BY = {
     "overwrites its one checkpoint": ("2", "kill everything", 3),
     "believes a file whatever its digest": ("50", "damage a checkpoint", 3),
 }
-"""The row, the kind of strike, and how many of them."""
+"""Row, kind of fault, and number of faults for each flaw."""
 
 
 @pytest.mark.parametrize("flaw", [pytest.param(flaw, marks=pytest.mark.broken(FOUND_BY[flaw][0], flaw)) for flaw in FLAWS])
@@ -167,12 +167,12 @@ def test_a_step_is_saved_again_only_with_an_evaluation_that_its_first_save_lacke
 
 @pytest.mark.claim("50", "soak: kills, stops, freezes, damaged files of any kind at any time, drawn by a seed", unit="faults")
 def test_a_soak_of_random_faults_breaks_no_claim(folder: Path, uninterrupted: TrainConfig) -> None:
-    """FAULTS_SOAK_MINUTES says for how long; a fault begins only while there is time left."""
+    """FAULTS_SOAK_MINUTES sets the duration. A fault is injected only before this time is over."""
     seconds = 60 * float(os.environ.get("FAULTS_SOAK_MINUTES", "120" if is_full() else "0.25"))
     seed = first_seed()
     begun, num_struck, num_lost = time.monotonic(), 0, 0
     while time.monotonic() < begun + seconds:
-        print(f"seed {seed}: FAULTS_SEED={seed} begins with it")
+        print(f"seed {seed}: set FAULTS_SEED={seed} to start with it")
         draw = random.Random(seed)
         with struck(folder, f"soak-{seed}", seed) as nemesis:
             for _ in range(STRIKES_PER_RUN):
@@ -187,7 +187,7 @@ def test_a_soak_of_random_faults_breaks_no_claim(folder: Path, uninterrupted: Tr
         seed += 1
     counted("minutes", (time.monotonic() - begun) / 60)
     counted("steps made again", num_lost)
-    least_kept = 0.9  # of all steps made, if there were one fault in ten saves
+    least_kept = 0.9  # share of all steps that is kept if one fault occurs in every ten saves
     assert not is_full() or num_lost <= num_struck * 10 * SAVE_EVERY * (1 / least_kept - 1)
 
 
@@ -200,4 +200,4 @@ def any_case(draw: random.Random) -> Case:
 
 
 NEED_STARTED = ("stop one rank", "freeze a rank", "tear the logs")
-"""Kinds that hit ranks, or files of theirs, which must be there."""
+"""Kinds of faults that need running ranks or files of ranks."""

@@ -1,4 +1,4 @@
-"""Fault 63: an error of the operating system, at whatever call it comes, is one line with a path, a reason and what to do."""
+"""Fault 63: an error of the operating system in any call becomes one line with a path, a reason and what to do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _EXPECTED = re.compile(r"^error: .*/.*; .+$")
 
 
 class Failing:
-    """Has the `number`-th call of the operating system for a file below `folder` fail; without a number it counts them."""
+    """Lets the `number`-th call of the operating system for a file below `folder` fail. With None, only counts the calls."""
 
     def __init__(self, folder: Path, number: int | None, draw: random.Random) -> None:
         self.folder, self.number, self.draw = str(folder), number, draw
@@ -86,7 +86,7 @@ def without_path(name: str, call: Callable[..., Any], hook: Failing) -> Callable
 
 
 def prepared_with(hook: Failing, text: Path, output: Path) -> tuple[int, str]:
-    """The exit code of a preparation, and what it printed besides warnings and progress."""
+    """Return the exit code of a preparation, and its output without warnings and progress."""
     told = io.StringIO()
     words = ["prepare", "--sources", str(text), "--output", str(output), "--workers", "1", "--tokenizer.kind", "byte"]
     with redirect_stderr(told), failing(hook):
@@ -133,7 +133,7 @@ def test_63_of_two_ranks_only_the_one_that_cannot_write_speaks(tmp_path: Path) -
         most_bytes = random.Random(seed).randrange(20_000, 60_000)
         done = subprocess.run(
             ["prlimit", f"--fsize={most_bytes}", ROOT / "entrypoints/train", *arguments(config)],
-            # Without a repository: git, killed at the limit, would leave its lock in that of this checkout.
+            # Without GIT_DIR, a git process that is killed at the time limit would leave a lock in the repository of this checkout.
             env=os.environ | {"PYTHON": sys.executable, "CPU_RANKS": "2", "OMP_NUM_THREADS": "1", "GIT_DIR": os.devnull},
             capture_output=True,
             text=True,

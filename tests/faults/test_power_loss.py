@@ -1,8 +1,8 @@
 """Row 58: the power fails at any moment while data is prepared, a model is trained, or a report is written.
 
-The real programs run once while all that they do to a folder is recorded. From the recording, states are drawn that may be found
-after the power failed (see `tests.support.power`); each is written into a folder of its own. There the program must find what it
-has acknowledged, and complete what it has not.
+The real programs run once while all their operations on a folder are recorded. From the recording, states are drawn that may be
+found after a power failure (see `tests.support.power`). Each state is written into a separate folder. There the program must find
+everything that it has acknowledged, and complete the rest.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ from trainer.run.record import check_nothing_saved, read_record_if_any
 from trainer.verification.verify import check_integrity
 
 Check = Callable[[Path, int, int], str | None]
-"""What is wrong in a folder, given the operations before the power failed and the seed; None if nothing is."""
+"""Returns the problem of a folder, or None. Gets the number of operations before the power failure, and the seed."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Something that was recorded, and how a state of it is judged."""
+    """A recording, and the check of a state drawn from it."""
 
     recording: Recording
     check: Check
     critical: range | None = None
-    """Numbers of operations between which most can go wrong."""
+    """Numbers of operations between which most problems are possible."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """For everything here. Within it a file counts as unchanged if it has its size.
+    """Folder for all tests of this file. Within them, a file with an unchanged size counts as unchanged.
 
-    The files of a state are written by the test, so their times are new. After a real power failure they can be those that were
-    noted, and the content another one.
+    The test writes the files of a state, so their times are new. After a real power failure the recorded times may match although
+    the content differs.
     """
     state = publish._state
 
@@ -74,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def moment_of(scene: Scene, draw: random.Random) -> int:
-    """After how many operations the power fails: at any time, when something is about to be synced, or at a critical moment."""
+    """Return the number of operations before the power failure: at any time, right before a sync, or at a critical moment."""
     operations = scene.recording.operations
     syncs = [number for number, operation in enumerate(operations) if isinstance(operation, Sync)]
     kinds = [range(len(operations) + 1), syncs, *([scene.critical] if scene.critical else [])]
@@ -82,7 +82,7 @@ def moment_of(scene: Scene, draw: random.Random) -> int:
 
 
 def problems(scene: Scene, place: Path, numbers: Iterator[int], flaws: frozenset[str] = frozenset()) -> Iterator[str]:
-    """What is wrong in the states that these seeds draw; equal states are judged once."""
+    """Yield the problems of the states that these seeds draw. Equal states are checked once."""
     seen = set()
     for seed in numbers:
         draw = random.Random(seed)
@@ -138,7 +138,7 @@ def data_config(folder: Path, output: Path, version: int) -> PrepareConfig:
 
 
 def record_data(folder: Path, name: str, crash_at: int | None = None) -> Scene:
-    """Data is prepared, then again from other text; with `crash_at` the second time is killed in that call and made once more."""
+    """Record a preparation and a second one from other text. With `crash_at`, the second is killed in that call and repeated."""
     root = folder / name
     root.mkdir()
     recording = Recording(root)
@@ -172,11 +172,11 @@ def record_data(folder: Path, name: str, crash_at: int | None = None) -> Scene:
 
 
 def replaced_at(recording: Recording) -> int:
-    """After how many operations the manifest that was acknowledged first is taken away."""
+    """Return the number of operations before the removal of the manifest that was acknowledged first."""
     for number, operation in enumerate(recording.operations):
         if isinstance(operation, Naming) and any(name == "manifest.json" and node is None for _, name, node in operation.effects):
             return number
-    raise AssertionError("it never was")
+    raise AssertionError("the manifest was never removed")
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ def test_a_preparation_builds_on_nothing_that_a_killed_one_has_not_forced_to_the
 
 
 def killed_at(undisturbed: Recording, draw: random.Random) -> int:
-    """A call of the second preparation: any one, or, in every second draw, one from shortly before the old data goes."""
+    """Return a random call of the second preparation. Half of the draws lie shortly before the old data is removed, or later."""
     second = [position for position in undisturbed.calls if position >= undisturbed.claims[0][0]]
     publishing = [number for number, position in enumerate(second) if position >= replaced_at(undisturbed) - 20]
     return draw.choice((draw.randrange(len(second)), draw.choice(publishing)))
@@ -251,7 +251,7 @@ def run_config(data: Path, run: Path, steps: int) -> TrainConfig:
 
 
 def record_run(folder: Path, name: str, crash_at: int | None = None) -> Scene:
-    """A run is trained to step 5, then on to step 8; with `crash_at` the second start is killed in that call and made once more."""
+    """Record a run to step 5 and its resume to step 8. With `crash_at`, the second start is killed in that call and repeated."""
     data = folder / "rows"
     if not data.exists():
         write_prepared(data)
@@ -307,16 +307,16 @@ RESUMED_EVERY = 20
 
 @dataclass(frozen=True)
 class Saved:
-    """What a run has acknowledged."""
+    """The state that a run has acknowledged."""
 
     step: int | None
-    """Of the newest checkpoint."""
+    """Step of the newest checkpoint, or None."""
     has_ended: bool = False
-    """The training has returned."""
+    """True if the training has returned."""
 
 
 def what_is_lost(run: Path, acknowledged: int | None, right: dict[int, str]) -> str | None:
-    """What the newest checkpoint, ledger and metrics of a run lack for it to go on."""
+    """Return what the newest checkpoint, ledger or metrics of a run lack for a resume, or None."""
     store = CheckpointStore(run / "checkpoints")
     newest = store.newest_verified()
     if acknowledged is not None and (newest is None or newest < acknowledged):
@@ -343,7 +343,7 @@ def test_a_power_failure_takes_nothing_from_a_run_that_was_acknowledged(run: Sce
     assert list(problems(run, tmp_path / "found", seeds(60, 2500))) == []
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what is killed closes no files
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # killed code closes no files
 @pytest.mark.claim("58", "a training is killed, resumed, and the power fails then", unit="states of runs after a kill")
 def test_a_run_builds_on_nothing_that_a_killed_one_has_not_forced_to_the_device(run: Scene, folder: Path, tmp_path: Path) -> None:
     first_end = next(position for position, claim in run.recording.claims if claim.has_ended)
@@ -366,7 +366,7 @@ def test_power_failures_find_a_run_that_leaves_out_a_sync(run: Scene, tmp_path: 
 
 
 def record_report(folder: Path, name: str) -> Scene:
-    """The report of a run is written, and again after the run has gone on."""
+    """Record the report of a run, and a second one after the run has been resumed."""
     root = folder / name
     root.mkdir()
     run = write_run(root / "run", example_events(60))

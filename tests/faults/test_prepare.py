@@ -1,4 +1,4 @@
-"""Fault 34: a preparation that is killed at any time and started again ends with the same bytes, and does nothing twice."""
+"""Fault 34: a preparation that is killed at any time and started again ends with the same bytes and repeats no finished task."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def test_34_killed_at_any_time_it_ends_with_the_same_bytes_and_does_nothing_twic
     num_killed = num_resumed = 0
     for seed in seeds(5, 200):
         delays, finished, num_finished = random.Random(seed), FinishedWork(), 0
-        # Twice, so that what a run left can be compared with what the next one made of it, and once surely with work done.
+        # Two kills: the second run can be compared with what the first one left, and at least one kill happens after a finished
+        # task.
         for at_work, share in ((False, 0.9), (True, 0.3)):
             num_killed += kill_at_random((*command, output), output, delays, share * whole_run_s, at_work=at_work)
             num_finished = finished.check(output)
@@ -46,7 +47,7 @@ def test_34_killed_at_any_time_it_ends_with_the_same_bytes_and_does_nothing_twic
         assert content_of(output) == expected
         assert not (output / ".work").exists()
         if num_finished:
-            assert bytes_done_before(output)["read"][1] > 0, "what was finished is taken as it is"
+            assert bytes_done_before(output)["read"][1] > 0, "finished work was not reused"
             num_resumed += 1
     noted(f"{num_killed} kills at work, {num_resumed} runs took up finished work")
     assert num_killed > 0

@@ -1,6 +1,6 @@
-"""Rows 11, 12, 13, 17, 25, 29, 30, 47 and 48: what befalls a training beside kills, such as bad numbers and a second trainer.
+"""Rows 11, 12, 13, 17, 25, 29, 30, 47 and 48: faults of a training other than kills, such as bad numbers and a second trainer.
 
-Each run is small and in this process or in forked ranks; what is compared is bit for bit.
+Each run is small, and runs in this process or in forked ranks. All comparisons are bit for bit.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from trainer.run.lock import locked_run
 from trainer.verification.audit import audit_run
 
 Patch = pytest.MonkeyPatch
-EPOCH_ENDS_IN = 8  # the step in which the 61 rows have all been used
+EPOCH_ENDS_IN = 8  # in this step all 61 rows have been used
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tree_of(folder: Path) -> dict[str, tuple[str, int]]:
-    """Content and time of change of every file."""
+    """Return digest and modification time of every file."""
     return {
         str(path.relative_to(folder)): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
         for path in sorted(folder.rglob("*"))
@@ -66,7 +66,7 @@ def tree_of(folder: Path) -> dict[str, tuple[str, int]]:
     }
 
 
-# Row 11: no room for two checkpoints
+# Row 11: no space for two checkpoints
 
 
 @pytest.mark.claim("11", "no room for two checkpoints", unit="starts")
@@ -89,7 +89,7 @@ def test_a_run_whose_checkpoints_do_not_fit_ends_before_its_first_step_with_the_
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
+    """Yield the path of a file system of 1 MiB."""
     place = tmp_path / "small"
     place.mkdir()
     mounted = shutil.which("mount") and os.geteuid() == 0
@@ -106,7 +106,7 @@ def test_a_file_system_that_is_too_small_is_noticed_before_the_first_step(data: 
     assert not (small_disk / "run" / "metrics.jsonl").exists()
 
 
-# Rows 12 and 30 need ranks
+# Rows 12 and 30 need several ranks
 
 
 def free_port() -> int:
@@ -117,7 +117,7 @@ def free_port() -> int:
 
 
 def trained_as_rank(group: Group, port: int, config: TrainConfig) -> str:
-    """What `train` returns on a rank that torchrun might have started, or the error with which it ends."""
+    """Return the result of `train` on a rank as torchrun would start it, or the error with which it ends."""
     if dist.is_initialized():
         dist.destroy_process_group()
     names = {"RANK": group.rank, "LOCAL_RANK": group.rank, "WORLD_SIZE": group.world_size, "LOCAL_WORLD_SIZE": group.world_size}
@@ -137,7 +137,7 @@ DEATHS: dict[str, Callable[[], BaseException]] = {
 
 
 def whose_save_dies(group: Group, port: int, config: TrainConfig, death: str, step: int, *, unseen: bool) -> tuple[str, int]:
-    """How training ends when the thread that saves dies at a step, and how many steps were reported after that."""
+    """Return how training ends if the saving thread dies at a step, and the number of steps reported after that."""
     reported: list[int] = []
     died_after: list[int] = []
     save, step_end = CheckpointStore.save, Extension.step_end
@@ -151,7 +151,7 @@ def whose_save_dies(group: Group, port: int, config: TrainConfig, death: str, st
     def counted(extension: Extension, run: Any, step_metrics: Any) -> None:
         step_end(extension, run, step_metrics)
         reported.append(step_metrics.step)
-        time.sleep(0.02)  # a step here is shorter than a thread needs to die
+        time.sleep(0.02)  # here a step takes less time than a thread needs to die
 
     CheckpointStore.save, Extension.step_end = dying, counted  # type: ignore[method-assign]
     if unseen:
@@ -178,23 +178,24 @@ def test_a_saving_thread_that_dies_is_told_on_all_ranks_by_the_next_step(data: P
         (ended, steps), (ended_beside, _) = ranks_whose_save_dies(config, seed)
         assert not ended.startswith("weights"), ended
         assert ended_beside.startswith("RemoteError"), ended_beside
-        assert ended.split()[1] == ended_beside.split()[1], "the exit code is the same"
-        assert steps <= 2, "the step that was being made, and the one that told"
+        assert ended.split()[1] == ended_beside.split()[1], "the exit codes differ"
+        assert steps <= 2, "more than the current step and the step that reports the failure"
 
 
 @pytest.mark.broken("12", "nobody asks whether a save has failed")
 def test_a_death_that_nobody_asks_for_is_found_too_late(data: Path, tmp_path: Path) -> None:
-    # Seed 0 has the save of step 8 die. The next one, which finds it, is eight steps away: far enough for a thread slow to begin.
+    # With seed 0 the save of step 8 dies. The next save, which finds that, comes eight steps later. This is enough time for a slow
+    # thread.
     config = unwatched(data, tmp_path / "run", checkpoint={"every_steps": 8, "keep_last": 20})
     (_, steps), _ = ranks_whose_save_dies(config, 0, unseen=True)
     assert steps > 2
 
 
-# Row 13: parameters change while they are saved
+# Row 13: parameters change during a save
 
 
 def saves_compared(data: Path, folder: Path, seed: int) -> list[bool]:
-    """Whether each checkpoint that was written while training went on is what it would be had training waited."""
+    """Return for each checkpoint written during training whether it equals the one written while training waits."""
     config = tiny_config(
         data, folder / "waits", seed=seed, checkpoint={"every_steps": 3, "keep_last": 100}, ema={"decay": 0.9, "warmup_steps": 0}
     )
@@ -228,7 +229,7 @@ def save_two_steps_late(patch: Patch) -> None:
         while made.acquire(blocking=False):
             pass
         for _ in range(2):
-            made.acquire(timeout=0.3)  # after the last step there is none to wait for
+            made.acquire(timeout=0.3)  # after the last step there is no further one
         return save(store, checkpoint)
 
     def counted(extension: Extension, run: Any, step_metrics: Any) -> None:
@@ -254,7 +255,7 @@ def test_late_saves_find_a_trainer_that_copies_nothing(data: Path, tmp_path: Pat
     caught(compared.count(False), len(compared))
 
 
-# Row 17: two trainers
+# Row 17: two trainers on one run
 
 
 @pytest.mark.claim("17", "second trainer on a run directory", unit="starts")
@@ -316,7 +317,7 @@ def test_a_run_directory_without_a_lock_lets_the_second_trainer_write(data: Path
 
 
 class SpoiltGradient(torch.autograd.Function):
-    """The identity, the gradient of which is not a number."""
+    """The identity function, with a gradient that is NaN."""
 
     @staticmethod
     def forward(_context: Any, value: Tensor) -> Tensor:
@@ -351,7 +352,7 @@ def test_numbers_that_are_not_finite_make_no_update_and_are_in_no_checkpoint(dat
 
 
 def kept_out(data: Path, run: Path, step: int, name: str, policy: str) -> list[str]:
-    """What is wrong with how a step with bad numbers was taken."""
+    """Return the problems in the handling of a step with numbers that are not finite."""
     config = tiny_config(
         data,
         run,
@@ -382,7 +383,7 @@ def test_bad_numbers_find_a_step_that_updates_whatever_they_are(data: Path, tmp_
     caught(sum(map(bool, found)), 2)
 
 
-# Row 29: chains of stops and resumes
+# Row 29: repeated stops and resumes
 
 CHAINS = (1, 2, 5, 20)
 CHAIN_STEPS = 24
@@ -399,7 +400,7 @@ def chained(data: Path, run: Path) -> TrainConfig:
 
 
 def stopped_at(config: TrainConfig, steps: list[int]) -> dict[str, Any]:
-    """What comes of a run that is stopped with each of these steps and goes on."""
+    """Return the outcome of a run that is stopped at each of these steps and resumed each time."""
     done = 0
     for step in steps:
         with pytest.MonkeyPatch.context() as patch:
@@ -443,7 +444,7 @@ def test_chains_find_a_run_that_counts_what_it_has_read_ahead(
     assert "ledger" in differences(outcome(tmp_path / "run", ""), unstopped)
 
 
-# Row 30: a resume with something else than the run was begun with
+# Row 30: a resume with other settings than at the start of the run
 
 CHANGED: dict[str, dict[str, Any]] = {
     "optim.lr": {"optim": {"lr": 1e-3}},
@@ -468,7 +469,7 @@ KEEP_THE_ORDER = ("optim.lr", "batch.micro", "threads", "loss.z_loss", "attentio
 
 @pytest.fixture(scope="module")
 def begun(data: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
-    """A run that was killed after step 7, so at its checkpoint of step 4."""
+    """A run that was killed after step 7. Its newest checkpoint is of step 4."""
     config = unwatched(data, tmp_path_factory.mktemp("begun") / "run")
     with pytest.MonkeyPatch.context() as patch:
         kill(patch, 7)
@@ -523,7 +524,7 @@ def test_with_the_override_a_resume_sees_the_same_samples(
 def test_another_number_of_ranks_is_refused_and_with_the_override_sees_the_same_samples(
     data: Path, tmp_path: Path, begun: TrainConfig, order: list[str]
 ) -> None:
-    """Under `elastic` it has the same bits: tests/integration/test_elastic.py."""
+    """For equal bits under `elastic` see tests/integration/test_elastic.py."""
     run = tmp_path / "run"
     shutil.copytree(begun.run, run)
     ended, beside = run_ranks(trained_as_rank, 2, free_port(), unwatched(data, run))
@@ -546,7 +547,7 @@ def test_a_resume_that_is_never_refused_ends_with_other_bits(
     assert losses(tmp_path / "run") != losses(begun.run)
 
 
-# Row 47: TensorBoard's files
+# Row 47: files of TensorBoard
 
 
 @pytest.mark.claim("47", "event file of TensorBoard cut short, resume at an older step", unit="files")
@@ -561,7 +562,8 @@ def test_a_damaged_event_file_leaves_the_training_alone_and_each_step_has_one_po
     for seed in seeds(2, 50):
         draw = random.Random(seed)
         config = tiny_config(data, tmp_path / f"run-{seed}", **every)
-        # TensorBoard reads files by name, which ends in their number within the process: 10 would come before 9.
+        # TensorBoard reads files in the order of their names. A name ends in a number within the process, and 10 would sort before
+        # 9.
         monkeypatch.setattr("tensorboard.summary.writer.event_file_writer._global_uid", AtomicCounter(0))
         with pytest.MonkeyPatch.context() as patch:
             kill(patch, draw.randrange(6, 11))
@@ -573,7 +575,7 @@ def test_a_damaged_event_file_leaves_the_training_alone_and_each_step_has_one_po
         assert losses(config.run) == losses(whole.run)
         steps = Counter(point.step for point in points(config.run, "train/loss"))
         assert set(steps.values()) == {1}
-        assert steps.keys() >= set(range(saved + 1, 13)), "what came after the resumed step"
+        assert steps.keys() >= set(range(saved + 1, 13)), "steps after the resumed one are missing"
         assert all(point.value == pytest.approx(dict(values(whole.run))[point.step]) for point in points(config.run, "train/loss"))
 
 
@@ -608,15 +610,15 @@ def test_points_find_a_resume_that_hides_none_of_before(data: Path, tmp_path: Pa
     caught(sum(number > 1 for number in steps.values()), len(steps))
 
 
-# Row 48: directories that cannot be written
+# Row 48: directories without write permission
 
 UNPRIVILEGED = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
-"""Before a command: root then has to obey permissions like others."""
+"""Prefix of a command. With it, permissions also apply to root."""
 
 
 @pytest.fixture
 def places(tmp_path: Path, data: Path) -> Iterator[Path]:
-    """A folder with the data, a file and a directory that is closed."""
+    """Yield a folder with the data, a file, and a directory without permissions."""
     if os.geteuid() == 0 and (not shutil.which("setpriv") or subprocess.run([*UNPRIVILEGED, "true"], check=False).returncode):
         pytest.skip("root cannot give up its right to write everywhere here")
     (tmp_path / "taken").write_text("a file")
@@ -636,7 +638,7 @@ def on_step_end(run, metrics):
 
 
 def trained_unprivileged(config: TrainConfig) -> subprocess.CompletedProcess[str]:
-    """The command as somebody runs it who may not write everywhere."""
+    """Run the training as a user who may not write everywhere."""
     command = [*(UNPRIVILEGED if os.geteuid() == 0 else []), sys.executable, "-m", "trainer", "train", *arguments(config)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 

@@ -1,7 +1,7 @@
-"""Row 28: what is left out of the saved state is noticed by the comparison of a resumed run with an uninterrupted one.
+"""Row 28: a comparison of a resumed run with an uninterrupted one notices every item that is missing in the saved state.
 
-Each scenario is a run in which some items of the state matter. Its checkpoint is restored with one item as if it had never been
-saved, and then the comparison must fail; with the whole state it must hold.
+Each scenario is a run in which some items of the state have an effect. Its checkpoint is restored with one item reset, as if the
+item had never been saved. Then the comparison must fail. With the complete state the comparison must hold.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Scenario:
     changes: dict[str, Any]
     interrupt: Callable[[Patch], None]
     surroundings: Callable[[Patch], None] = lambda _: None
-    """What is done to the trainer throughout."""
+    """Changes the trainer during the whole scenario."""
     killed: bool = False
     repeats_itself: bool = True
-    """The resumed run equals the uninterrupted one. Not where time is counted: a stop takes some of it."""
+    """Whether the resumed run equals the uninterrupted one. It does not if time is counted, because a stop takes time."""
     cache: dict[str, Any] = field(default_factory=dict)
 
 
-# What each scenario needs
+# Disturbances of the scenarios
 
 
 def two_spikes(patch: Patch) -> None:
@@ -57,7 +57,7 @@ def two_spikes(patch: Patch) -> None:
 
 
 def minutes_by_step(patch: Patch) -> None:
-    """Each step takes a minute."""
+    """Let each step take a minute of the clock."""
     step, made = vars(loop)["train_step"], [0]
 
     def stepping(*arguments: Any, **settings: Any) -> Any:
@@ -69,7 +69,7 @@ def minutes_by_step(patch: Patch) -> None:
 
 
 class Forgetful(nn.Module):
-    """An MLP with dropout behind it."""
+    """An MLP with dropout after it."""
 
     def __init__(self, mlp: nn.Module) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ SCENARIOS = {
                 **{"spike": "rollback", "max_grad_norm": 0.01},
             },
         },
-        lambda patch: stop(patch, 12),  # step 11 is bad and not reported; back to 8; 9 and 10 again
+        lambda patch: stop(patch, 12),  # step 11 is bad and not reported; the run goes back to step 8 and repeats steps 9 and 10
         two_spikes,
     ),
     "early": Scenario(
@@ -144,7 +144,7 @@ SCENARIOS = {
 }
 
 
-# What can be left out
+# Items that are left out
 
 
 def zeroed(kind: str) -> Mutation:
@@ -159,7 +159,7 @@ def zeroed(kind: str) -> Mutation:
 
 
 def forgotten(part: str, **values: Any) -> Mutation:
-    """The counters or the guard's memory with what a fresh one has in these places."""
+    """Return a mutation that resets these values of a part of the state to their initial values."""
 
     def change(checkpoint: Checkpoint) -> Checkpoint:
         assert checkpoint.state[part].keys() >= values.keys()
@@ -204,7 +204,7 @@ MUTANTS: list[tuple[str, str, Mutation]] = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data, and beside it each scenario's run as it was interrupted."""
+    """A folder with the data. The interrupted runs of the scenarios are created next to it."""
     folder = tmp_path_factory.mktemp("saved-state")
     write_prepared(folder / "data")
     return folder
@@ -227,7 +227,7 @@ def run_of(folder: Path, name: str, kind: str) -> dict[str, Any]:
 
 
 def resumed(folder: Path, run: Path, name: str, change: Callable[[Patch], None]) -> dict[str, Any]:
-    """What comes of the interrupted run of a scenario when it goes on at another place."""
+    """Copy the interrupted run of a scenario to `run`, resume it there, and return the outcome."""
     scenario = SCENARIOS[name]
     if "interrupted" not in scenario.cache:
         scenario.cache["interrupted"] = run_of(folder, name, "interrupted")
@@ -238,7 +238,7 @@ def resumed(folder: Path, run: Path, name: str, change: Callable[[Patch], None])
 
 
 def expected(folder: Path, name: str) -> dict[str, Any]:
-    """The uninterrupted run, or where that counts time the resumed one with all of its state."""
+    """Return the outcome of the uninterrupted run. If the scenario counts time: of the run resumed with its complete state."""
     scenario = SCENARIOS[name]
     if "expected" not in scenario.cache:
         scenario.cache["expected"] = (
@@ -251,7 +251,7 @@ def expected(folder: Path, name: str) -> dict[str, Any]:
 
 
 def left_out(mutation: Mutation) -> Callable[[Patch], None]:
-    """Has the first checkpoint that is read be without something."""
+    """Return a patch that applies a mutation to the first checkpoint that is read."""
 
     def change(patch: Patch) -> None:
         load, done = CheckpointStore.load, []
@@ -272,7 +272,7 @@ def seeded_from_the_start_of_the_process(patch: Patch) -> None:
 
 
 def compared(folder: Path, run: Path, name: str, change: Callable[[Patch], None]) -> list[str]:
-    """In what a resumed run differs; a stop saves where the uninterrupted run does not, so saves count after a kill only."""
+    """Return the differences of a resumed run. Saves are compared only after a kill, because a stop adds a save."""
     found, wanted = resumed(folder, run, name, change), expected(folder, name)
     if SCENARIOS[name].repeats_itself and not SCENARIOS[name].killed:
         wanted = {key: value for key, value in wanted.items() if key not in ("saves", "checkpoints")}
@@ -321,11 +321,11 @@ def test_every_item_of_the_saved_state_is_left_out_once(folder: Path, tmp_path: 
 
 
 def items_changed_by(mutation: Mutation, checkpoint: Checkpoint) -> set[str]:
-    """The places of the state that a mutation sets, whatever they held."""
+    """Return the items of the state that a mutation sets, also if the value stays the same."""
     marked = {part: dict.fromkeys(values, object()) if part != "scaler" else values for part, values in checkpoint.state.items()}
     try:
         after = mutation(replace(checkpoint, state=marked))
-    except AssertionError:  # of another optimizer
+    except AssertionError:  # the checkpoint is of another optimizer
         return set()
     changed = {
         f"{part}.{name}" for part, values in marked.items() for name in values if after.state[part][name] is not values[name]

@@ -1,4 +1,4 @@
-"""Row 31: a shard is cut short or changed under the reader, in a process of its own, which must not die of it."""
+"""Row 31: a shard is truncated or changed while a separate process reads it. The process must not die."""
 
 import random
 import subprocess

@@ -1,4 +1,4 @@
-"""Killed at any moment between two saves, a run shows each point once: in TensorBoard's files and in its metrics."""
+"""A run that is killed at any moment between two saves shows each point once, in the files of TensorBoard and in its metrics."""
 
 import random
 import shutil
@@ -80,7 +80,7 @@ def test_an_evaluation_made_again_after_a_stop_is_shown_once(data: Path, tmp_pat
 def test_the_readers_find_points_that_are_not_removed(data: Path, tmp_path: Path) -> None:
     whole = configured(data, tmp_path / "whole")
     moments, numbers = train_in_child(whole), []
-    for moment in range(moments - 2, moments - 12, -1):  # one of them lies between the last evaluation and the end of its save
+    for moment in range(moments - 2, moments - 12, -1):  # one moment lies between the last evaluation and the end of its save
         config = configured(data, tmp_path / f"run-{moment}")
         assert train_in_child(config, (), moment) == -1
         train_in_child(config, (keeping_points,))
@@ -103,7 +103,7 @@ def check_goes_on(config: TrainConfig, whole: TrainConfig, troubles: tuple[Troub
 
 
 def differences(config: TrainConfig, whole: TrainConfig) -> list[str]:
-    """What is shown of a run and not of one that was never killed, or the other way round."""
+    """Return the differences between a run and one that was never killed, as shown by TensorBoard and the metrics."""
     found, expected = shown_by_tensorboard(config.run), shown_by_tensorboard(whole.run)
     wrong = [
         f"{reader} {tag}: {found[reader].get(tag)} and not {expected[reader].get(tag)}"

@@ -1,21 +1,21 @@
-"""Row 59: a signal at a random moment to a random process of a run, on one node and on two: the exit code, and what is saved.
+"""Row 59: a signal at a random moment to a random process of a run, on one node and on two. Checks exit code and saved state.
 
-The table, for SIGTERM and SIGINT (`tests.support.signalled.allowed_codes`):
+The table for SIGTERM and SIGINT (`tests.support.signalled.allowed_codes`):
 
-| to | exit code of each node's launcher |
+| to | exit code of the launcher of each node |
 |---|---|
 | launcher, its process group, torchrun, one rank, every process of a node | 75, the last step is saved; 0 if the run was finished |
-| the watchdog | 0: the run goes on without it |
+| the watchdog | 0: the run continues without it |
 
 and for SIGKILL:
 
 | to | one node | two nodes |
 |---|---|---|
-| one rank, torchrun | 0: started again from the newest checkpoint, and ends with the same weights | 1: left to their scheduler |
-| the watchdog | 0: the run goes on without it | 0 |
-| the launcher | killed; no process stays | the other node 1 |
+| one rank, torchrun | 0: started again from the newest checkpoint, ends with the same weights | 1: the scheduler restarts it |
+| the watchdog | 0: the run continues without it | 0 |
+| the launcher | killed; no process is left | 1 on the other node |
 
-A SIGINT that comes before the first step may also end in 130.
+A SIGINT before the first step may also end in 130.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from tests.support.signalled import ENDLESS, Case, Outcome, cases, problems, run
 from tests.support.two_ranks import seconds_until
 from trainer.config import TrainConfig
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc of Linux")
 
 STEPS = 30
 PACE = "import time\ndef on_step_end(run, metrics):\n    time.sleep(0.02)\n"
 
 
 SAMPLE = [Case(2, "node", signal.SIGTERM, "training")]
-"""What continuous integration runs."""
+"""Cases of a continuous integration run."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What all trials share."""
+    """Data, configurations and reference values that all trials share."""
 
     folder: Path
 
@@ -76,7 +76,7 @@ class Bench:
 
     @cached_property
     def weights(self) -> str:
-        """The last line of a run that no signal hit."""
+        """The last line of a run without a signal."""
         with running(self.config("uninterrupted"), 1) as nodes:
             assert nodes.launchers[0].wait(120) == 0, nodes.log(0)
             return nodes.weights()
@@ -90,7 +90,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 
 def case_of(seed: int) -> Case:
-    """A full campaign goes through the table in a random order, again and again."""
+    """Return the case for a seed. A full campaign goes through the table repeatedly, each time in a random order."""
     if not is_full():
         return SAMPLE[seed % len(SAMPLE)]
     table = cases()
@@ -99,7 +99,7 @@ def case_of(seed: int) -> Case:
 
 
 def outcome(bench: Bench, name: str, seed: int, case: Case, code: str = "") -> tuple[list[str], Outcome]:
-    """What is wrong after a signal to the run of a name."""
+    """Send the signal of a case to a new run, and return the problems and the outcome."""
     load_s = bench.load_s if case.phase == "loading" else 0.0
     weights = "" if case.endless else bench.weights
     with running(bench.config(name, endless=case.endless, code=code), case.num_nodes) as nodes:
@@ -135,7 +135,7 @@ def on_train_end(run):
 
 
 def test_further_signals_do_not_end_the_wait_for_the_ranks(bench: Bench) -> None:
-    """As from a scheduler that signals every process of a node again and again."""
+    """Some schedulers signal every process of a node repeatedly."""
     config = bench.config("again", endless=True, code=SLOW_END)
     with running(config, 1) as nodes:
         seconds_until(lambda: nodes.reported() >= 2 or nodes.over(), 120)
@@ -152,7 +152,7 @@ def test_further_signals_do_not_end_the_wait_for_the_ranks(bench: Bench) -> None
 def test_an_error_of_rank_0_is_the_exit_code_of_every_node(bench: Bench) -> None:
     config = bench.config("refused")
     config.run.mkdir()
-    (config.run / "checkpoints").write_text("in the way")  # rank 0 alone looks for checkpoints, and finds no folder
+    (config.run / "checkpoints").write_text("in the way")  # only rank 0 looks for checkpoints; it finds no folder
     with running(config, 2) as nodes:
         assert [launcher.wait(120) for launcher in nodes.launchers] == [ExitCode.CHECKPOINT] * 2, nodes.log(1)
         assert nodes.log(0).count("error: ") == 1
@@ -170,7 +170,7 @@ def on_train_end(run):
     os._exit(1)
 """
 BROKEN = {"ranks that a stop kills": (1, KILLED_BY_A_STOP), "ranks that do not tell their exit code": (2, TELLS_NO_CODE)}
-"""The number of nodes, and what is added to the extension."""
+"""Number of nodes, and the code that is added to the extension."""
 
 
 @pytest.mark.parametrize("variant", [pytest.param(name, marks=pytest.mark.broken("59", name)) for name in BROKEN][: count(1, 2)])

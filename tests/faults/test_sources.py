@@ -1,6 +1,6 @@
-"""Faults 35 to 40: hostile input ends in counted rejections, in flat memory, and nothing is written anywhere.
+"""Faults 35 to 40: hostile input ends in counted rejections, with bounded memory, and writes no files.
 
-Each claim has a deliberately broken variant beside it where a check could pass for the wrong reason.
+If a check could pass for the wrong reason, the claim also has a deliberately broken variant.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.support.claims import tried
 from tests.support.faults import count, peak_growth_bytes, seeds
 from tests.support.json_cases import GOOD, LINES
 
-MEMORY = 64_000_000  # FAULTS rows 36 and 37: how much the resident memory may grow
+MEMORY = 64_000_000  # rows 36 and 37: allowed growth of the resident memory in bytes
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -75,7 +75,7 @@ assert set(counts) == set(sys.argv[3].split()), counts
 
 
 def growth(folder: Path, outcomes: str, **limits: int) -> int:
-    """By how much reading a folder grows the memory of a process, in bytes; it must have these outcomes and no others."""
+    """Return by how many bytes reading a folder grows the memory of a process. Fails unless it has exactly these outcomes."""
     return peak_growth_bytes(PREPARE, READ, folder, repr(limits), outcomes)
 
 
@@ -89,7 +89,7 @@ def test_35_every_malformed_line_has_its_reason_and_its_place(tmp_path: Path) ->
     (tmp_path / "a.jsonl").write_bytes(b"".join(GOOD + b"\n" + data + b"\n" for data, _ in LINES.values()))
     items = read_all(tmp_path)
     assert [item.line for item in items] == list(range(1, 2 * len(LINES) + 1))
-    assert all(isinstance(item, Document) for item in items[::2]), "a malformed line harms its neighbours"
+    assert all(isinstance(item, Document) for item in items[::2]), "a malformed line affects its neighbours"
     found = {name: item.text if isinstance(item, Document) else item.reason for name, item in zip(LINES, items[1::2], strict=True)}
     assert found == {name: expected for name, (_, expected) in LINES.items()}
 
@@ -107,11 +107,11 @@ def test_35_no_line_raises() -> None:
             outcomes["document" if isinstance(item, Document) else item.reason] += 1
             if isinstance(item, Document):
                 (item.text + item.metadata).encode()
-    assert len(outcomes) >= 8, "the lines are of many kinds"
+    assert len(outcomes) >= 8, "too few kinds of lines"
 
 
 def damaged(generator: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """The data with a few bytes changed, left out or put in, or spliced with other data."""
+    """Return the data with a few bytes changed, removed or inserted, or spliced with other data."""
     for _ in range(generator.randint(1, 3)):
         at, end = sorted(generator.choices(range(len(data) + 1), k=2))
         new = generator.choice([b"", generator.randbytes(1), b'"', b"\\", b"{", b"[", b"\0", generator.choice(others)])
@@ -119,7 +119,7 @@ def damaged(generator: random.Random, data: bytes, others: list[bytes]) -> bytes
     return data
 
 
-# 36: one endless line
+# 36: one line without end
 
 
 def sparse(path: Path, num_bytes: int) -> None:
@@ -145,11 +145,11 @@ def test_36_reading_lines_without_a_limit_would_be_seen(tmp_path: Path) -> None:
     assert peak_growth_bytes("", "list(open(sys.argv[1], 'rb'))", tmp_path / "a.jsonl") > MEMORY
 
 
-# 37: compression bombs
+# 37: decompression bombs
 
 
 def bomb(compression: str, num_bytes: int) -> bytes:
-    """So many zero bytes, compressed."""
+    """Return `num_bytes` compressed zero bytes."""
     packer: Any = {
         "gz": lambda: zlib.compressobj(9, wbits=31),
         "zst": lambda: zstandard.ZstdCompressor().compressobj(),
@@ -229,7 +229,7 @@ def test_38_a_parquet_bomb_is_stopped_in_the_child(tmp_path: Path) -> None:
     data = parquet(["x" * 1_000_000] * count(200, 2000), compression="zstd", row_group_size=100)
     assert count(200, 2000) * 1_000_000 / len(data) > 5000
     (tmp_path / "a.parquet").write_bytes(data)
-    larger_than_the_child = bool(count(0, 1))  # the campaign's file is refused for its memory before its budget is used up
+    larger_than_the_child = bool(count(0, 1))  # the large file reaches the memory limit before the decompression budget
     assert growth(tmp_path, "reader-memory" if larger_than_the_child else "document decompression-budget") <= MEMORY
 
 
@@ -282,7 +282,7 @@ def test_38_changed_bytes_never_harm_the_parent(tmp_path: Path) -> None:
 
 @pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder to work in; afterwards nothing but its input may be in it or beside it."""
+    """Yield a folder for input. Afterwards no files may be in or around it except this input."""
     (tmp_path / "here" / "input").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
@@ -394,7 +394,7 @@ FRAGMENTS = [
 
 @pytest.mark.claim("40", "invalid UTF-8, surrogates, bidi controls", unit="texts")
 def test_40_text_is_kept_byte_for_byte_or_rejected() -> None:
-    """Through the whole-file reader; the other readers end in the same decoder."""
+    """Uses the whole-file reader. The other readers use the same decoder."""
     from_valid: Counter[bool] = Counter()
     for seed in seeds(20, 1000):
         generator = random.Random(seed)

@@ -1,4 +1,4 @@
-"""The tables of docs/faults.md say what the records say, and rows that were not run again stay as they are."""
+"""The tables of docs/faults.md match the records, and rows that were not run again do not change."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Row 56: run and data folders from strangers, changed in one place at random, against every command."""
+"""Row 56: run and data folders from strangers with one random change, given to every command."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ROW_LENGTH = 32
 
 @dataclass(frozen=True)
 class Place:
-    """What cases are copied from, and what they must not touch."""
+    """The folders that cases are copied from, the folder that they must not touch, and the server for commands."""
 
     base: Path
     outside: Path
@@ -82,12 +82,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def commands(case: Path) -> dict[str, tuple[str, Sequence[str], Sequence[Path]]]:
-    """By name: the package, the arguments, and where it may write."""
+    """Return by name: the package, the arguments, and the paths that the command may write."""
     run, data = str(case / "run"), str(case / "data")
     config = tiny_config(
         case / "data", case / "run", limits={"steps": 10}, schedule={"decay_steps": 8}, checkpoint={"every_steps": 4}
     )
-    # A shard that is found damaged loses the note that lets a preparation trust it.
+    # If a shard is found damaged, the note that lets a preparation trust it is removed.
     note = [case / "data" / "published.json"]
     return {
         "evaluate": ("trainer", ["evaluate", run, "--data", data], note),
@@ -119,7 +119,7 @@ OF_DATA = ("inspect", "inspect json", "inspect document", "verify data", "leaks"
 def outcome(
     place: Place, folder: Path, name: str, tampering: Tampering | None, draw: random.Random, **how: object
 ) -> tuple[str, Outcome, list[str]]:
-    """What was changed, how the command ended, and what is wrong with that."""
+    """Return a description of the change, the outcome of the command, and its problems."""
     case = folder / "case"
     shutil.copytree(place.base, case)
     try:
@@ -166,7 +166,7 @@ def test_no_command_hangs_breaks_or_leaves_its_folders_over_changed_data(place: 
 
 
 def run_files(place: Place) -> list[str]:
-    """The files of a run by name, without those that no command reads."""
+    """Return the names of the files of a run, without those that no command reads."""
     run = place.base / "run"
     names = [path.relative_to(run).as_posix() for path in sorted(run.rglob("*")) if path.is_file()]
     objects = [name for name in names if "/objects/" in name]
@@ -226,7 +226,7 @@ def test_commands_in_processes_of_their_own_end_as_the_forked_ones_do(place: Pla
 
 
 def in_session(leader: int) -> list[int]:
-    """The processes of a session."""
+    """Return the processes of a session."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):

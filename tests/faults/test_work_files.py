@@ -1,4 +1,4 @@
-"""Row 57: a file that a killed preparation left is damaged; the next one makes it again and ends with the same bytes."""
+"""Row 57: a file that a killed preparation left is damaged. The next one makes it again and ends with the same bytes."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ from common.command_line import run_command
 tasks.check_files = lambda *_: None
 sys.exit(run_command(main, sys.argv[1:]))
 """
-"""A preparation that looks at the seal of a result but not at the files that belong to it."""
+"""A preparation that checks the seal of a result but not the files that belong to it."""
 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[str | Path, ...], Path, str]:
-    """A command without its output, the folder of a preparation that was killed before it published, and the root digest."""
+    """A command without its output folder, the folder of a preparation killed before it published, and the expected root digest."""
     folder = tmp_path_factory.mktemp("work")
     write_texts(folder / "text.jsonl", sentences(0, 200))
     write_texts(folder / "books.jsonl", sentences(1, 100))
@@ -83,7 +83,7 @@ def prepare_with(code: str, *arguments: str | Path) -> subprocess.CompletedProce
 
 
 def damaged_copy(killed: Path, output: Path, draw: random.Random) -> Path:
-    """A copy of the folder, as if killed after any stage, with one bit of a file changed; returns that file."""
+    """Copy the folder as if it was killed after a random stage, and flip one bit of a file. Return that file."""
     shutil.copytree(killed, output, copy_function=shutil.copy2)
     for stage in STAGES[draw.randrange(len(STAGES)) + 1 :]:
         for path in output.glob(f".work/*/{stage}*"):

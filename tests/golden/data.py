@@ -1,8 +1,8 @@
 """Prepares a fixed text and prints the digests that every machine must get: `python -m tests.golden.data > tests/golden/data.json`.
 
-They change only with the format, `PIPELINE_VERSION`, the settings below, or a library that decides bytes (sentencepiece, pyarrow):
-say so in the changelog then. Unigram is left out, because its training computes in floating point and may differ between
-processors.
+The digests change only with the format, `PIPELINE_VERSION`, the settings below, or a library that decides bytes (sentencepiece,
+pyarrow). Such a change needs an entry in the changelog. Unigram is left out, because its training computes in floating point and
+may differ between processors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DIGESTS = Path(__file__).with_suffix(".json")
 
 
 def write_text(folder: Path) -> Path:
-    """200 documents of arithmetic in words, as JSON Lines and plain text: the same bytes from any Python."""
+    """Write 200 documents of arithmetic in words, as JSON Lines and plain text. The bytes are the same with any Python."""
     words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
     texts = []
     for number in range(200):
@@ -36,7 +36,7 @@ def write_text(folder: Path) -> Path:
 
 
 def digests(folder: Path) -> dict[str, dict[str, str]]:
-    """Root digest and tokenizer digest for each kind of tokenizer and each way of packing."""
+    """Return the root digest and the tokenizer digest for each kind of tokenizer and each packing method."""
     source = write_text(folder)
     found = {}
     for kind, method in (("bpe", "best-fit"), ("bpe", "greedy"), ("char", "best-fit"), ("byte", "best-fit")):

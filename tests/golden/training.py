@@ -1,8 +1,8 @@
-"""Trains three recipes for 50 steps on the CPU and notes every loss: `python -m tests.golden.training` rewrites training.json.
+"""Trains three recipes for 50 steps on the CPU and records every loss: `python -m tests.golden.training` rewrites training.json.
 
-The losses of a change that is not meant to alter numbers are the same to the last bit. They depend on the processor's vendor,
-instruction set and caches, which choose other kernels: those of each are kept side by side, and only those of this machine are
-replaced.
+A change that is not meant to alter numbers must give the same losses to the last bit. The losses depend on the vendor, instruction
+set and caches of the processor, because these select other kernels. The file holds the losses of each kind of processor. Only those
+of this machine are replaced.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ LOSSES = Path(__file__).with_suffix(".json")
 RECIPES = ("smoke", "demo", "shakespeare-char")
 STEPS = 50
 OVERRIDES = {"demo": ("--batch.global_rows", "4", "--batch.micro", "2")}
-"""What keeps a recipe short enough for every run of the tests."""
+"""Options that keep a recipe short enough for every run of the tests."""
 
 
 def processor() -> str:
-    """What chooses the kernels and their blocks: the CPU, and the version of torch."""
+    """Return the properties that select kernels and their blocks: the CPU and the version of torch."""
     return f"{cpu_kernels()} torch {torch.__version__.partition('+')[0]}"
 
 
 def train_recipe(recipe: str, folder: Path) -> dict[str, list[str]]:
-    """Every training loss and every validation loss, as hexadecimal floats."""
+    """Return every training loss and every validation loss as hexadecimal floats."""
     words = ["--recipe", recipe, "--data", str(folder / "data"), "--run", str(folder / "run"), "--limits.steps", str(STEPS)]
     config = load_settings(TrainConfig, words, help_parser(TrainConfig, "train", ""), {})
     write_prepared(folder / "data", row_length=config.model.context)
@@ -51,7 +51,7 @@ def train_recipe(recipe: str, folder: Path) -> dict[str, list[str]]:
 
 
 def main() -> None:
-    """Replaces the losses of this machine's kind of processor."""
+    """Replace the losses of this machine's kind of processor."""
     known = json.loads(LOSSES.read_text()) if LOSSES.exists() else {}
     known[processor()] = {}
     for recipe in RECIPES:

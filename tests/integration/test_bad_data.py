@@ -1,4 +1,4 @@
-"""Shards that are lost or damaged under a training, on all ranks or on one: by policy it stops, or goes on without their rows."""
+"""Shards that are lost or damaged during a training, on all ranks or one. By policy it stops or continues without their rows."""
 
 import json
 import logging
@@ -65,14 +65,14 @@ def flip(path: Path) -> None:
 
 
 def delete_by_name(path: Path) -> None:
-    """A mapping outlives that, so it is emptied first, as a file system does that has lost it."""
+    """Empty a file and delete it. A deleted file stays readable through a mapping, unlike a file that its file system has lost."""
     truncate(path)
     path.unlink()
 
 
 @contextmanager
 def after_step(step: int, action: Callable[[], object]) -> Iterator[None]:
-    """Does something to the data once a step has been reported; what is read ahead by then has been read."""
+    """Call `action` after a step has been reported. Batches that were read ahead before that are not affected."""
     original = Saver.follow
 
     def follow(saver: Saver, result: StepResult) -> None:
@@ -105,15 +105,15 @@ def test_a_shard_that_is_damaged_under_the_run_stops_it_by_name(data: Path, tmp_
 def test_no_step_is_begun_behind_a_limit_on_tokens_while_results_are_on_their_way(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreadable: bool
 ) -> None:
-    """With a step's results read a step later, as on a GPU. A rank that cannot read a batch does not know its targets; the others
-    do, and would be done, while it began another step, for which they do not come.
+    """As on a GPU, the results of a step are read one step later. A rank that cannot read a batch does not know its targets. The
+    other ranks know them and would end at the limit, while this rank began another step and waited for them.
     """
     train(tiny_config(data, tmp_path / "whole"))
     limit = [event["tokens"] for event in metrics(tmp_path / "whole", "train")][4]
     read, step, begun, failed = loader.global_batch, loop.train_step, list[int](), list[int]()
 
     def reading(rows: Any, order: Any, config: Any, group: Any, position: int, **settings: Any) -> Any:
-        if unreadable and position == 4 * 8 and len(failed) < 2:  # it is read a second time
+        if unreadable and position == 4 * 8 and len(failed) < 2:  # the retry fails too
             failed.append(position)
             raise ShardError(LOST, "damaged")
         return read(rows, order, config, group, position, **settings)
@@ -221,7 +221,7 @@ def test_a_run_is_evaluated_without_what_it_had_in_quarantine(data: Path, tmp_pa
 
 
 def with_token(data: Path, shard: str, token: int) -> None:
-    """Rewrites a shard with another token in it, as a faulty writer would have written it: all digests agree."""
+    """Rewrite a shard with another token and matching digests, as a faulty writer would."""
     path, manifest = data / shard, read_manifest(data)
     rows = Rows(data, manifest, "train")
     old = rows.read(np.array([len(rows) - 1])).tokens_BL[0].tobytes()
@@ -244,7 +244,7 @@ def test_a_token_beyond_the_vocabulary_never_reaches_the_model(data: Path, tmp_p
 
 
 def on_each(group: Group, failing_rank: int, kind: str, *configs: TrainConfig) -> list[str]:
-    """Trains one run after another as the ranks of a group; one rank alone cannot read a shard from the fourth step on."""
+    """Train one run after another on each rank of a group. One rank alone cannot read a shard from the fourth step on."""
     openings.joined_group = lambda *_: nullcontext(group)
     evaluator.RETRY_WAITS_S = (0.01,)
     read, broken = Rows.num_targets, [False]
@@ -274,7 +274,7 @@ def blank(rows: Rows) -> bool:
 
 
 def test_a_rank_that_fails_alone_takes_the_others_with_it_or_along(data: Path, tmp_path: Path) -> None:
-    """By policy: all stop, with one message; or all leave out the same rows, and have the bits of one rank that does."""
+    """With one policy all ranks stop with one message. With the other all leave out the same rows, as a single rank does."""
     settings: dict[str, Any] = {"reproducibility": "elastic", "prefetch": 1}
     stop = tiny_config(data, tmp_path / "stop", **settings)
     go_on = tiny_config(data, tmp_path / "go_on", bad_data=QUARANTINE, **settings)

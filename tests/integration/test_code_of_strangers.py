@@ -1,4 +1,4 @@
-"""Code that lies in a run folder: executed only with consent, or where this user has trained with the very same file."""
+"""Code in a run folder is executed only with consent, or if this user has trained with an identical file."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended."""
+    """The end of a command and its output."""
 
     returncode: ExitCode
     stdout: str
     stderr: str
-    """With what was logged."""
+    """Standard error, followed by the log."""
 
 
 Call = Callable[..., Done]
@@ -45,7 +45,7 @@ Call = Callable[..., Done]
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Call:
-    """`python -m trainer WORDS`, in this process."""
+    """Runs `python -m trainer WORDS` in this process."""
 
     def run(*words: str) -> Done:
         capsys.readouterr()
@@ -59,7 +59,7 @@ def call(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepared data, a run without an extension and one with it."""
+    """Prepared data, a run without an extension and a run with one."""
     folder = tmp_path_factory.mktemp("strangers")
     data = write_prepared(folder / "data")
     short = {"limits": {"steps": 2}, "eval": {"every_steps": 9, "sample_tokens": 0}}
@@ -82,19 +82,19 @@ def extended(folder: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Another user, or another machine: nothing was trained here."""
+    """The state folder of another user or machine, on which nothing was trained."""
     state = tmp_path / "state of another user"
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
     return state
 
 
 def marking(mark: Path) -> str:
-    """Code that shows that it ran."""
+    """Return code that creates a file when it runs."""
     return f"open({str(mark)!r}, 'w').close()\n"
 
 
 def reseal(run: Path, digest: object) -> None:
-    """Makes the record name another extension, as somebody would who wants his code to run."""
+    """Write another digest of the extension into the record, as an attacker would who wants his code to run."""
     record = read_record(run)
     record["identity"]["extension"] = digest
     (run / "record.json").write_bytes(sealed(record))
@@ -126,7 +126,7 @@ def test_code_of_a_stranger_is_executed_with_consent_alone(
     agreed = call(*COMMANDS[command](extended), "--trust-code")
     assert agreed.returncode == ExitCode.DONE, agreed.stderr
     assert mark.exists()
-    assert call(*COMMANDS[command](extended)).returncode == ExitCode.CONFIG, "consent is for one command"
+    assert call(*COMMANDS[command](extended)).returncode == ExitCode.CONFIG, "consent was kept for another command"
 
 
 @pytest.mark.parametrize("command", ["generate", "evaluate", "replay"])
@@ -166,7 +166,7 @@ def test_code_that_is_no_file_of_the_run_is_refused(call: Call, extended: Path, 
     path = extended / "extension.py"
     path.unlink()
     if kind == "link":
-        path.symlink_to(folder / "model.py")  # with the very same content
+        path.symlink_to(folder / "model.py")  # with identical content
     elif kind == "pipe":
         os.mkfifo(path)
     elif kind == "directory":

@@ -1,4 +1,4 @@
-"""Whole trainings on the CPU and, where there is one, on a GPU: the same promises hold on both."""
+"""Whole training runs on the CPU and, if there is one, on a GPU. The same properties hold on both."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(data: Path, run: Path, device: str, **changes: Any) -> TrainConfig:
-    """Heads of a width that every backend takes; bf16 on a GPU, where `auto` attention is then `varlen`."""
+    """Return a configuration with a head width that every backend accepts. On a GPU: bf16, so `auto` attention is `varlen`."""
     model = {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "context": 32}
     usual = {"device": device, "compile": "off", "precision": "bf16" if device == "cuda" else "fp32", "model": model}
     return tiny_config(data, run, **(usual | changes))
 
 
 def in_process_of_its_own(config: TrainConfig, cache: Path) -> str:
-    """The last line of a training with an empty cache of compiled kernels."""
+    """Train in a separate process with an empty cache of compiled kernels. Return the last line of its output."""
     done = run_command(
         "trainer", "train", *arguments(config), TORCHINDUCTOR_CACHE_DIR=str(cache), CUBLAS_WORKSPACE_CONFIG=":4096:8"
     )
@@ -47,7 +47,7 @@ def in_process_of_its_own(config: TrainConfig, cache: Path) -> str:
 def test_a_run_and_one_that_was_stopped_half_way_have_the_same_bits_with_cold_caches(
     data: Path, tmp_path: Path, device: str
 ) -> None:
-    compiled = "on" if device == "cuda" else "off"  # compiling for a CPU is slow, and no default
+    compiled = "on" if device == "cuda" else "off"  # compiling for a CPU is slow and not the default
     steps = {"schedule": {"warmup_steps": 3, "decay_steps": 20}, "compile": compiled}
     whole = config_of(data, tmp_path / "whole", device, limits={"steps": 20}, **steps)
     half = config_of(data, tmp_path / "halves", device, limits={"steps": 10}, **steps)
@@ -87,7 +87,7 @@ def test_training_learns_and_gives_the_same_bits_twice_and_after_a_resume(
 
 
 class _Waits(TorchDispatchMode):
-    """Counts the operators that make the host wait for a GPU, as a CPU computes them."""
+    """Counts on a CPU the operators that would make the host wait for a GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def test_a_step_never_makes_the_host_wait(
     step, watched = loop.train_step, []
 
     def watched_step(trainable: Any, batch: Any, inputs: Any, **settings: Any) -> Any:
-        if inputs.step <= 2:  # the first ones set up libraries
+        if inputs.step <= 2:  # the first steps initialize libraries
             return step(trainable, batch, inputs, **settings)
         watched.append(inputs.step)
         with waiting_is_an_error(device):

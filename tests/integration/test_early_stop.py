@@ -33,7 +33,7 @@ def test_a_run_without_improvement_ends_early_with_its_reason_and_stays_ended(da
 
 
 def test_a_run_that_goes_on_between_two_evaluations_ends_as_if_it_had_never_stopped(data: Path, tmp_path: Path) -> None:
-    """Also the mean of the training losses since the last evaluation is that of the whole run."""
+    """The mean of the training losses since the last evaluation also equals that of the whole run."""
     patient = EAGER | {"every_steps": 4, "patience": 2, "min_delta": 3.0}
     config = tiny_config(data, tmp_path / "run", eval=patient, checkpoint={"every_steps": 1, "keep_last": 20})
     whole = train(config)

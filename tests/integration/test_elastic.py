@@ -1,4 +1,4 @@
-"""`reproducibility = elastic`: the same bits on 1, 2, 4 and 8 ranks, and where plain addition would not give them."""
+"""`reproducibility = elastic` gives the same bits on 1, 2, 4 and 8 ranks. Plain addition would not."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def configured(data: Path, run: Path, reproducibility: str = "elastic", **change
 
 
 def trained(config: TrainConfig, num_ranks: int) -> dict[str, Any]:
-    """What a run says of itself: the digest of its weights, and every loss and gradient norm."""
+    """Train on these ranks, and return the digest of the weights, every loss and every gradient norm."""
     process = start_ranks(config, num_ranks)
     log = config.run.with_suffix(".log")
     assert process.wait(timeout=300) == ExitCode.DONE, log.read_text()

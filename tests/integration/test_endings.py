@@ -1,4 +1,4 @@
-"""However a run ends: the record says how and why, the metrics have the event, alerts are given, the report shows it."""
+"""For every way in which a run can end: status and reason in the record, the event in the metrics, the alerts, and the report."""
 
 import errno
 import os
@@ -34,7 +34,7 @@ Patch = Callable[[pytest.MonkeyPatch, Path], object]
 
 
 def at_step(action: Callable[[Any], object], first: int, last: int = STEPS * 2) -> Patch:
-    """Does something before each of these steps, with the settings that a step gets."""
+    """Return a patch that calls `action` with the trainable before each of these steps."""
 
     def patch(monkeypatch: pytest.MonkeyPatch, _run: Path) -> None:
         step = vars(loop)["train_step"]
@@ -50,7 +50,7 @@ def at_step(action: Callable[[Any], object], first: int, last: int = STEPS * 2) 
 
 
 def poisoned(factor: float, first: int, last: int = STEPS * 2) -> Patch:
-    """Has the loss of these steps come out multiplied."""
+    """Return a patch that multiplies the loss of these steps."""
 
     def patch(monkeypatch: pytest.MonkeyPatch, run: Path) -> None:
         at_step(lambda training: setattr(training.loss, "own_loss", partial(multiplied, factor)), first, last)(monkeypatch, run)
@@ -74,7 +74,7 @@ def replaced(owner: object, name: str, value: Any) -> Patch:
 
 
 def without_space(monkeypatch: pytest.MonkeyPatch, _run: Path) -> None:
-    """The disk is full from step 4 on, for the metrics alone."""
+    """Let the disk be full from step 4 on, for the metrics only."""
     write, full_since = JsonLinesSink.write, list[int]()
 
     def full(sink: JsonLinesSink, event: Event) -> None:
@@ -94,7 +94,7 @@ def shard_lost(_monkeypatch: pytest.MonkeyPatch, run: Path) -> None:
 
 @dataclass(frozen=True)
 class End:
-    """A way in which a run ends, and what is to be read of it."""
+    """A way in which a run ends, and the expected records of it."""
 
     status: str
     ended_by: str
@@ -103,7 +103,7 @@ class End:
     alert: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     in_metrics: bool = True
-    """False where the metrics cannot be written."""
+    """False if the metrics cannot be written."""
 
 
 MANY: dict[str, Any] = {"limits": {"steps": 40}, "schedule": {"decay_steps": 40}}
@@ -216,7 +216,7 @@ def test_a_run_that_failed_goes_on_and_nothing_says_that_it_failed(
 ) -> None:
     config = tiny_config(write_prepared(tmp_path / "data"), tmp_path / "run")
     with monkeypatch.context() as patch:
-        at_step(raising(error), 6)(patch, config.run)  # step 5 is saved
+        at_step(raising(error), 6)(patch, config.run)  # the checkpoint is of step 5
         with pytest.raises(error):
             train(config)
     assert [event["rule"] for event in metrics(config.run, "alert")] == ["failed"]

@@ -1,4 +1,4 @@
-"""`trainer evaluate`: groups, other data, and lm-evaluation-harness where it is installed."""
+"""`trainer evaluate`: groups, other data, and lm-evaluation-harness if it is installed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_limit_evaluates_some_rows(run: Path) -> None:
     assert json.loads(evaluate_run(EvaluateOptions(run=run, limit=3, as_json=True)))["rows"] == 3
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU computes as the run did")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the precision is supported")
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "float8"])
 def test_a_run_of_a_gpu_can_be_looked_at_without_one(run: Path, tmp_path: Path, precision: str) -> None:
     copy = tmp_path / "run"
@@ -123,7 +123,7 @@ def test_without_the_harness_its_tasks_are_refused_with_the_install_command(run:
 
 
 class Request:
-    """What the harness hands over."""
+    """A request as the harness passes it."""
 
     def __init__(self, *args: Any) -> None:
         self.args = args
@@ -138,7 +138,7 @@ def harness_model(run: Path) -> HarnessModel:
 
 
 def plain_log_p(model: HarnessModel, ids: list[int], first: int) -> float:
-    """`log p` of the ids from place `first` on, in one pass over all before the last."""
+    """Return `log p` of the ids from index `first` on, computed in one pass over all ids but the last."""
     tokens_1L = torch.tensor([ids[:-1]])
     layout = make_layout(torch.zeros_like(tokens_1L), torch.arange(len(ids) - 1)[None])
     with torch.no_grad():
@@ -177,7 +177,7 @@ def test_a_continuation_ends_before_its_stop_text(harness_model: HarnessModel) -
 
 
 def write_tasks(folder: Path) -> Path:
-    """A multiple-choice task and a perplexity task on files of their own."""
+    """Write a multiple-choice task and a perplexity task, each with a data file."""
     folder.mkdir()
     questions = [
         {"text": f"{start} ", "choices": choices, "label": 0}

@@ -1,4 +1,4 @@
-"""`python -m trainer generate` on a run, as people and programs use it."""
+"""`python -m trainer generate` on a run, as used by people and programs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_text_steers_no_terminal_unless_that_is_asked_for(run: Path, capsys: p
         assert command_ends(main, [*words, "--raw"]) == ExitCode.DONE
         assert shown_on(user).startswith(prompt.replace("\n", "\r\n"))
     assert command_ends(main, words) == ExitCode.DONE
-    assert capsys.readouterr().out.startswith(prompt), "a pipe receives the text as it is"
+    assert capsys.readouterr().out.startswith(prompt), "text was changed for a pipe"
 
 
 def test_json_lines_are_the_same_with_and_without_the_cache_and_for_any_batch(
@@ -159,7 +159,7 @@ def test_a_line_of_other_bytes_does_not_end_the_conversation(run: Path) -> None:
 
 
 def read_until(terminal: int, wanted: str, minimum: int = 0, timeout_s: float = 120) -> str:
-    """What the terminal shows up to the moment at which `wanted` is in it and it has so many characters."""
+    """Read from the terminal until its output contains `wanted` and has at least `minimum` characters, and return the output."""
     shown, deadline = "", time.monotonic() + timeout_s
     while wanted not in shown or len(shown) < minimum:
         ready, _, _ = select.select([terminal], [], [], max(0, deadline - time.monotonic()))

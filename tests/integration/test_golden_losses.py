@@ -1,4 +1,4 @@
-"""The losses of three recipes, compared bit for bit with those that are kept in the repository."""
+"""Compares the losses of three recipes bit for bit with those stored in the repository."""
 
 import json
 from pathlib import Path

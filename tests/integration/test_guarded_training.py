@@ -1,4 +1,4 @@
-"""The guard in a training: updates are withheld, rows are left out, training stops, and nothing poisoned is ever saved."""
+"""The guard in a training: updates are skipped, rows are left out, training stops, and no damaged state is saved."""
 
 import math
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def configured(data: Path, run: Path, **changes: Any) -> TrainConfig:
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, range], None]:
-    """Makes the loss of the batches at some positions (in steps) come out multiplied."""
+    """Multiplies the loss of the batches at these positions (in steps)."""
 
     def poison(factor: float, steps: range) -> None:
         step = vars(loop)["train_step"]

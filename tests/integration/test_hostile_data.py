@@ -1,4 +1,4 @@
-"""Prepared data from a stranger: every command refuses what no preparation writes, with a sentence and the exit code for data."""
+"""Prepared data from a stranger. Data that no preparation writes is refused by all commands, with one message and its exit code."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def arguments_of(command: str, data: Path) -> list[str]:
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[[str, Path], str]:
-    """Runs a command that has to refuse the data with one sentence, and returns that."""
+    """Runs a command that must refuse the data with one message, and returns this message."""
 
     def run(command: str, data: Path) -> str:
         code = run_command(main, arguments_of(command, data))
@@ -147,7 +147,7 @@ def replace_column(name: str, change: Callable[[pa.Array], pa.Array]) -> Callabl
 
 
 def recast(kind: pa.DataType, fill: int) -> Callable[[pa.Array], pa.Array]:
-    """The same lists with values of another type, all equal."""
+    """Return a change that replaces the values of lists with equal values of another type."""
 
     def apply(column: pa.Array) -> pa.Array:
         values = pa.array(np.full(len(column.values), fill), kind)
@@ -224,7 +224,7 @@ def fifo(path: Path) -> None:
 
 
 def bound_socket(path: Path) -> None:
-    folder = os.open(path.parent, os.O_PATH)  # an address has at most 107 bytes, so it may not hold the folder's name
+    folder = os.open(path.parent, os.O_PATH)  # an address has at most 107 bytes, too few for the path of the folder
     try:
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(f"/proc/self/fd/{folder}/{path.name}")
@@ -250,7 +250,7 @@ def linked(path: Path) -> None:
 FILES = ("manifest.json", "published.json", "report.json", "tokenizer/bytes.json", SHARD, TOKENS)
 KINDS = (fifo, bound_socket, Path.mkdir, endless, sparse, linked)
 REPLACED = [(name, kind) for kind in KINDS for name in FILES if (name, kind) != (TOKENS, sparse)]
-"""A sparse table of tokens is left out: no number says how large the table of a partition may be, so all of it is read."""
+"""A sparse table of tokens is left out. No number limits the size of the table of a partition, so all of it would be read."""
 
 
 @pytest.mark.parametrize(("name", "put"), REPLACED, ids=[f"{name}-{kind.__name__}" for name, kind in REPLACED])
@@ -320,7 +320,7 @@ def test_preparing_into_a_strangers_folder_writes_and_deletes_nothing_through_it
 def test_what_a_stranger_puts_into_the_work_folder_is_removed_and_not_followed(
     original: Path, tmp_path: Path, inner: str, put: Callable[[Path], None]
 ) -> None:
-    """The folder of the work is known: whoever has the text and the settings can compute its name."""
+    """The path of the work folder is predictable: anyone with the text and the settings can compute its name."""
     output = tmp_path / "out"
     config = PrepareConfig(
         sources=(str(original.parent / "text.jsonl"),), output=output, row_length=64, workers=1, tokenizer={"kind": "byte"}
@@ -337,7 +337,7 @@ def test_what_a_stranger_puts_into_the_work_folder_is_removed_and_not_followed(
 
 
 def test_the_note_of_a_stranger_makes_no_file_trusted(data: Path, original: Path) -> None:
-    """A note with any types says nothing."""
+    """A note with values of wrong types is ignored."""
     for note in ([], 5, {"format": "published-files/1", "files": {SHARD: "x", TOKENS: [[], {}, None]}}):
         (data / "published.json").write_text(json.dumps(note))
         source: Any = str(original.parent / "text.jsonl")
@@ -346,7 +346,7 @@ def test_the_note_of_a_stranger_makes_no_file_trusted(data: Path, original: Path
 
 
 def test_a_tokenizer_that_is_not_that_of_the_manifest_is_refused(data: Path, refused: Callable[[str, Path], str]) -> None:
-    """A token id of a larger one would lead outside the tables of a model."""
+    """A token id of a larger tokenizer would exceed the embedding table of a model."""
     path = data / "tokenizer" / "bytes.json"
     path.write_bytes(canonical_json(json.loads(path.read_bytes()) | {"extra": ["<|more|>"]}))
     reseal(data, lambda manifest: manifest["files"].update({"tokenizer/bytes.json": digest_file(path)}))

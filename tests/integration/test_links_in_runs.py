@@ -1,4 +1,4 @@
-"""Links, pipes and the like in a run folder, where the program writes: refused by name, or replaced; nothing outside is touched."""
+"""Links, pipes and the like at places of a run folder that the program writes. They are refused or replaced, never followed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FOLDERS = (
 )
 REPLACED = ("record.json", "config.toml", "extension.py", "report.html", "training_metrics.png")
 CONTINUED = (".lock", "metrics.jsonl", "ledger/steps.jsonl", "heartbeat/rank-0", "stacks/rank-0.txt")
-"""Files that are kept open: what is written later goes to the same file."""
+"""Files that stay open. Later output goes to the same file."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def begun(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two steps that can go on."""
+    """A run of two steps that can be resumed."""
     run = tmp_path_factory.mktemp("runs") / "begun"
     train(configuration(data, run, 2))
     return run
@@ -52,7 +52,7 @@ def begun(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Iterator[Path]:
-    """A folder elsewhere, which must be the same in the end."""
+    """A folder outside of the run, which must not change."""
     victim = tmp_path / "elsewhere"
     names = [
         "file",
@@ -90,7 +90,7 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 
 
 def train_or_be_refused(config: TrainConfig, name: str) -> None:
-    """Trains, or fails with a message that names what is in the way."""
+    """Train, or fail with a message that names the file in the way."""
     try:
         train(config)
     except (CheckpointError, StorageError, OSError) as error:
@@ -133,7 +133,7 @@ def test_no_folder_of_a_run_is_reached_through_a_link(
     with pytest.raises(CheckpointError, match="symbolic link") as caught:
         train(configuration(data, run, 3))
     assert str(path) in str(caught.value)
-    assert path.is_symlink(), "whoever made it may look at it"
+    assert path.is_symlink(), "the link was removed"
 
 
 @pytest.mark.parametrize("name", [*CONTINUED, *REPLACED])

@@ -1,4 +1,4 @@
-"""On one node nothing that belongs to a run can be reached from another machine: every listening socket is on loopback."""
+"""On one node no process of a run can be reached from another machine: every listening socket is on loopback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.runs import ROOT, losses, start_ranks, tiny_config, wait_for_
 from tests.support.two_ranks import all_ended, descendants, log, ranks_of, seconds_until, started
 from trainer.config import TrainConfig
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc of Linux")
 
 PACE = """
 import time
@@ -59,14 +59,14 @@ def replay(config: TrainConfig) -> subprocess.Popen[str]:
 
 
 def slow_run(data: Path, folder: Path) -> TrainConfig:
-    """A run that lasts long enough to be looked at."""
+    """Return a run that lasts long enough to be inspected."""
     (folder / "extension.py").write_text(PACE)
     last = {"limits": {"steps": 300}, "schedule": {"warmup_steps": 3, "decay_steps": 300}}
     return tiny_config(data, folder / "run", extension=folder / "extension.py", **last)
 
 
 def listeners_until_the_end(process: subprocess.Popen[str]) -> dict[int, list[Listener]]:
-    """All sockets on which a process or one below it listened, seen many times a second."""
+    """Return all sockets on which a process or its descendants listened, checked many times per second until it ends."""
     found: dict[int, list[Listener]] = {}
     while process.poll() is None:
         found |= listeners([process.pid, *descendants(process.pid)])
@@ -86,10 +86,10 @@ def test_a_training_on_one_node_cannot_be_reached_and_runs_no_code_of_a_stranger
         open_ports = reachable(foreign_address(), {port for each in found.values() for _, port in each})
         planted = [plant_command(foreign_address(), port, mark) for port in open_ports]
         if any(planted):
-            time.sleep(10)  # the agent looks every 5 s
+            time.sleep(10)  # the agent checks every 5 s
     assert not mark.exists(), "a stranger's command was run"
     assert open_ports == []
-    assert found, "the ranks wait for each other on some port"
+    assert found, "no listening socket of the ranks was found"
     assert loopback_only(found), found
 
 
@@ -107,7 +107,7 @@ def test_a_replay_on_two_ranks_cannot_be_reached(of_two_ranks: TrainConfig) -> N
     process = replay(of_two_ranks)
     found = listeners_until_the_end(process)
     assert "bitwise equal: 12 steps" in process.communicate()[0]
-    assert found, "the ranks wait for each other on some port"
+    assert found, "no listening socket of the ranks was found"
     assert loopback_only(found), found
 
 
@@ -120,7 +120,7 @@ def test_a_replay_leaves_no_process_behind_when_it_is_killed(of_two_ranks: Train
 
     seconds_until(lambda: len(joined()) == 2, 60)
     everything = descendants(process.pid)
-    os.kill(joined()[-1], signal.SIGSTOP)  # so that the replay does not come to its end by itself
+    os.kill(joined()[-1], signal.SIGSTOP)  # so that the replay does not end by itself
     process.kill()
     process.communicate()
     try:
@@ -139,7 +139,7 @@ def test_a_preparation_listens_nowhere(tmp_path: Path) -> None:
 
 
 def test_torchrun_started_by_hand_warns_that_others_can_reach_it(of_two_ranks: TrainConfig) -> None:
-    """Its rendezvous is torch's own, which opens before the trainer is loaded."""
+    """It uses the rendezvous of torch, which opens before the trainer is loaded."""
     warning = "torchrun was started by hand: its rendezvous listens on all network interfaces"
     assert log(of_two_ranks).count(warning) == 1
 

@@ -1,4 +1,4 @@
-"""What a whole training shows of itself."""
+"""The metrics, alerts and pages of a whole training."""
 
 from pathlib import Path
 
@@ -67,4 +67,4 @@ def test_an_alert_that_stops_saves_first_and_is_told_to_the_record(tmp_path: Pat
     assert (alert["rule"], alert["action"], alert["threshold"]) == ("disk", "stop", 1e9)
     last = metrics(tmp_path / "run", "train")[-1]["step"]
     assert alert["step"] <= last < 2000
-    assert record["step"] == last, "the state was saved"
+    assert record["step"] == last, "the last step was not saved"

@@ -1,4 +1,4 @@
-"""Numbers in a run folder that would start a million processes or take all memory: refused in a sentence, nothing is left over."""
+"""Numbers in a run folder that would start a million processes or use all memory. They are refused, and nothing is left over."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def of_two_ranks(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two ranks, of so many steps that a replay of all of them lasts."""
+    """A run of two ranks with so many steps that replaying all of them takes a while."""
     run = tmp_path_factory.mktemp("ranks") / "run"
     config = tiny_config(
         data, run, limits={"steps": 400}, eval={"every_steps": 400, "sample_tokens": 0}, checkpoint={"every_steps": 400}
@@ -63,7 +63,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_process(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What would have been started."""
+    """The commands that would have been started."""
     started: list[Any] = []
 
     def start(command: Any, *_: Any, **__: Any) -> Any:
@@ -81,7 +81,7 @@ def rewrite_record(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def rewrite_config(run: Path, **changes: Any) -> None:
-    """Changes settings, and makes the record's digest fit, as somebody would who wants to hide it."""
+    """Change settings and update the digest in the record, as an attacker would who wants to hide the change."""
     settings = load_config(run).model_dump(mode="json")
     for name, value in changes.items():
         settings[name] = settings[name] | value if isinstance(value, dict) else value
@@ -127,7 +127,7 @@ def test_a_model_that_the_checkpoint_does_not_have_is_not_built(
     run: Path, model: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build(*_: object) -> None:
-        raise AssertionError("built")
+        raise AssertionError("the model was built")
 
     rewrite_config(run, model=model)
     monkeypatch.setattr("trainer.extensions.user_model.build_model", build)
@@ -155,7 +155,7 @@ def test_rows_of_an_evaluation_are_as_many_as_memory_holds(run: Path, monkeypatc
     monkeypatch.setattr("trainer.run.bounds.available_host_bytes", lambda: 1 << 18)
     rewrite_config(run, eval={"micro": 65536})
     assert evaluate_run(EvaluateOptions(run=run, as_json=True)) == usual
-    assert max(sizes) == 2, "of nine"
+    assert max(sizes) == 2, "more than 2 of 9 rows in one pass"
 
 
 def test_a_replay_reads_no_more_batches_ahead_than_it_needs(run: Path, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_an_identity_that_no_run_can_have_is_refused(run: Path, tmp_path: Path, 
         replay_config(load_config(run), record, tmp_path, 3, ())
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc of Linux")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_a_replay_that_is_interrupted_leaves_no_process(of_two_ranks: Path, tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "trainer", "verify", str(of_two_ranks), "--level", "integrity", "--replay", "400"]

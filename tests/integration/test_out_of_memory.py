@@ -1,5 +1,5 @@
-"""Memory runs out in the middle of a training, on one rank or alone: smaller micro-batches, the same rows, the bits of a run that
-had them from there on.
+"""Memory runs out during a training, on one of several ranks or on the only one. The run continues with smaller micro-batches and
+the same rows, and has the bits of a run that used these micro-batches from that step on.
 """
 
 import json
@@ -37,12 +37,12 @@ from trainer.verification.audit import audit_run
 
 @dataclass
 class Failure:
-    """Memory runs out once: in a step, in the pass over a micro-batch of the global batch, at a place of that pass."""
+    """Memory runs out once: in a step, in the pass over one micro-batch of the global batch, at a place in that pass."""
 
     step: int
     number: int
     place: str
-    """`forward`, `backward`: in the middle of it, with some gradients exchanged already, or `clip`."""
+    """`forward`, `backward` (in the middle, after some gradients have been exchanged), or `clip`."""
     message: str = "CUDA out of memory. Tried to allocate 1.00 GiB"
     under_way: bool = field(default=False, init=False)
 
@@ -53,7 +53,7 @@ class Failure:
 
 @contextmanager
 def failing(*failures: Failure) -> Iterator[None]:
-    """Has memory run out on this rank; and DDP have several buckets, as models of ordinary size do."""
+    """Let memory run out on this rank. DDP gets several buckets, as with models of ordinary size."""
     with pytest.MonkeyPatch.context() as patch:
         seed, forward, clip = steps.seed_micro_batch, steps.forward_pass, steps.clip_gradient
         left = list(failures)
@@ -85,7 +85,7 @@ def failing(*failures: Failure) -> Iterator[None]:
         patch.setattr(steps, "clip_gradient", clipping)
         patch.setattr(wrapping, "DistributedDataParallel", partial(DistributedDataParallel, bucket_cap_mb=0.01))
         yield
-        assert not left, f"step or micro-batch of {left} never came"
+        assert not left, f"step or micro-batch was not reached: {left}"
 
 
 def of_micro(data: Path, run: Path, micro: int, steps_limit: int, global_rows: int = 16, **changes: Any) -> TrainConfig:
@@ -99,7 +99,7 @@ def of_micro(data: Path, run: Path, micro: int, steps_limit: int, global_rows: i
 
 
 def in_parts(data: Path, run: Path, micros: dict[int, int], **changes: Any) -> str:
-    """A run whose micro-batch its user makes smaller on the way: rows by the last step that has them."""
+    """Train a run whose user reduces the micro-batch in between. `micros` maps the last step of each part to its rows."""
     digest = ""
     for last, micro in micros.items():
         allowed = {"allow_changes": ["batch.micro"]}
@@ -139,7 +139,7 @@ def test_a_step_that_runs_out_of_memory_is_made_again_with_half_the_rows(
 
 
 def test_what_is_late_to_be_read_is_made_again_too(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where the next step is under way before the numbers of one are read."""
+    """As on a GPU, the next step starts before the results of a step are read."""
     late = partial(StepResults, lag=1)
     monkeypatch.setattr("trainer.loop.StepResults", lambda lag: late())
     with failing(Failure(6, 2, "backward")):
@@ -152,7 +152,7 @@ def test_what_is_late_to_be_read_is_made_again_too(data: Path, tmp_path: Path, m
 def test_a_run_that_goes_on_and_a_replay_have_smaller_rows_from_the_same_step_on(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint is of step 5, and memory ran out in step 7: step 6 is made with the old rows again."""
+    """The checkpoint is of step 5, and memory ran out in step 7. Step 6 is repeated with the old micro-batch."""
     run = tmp_path / "failed"
     follow = Saver.follow
     monkeypatch.setattr(Saver, "follow", dying_at(8))
@@ -202,7 +202,7 @@ def dying_at(step: int) -> Any:
 def test_memory_that_runs_out_in_the_middle_of_an_update_leads_back_to_the_newest_checkpoint(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some weights are updated by then and some are not."""
+    """At that moment some weights have been updated and others have not."""
     updates: list[int] = []
 
     def update(optimizers: Any, skip: Tensor) -> None:
@@ -258,7 +258,7 @@ def test_an_evaluation_that_runs_out_of_memory_has_the_same_result(
 
 
 def on_each(group: Group, failures: dict[int, list[Failure]], *configs: TrainConfig) -> list[str]:
-    """Trains one run after another as the ranks of a group; the failures of each rank come in the first one."""
+    """Train one run after another on each rank of a group. The failures of each rank happen in the first run."""
     openings.joined_group = lambda *_: nullcontext(group)
     results = []
     for number, config in enumerate(configs):
@@ -271,7 +271,7 @@ def on_each(group: Group, failures: dict[int, list[Failure]], *configs: TrainCon
 
 
 def test_all_ranks_go_on_when_one_runs_out_of_memory(data: Path, tmp_path: Path) -> None:
-    """Rank 1 in its only forward pass, rank 0 in the middle of its last backward pass, then both in different places of a step."""
+    """Rank 1 fails in its only forward pass, rank 0 in its last backward pass, then both at different places of one step."""
     failures = {
         0: [Failure(5, 1, "backward"), Failure(7, 0, "clip")],
         1: [Failure(3, 1, "forward"), Failure(7, 5, "backward")],
@@ -289,7 +289,7 @@ def test_all_ranks_go_on_when_one_runs_out_of_memory(data: Path, tmp_path: Path)
 
 
 def late_on_each(group: Group, failures: dict[int, list[Failure]], *configs: TrainConfig) -> list[str]:
-    """As `on_each`, on a device that is a step behind."""
+    """As `on_each`, on a device whose results arrive one step late."""
     late = partial(StepResults, lag=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trainer.loop.StepResults", lambda lag: late())
@@ -317,7 +317,7 @@ def test_no_rank_waits_for_one_that_has_no_smaller_rows(data: Path, tmp_path: Pa
 
 
 def test_a_rank_that_cannot_tell_the_others_notes_it_for_the_next_start(data: Path, tmp_path: Path) -> None:
-    """Under FSDP the others wait in the middle of a pass. The group has to end, and the next one begins with what was noted."""
+    """Under FSDP the other ranks wait in the middle of a pass. The group must end. The next start uses the note that was left."""
     run = tmp_path / "failed"
     config = of_micro(data, run, 4, 7, parallel="fsdp")
     with pytest.raises(RankError):
@@ -333,6 +333,6 @@ def test_a_rank_that_cannot_tell_the_others_notes_it_for_the_next_start(data: Pa
 
 
 def on_each_alone(group: Group, failures: dict[int, list[Failure]], config: TrainConfig) -> None:
-    """As `on_each`, but an error ends the rank, as it does in a run."""
+    """As `on_each`, but an error ends the rank, as in a run."""
     [result] = on_each(group, failures, config)
     raise RuntimeError(result)

@@ -1,4 +1,4 @@
-"""`prepare` from text to shards: the same bytes whatever happens on the way, and errors that a person can act on."""
+"""`prepare` from text to shards: the same bytes after any interruption, and errors that a person can act on."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SMALL_ARGUMENTS = (
 
 
 def sentences(seed: int, count: int) -> list[str]:
-    """Documents of made-up words: most short, some of many sentences, all different."""
+    """Return documents of made-up words. All differ; most are short, some have many sentences."""
     generator = random.Random(seed)
     syllables = [a + b for a in "bdfgklmnprst" for b in ("a", "e", "io", "un", "or", "é")]
     words = ["".join(generator.choices(syllables, k=generator.randint(1, 3))) for _ in range(400)]
@@ -63,7 +63,7 @@ def json_lines(texts: list[str]) -> bytes:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two sources with every format, and one broken line."""
+    """Two sources with every format, and one malformed line."""
     folder = tmp_path_factory.mktemp("corpus")
     (folder / "web").mkdir()
     (folder / "books" / "old").mkdir(parents=True)
@@ -84,7 +84,7 @@ NOT_DIGESTED = {"inputs.json", "published.json", ".prepare.lock", "timings.json"
 
 
 def content_of(folder: Path) -> dict[str, str]:
-    """The digest of every file that a manifest answers for, and the manifest's own."""
+    """Return the digest of the manifest and of every file that it lists."""
     names = ("manifest.json", "report.json", "DATA_CARD.md", "tokenizer", "tokens", "chosen", "train", "val")
     return {
         str(path.relative_to(folder)): digest_file(path)
@@ -181,7 +181,7 @@ def flip_a_byte(path: Path) -> None:
 
 
 def forbidden(*_: object) -> None:
-    raise AssertionError("this work was already done")
+    raise AssertionError("finished work was done again")
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_new_settings_replace_the_old_data_and_leave_nothing_of_it(corpus: Path,
     assert verify(tmp_path) == new
     listed = {shard.path for shard in new.shards} | set(new.files) | NOT_DIGESTED | {"manifest.json"}
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == listed
-    assert (rows.read(np.arange(3)).tokens_BL == reading).all(), "what a trainer has open stays what it was"
+    assert (rows.read(np.arange(3)).tokens_BL == reading).all(), "rows changed that a trainer has open"
 
 
 def test_rejected_documents_can_be_kept_with_their_place_in_the_whole_file(corpus: Path, prepared: Path, tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_what_a_killed_process_left_half_written_is_no_part_of_the_data(
     pack_group = pack.pack_group
 
     def beside_an_orphan(task: PackTask) -> PackResult:
-        """A worker of the killed run is not gone yet and writes once more."""
+        """Write once more, like a worker of the killed run that has not ended yet."""
         assert not any(path.exists() for path in left[1:])
         left[0].write_bytes(b"half")
         return pack_group(task)
@@ -355,7 +355,7 @@ def test_killed_at_random_times_it_ends_with_the_same_bytes(corpus: Path, prepar
     whole_run_s = time.monotonic() - begin
     num_kills = 0
     for _ in range(12):
-        if (tmp_path / "manifest.json").exists():  # it came to its end before it could be killed: once more from nothing
+        if (tmp_path / "manifest.json").exists():  # it finished before it could be killed: start over without output
             shutil.rmtree(tmp_path)
             tmp_path.mkdir()
         process = subprocess.Popen(command(*arguments), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -373,7 +373,7 @@ def test_killed_at_random_times_it_ends_with_the_same_bytes(corpus: Path, prepar
 
 
 def children_of(pid: int) -> set[int]:
-    """All descendants of a process."""
+    """Return all descendants of a process."""
     parents = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -397,7 +397,7 @@ def is_running(pid: int) -> bool:
 
 @pytest.fixture
 def long_job(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
-    """Starts a preparation that takes some seconds, and returns once it works."""
+    """Starts a preparation that takes some seconds, and returns after it has finished its first task."""
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.jsonl").write_bytes(json_lines(sentences(1, 3000)) * 10)
     started: list[subprocess.Popen[str]] = []

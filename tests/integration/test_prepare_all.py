@@ -1,4 +1,4 @@
-"""One corpus with everything in it: the same bytes however it is prepared, and every document accounted for."""
+"""One corpus with every feature: the same bytes however it is prepared, and a result for every document."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def config_of(recipe: Path, output: Path, **settings: object) -> PrepareConfig:
 
 @pytest.fixture(scope="module")
 def prepared(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """By this process alone."""
+    """Prepared data, made by this process alone."""
     output = tmp_path_factory.mktemp("prepared")
     prepare(config_of(recipe, output, workers=1))
     return output
@@ -144,6 +144,6 @@ def test_no_published_file_names_a_folder_of_this_machine(recipe: Path, prepared
 
 def test_nothing_is_written_outside_of_the_output(recipe: Path, prepared: Path) -> None:
     assert not [*recipe.parent.rglob("*outside*"), *prepared.rglob("*outside*")]
-    assert not list(prepared.parent.rglob("outside.txt"))  # other tests have folders of that name there
+    assert not list(prepared.parent.rglob("outside.txt"))  # other tests have folders with `outside` in their names there
     assert not Path("/tmp/member-of-an-archive.txt").exists()
     assert b"root:x:0:0" not in b"".join(content_of(prepared).values())

@@ -1,4 +1,4 @@
-"""Every feature of `prepare` from end to end, on small corpora: what it is asked for is what comes out."""
+"""Every feature of `prepare` from end to end, on small corpora: the output has the requested properties."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PIECES = {"kind": "bpe", "vocab_size": 500}
 
 
 def prepare_small(output: Path, sources: dict[str, Any], **settings: Any) -> Manifest:
-    """Prepares named sources, each a path or a dict of settings, by this process."""
+    """Prepare named sources in this process. Each source is a path or a dict of settings."""
     tables = {name: own if isinstance(own, dict) else {"paths": (str(own),)} for name, own in sources.items()}
     defaults = {"workers": 1, "row_length": 128, "partition_bytes": 16_384, "tokenizer": BYTES, "split": {"val_fraction": 0.1}}
     return prepare(PrepareConfig(source=tables, output=output, **{**defaults, **settings}))
@@ -67,7 +67,7 @@ def texts(folder: Path, *splits: Split) -> set[str]:
 
 
 def decoded_rows(folder: Path, split: Split) -> list[str]:
-    """The text of every document as it stands in rows that are long enough to hold each in one piece, as often as it does."""
+    """Return the text of every document in the rows, once for each use. Rows must be long enough for complete documents."""
     manifest, tokenizer = read_manifest(folder), load_tokenizer(folder / "tokenizer")
     rows = Rows(folder, manifest, split)
     everything = rows.read(np.arange(len(rows)))
@@ -78,7 +78,7 @@ def decoded_rows(folder: Path, split: Split) -> list[str]:
     ]
 
 
-# repack and the other readers of kept tokens
+# repack and other commands that read stored tokens
 
 
 @pytest.mark.parametrize("method", ["best-fit", "one-per-row"])
@@ -230,7 +230,7 @@ def test_a_metadata_field_balances_and_too_little_is_repeated(tmp_path: Path) ->
     of_rare = sum(times[text] * len(text.encode()) for text in set(rare))
     of_common = sum(times[text] * len(text.encode()) for text in set(common))
     assert of_rare / (of_rare + of_common) == pytest.approx(0.5, abs=0.03)
-    assert Counter(decoded_rows(tmp_path / "out", "val")).most_common(1)[0][1] == 1, "validation is as it was"
+    assert Counter(decoded_rows(tmp_path / "out", "val")).most_common(1)[0][1] == 1, "balancing changed the validation split"
 
 
 def test_selection_is_refused_where_it_leaves_nothing_of_a_side_that_there_was(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_fill_in_the_middle_changes_training_code_and_nothing_else(tmp_path: Pat
     in_training = texts(tmp_path / "out", "train")
     assert set(prose) - held_out <= in_training
     changed = in_training - set(prose)
-    assert sorted(map(sorted, changed)) == sorted(map(sorted, code - held_out)), "the same characters in another order"
+    assert sorted(map(sorted, changed)) == sorted(map(sorted, code - held_out)), "not only the order of characters changed"
     assert len(changed & code) < 5
 
 
@@ -337,11 +337,11 @@ def is_trained_on(text: str, source: Path, output: Path, seed: int) -> bool:
     return text in texts(output, "train")
 
 
-# supplied tokenizers
+# user-supplied tokenizers
 
 
 def huggingface(path: Path, vocab_size: int) -> Path:
-    """A byte-level `tokenizer.json`."""
+    """Train a byte-level tokenizer and save it as `tokenizer.json`."""
     tokenizer = TokenizersTokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -356,7 +356,7 @@ def huggingface(path: Path, vocab_size: int) -> Path:
 
 
 def sentence_piece(path: Path, vocab_size: int) -> Path:
-    """A model that an earlier preparation has trained."""
+    """Write a SentencePiece model that another preparation has trained."""
     source = write_texts(path.parent / f"{vocab_size}.jsonl", sentences(5, 200))
     earlier = path.parent / f"prepared-{vocab_size}"
     prepare_small(earlier, {"text": source}, tokenizer={"kind": "unigram", "vocab_size": vocab_size})
@@ -410,7 +410,7 @@ def test_a_document_without_a_token_is_dropped_and_counted(tmp_path: Path, by: s
     assert repack(tmp_path / "out", tmp_path / "again", 64, 1).totals["documents"] == report["documents"]
 
 
-# what is lost in reading
+# losses while reading
 
 
 def test_a_source_and_a_file_that_are_lost_whole_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -433,7 +433,7 @@ def test_a_source_and_a_file_that_are_lost_whole_are_named(tmp_path: Path, caplo
         assert re.fullmatch(expected, found)
 
 
-# judging
+# filters that judge documents
 
 GERMAN = "Der alte Mann ging langsam durch den stillen Wald und dachte an die Tage, die längst vergangen waren. "
 ENGLISH = "The old man walked slowly through the silent wood and thought of the days that were long gone. "
@@ -482,7 +482,7 @@ def test_a_source_overrides_cleaning_and_quality_for_itself_alone(tmp_path: Path
     assert rejected(tmp_path / "out", "lenient") == {}
 
 
-# nothing that is not for others
+# private information
 
 
 class QuietHandler(SimpleHTTPRequestHandler):
@@ -492,7 +492,7 @@ class QuietHandler(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[str]:
-    """The address of a server for the folder `web`."""
+    """Address of a server for the folder `web`."""
     (tmp_path / "web").mkdir()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(tmp_path / "web")))
     thread = threading.Thread(target=server.serve_forever)
@@ -525,7 +525,7 @@ def test_what_is_published_names_no_secret_of_an_address_and_no_local_folder(tmp
         assert str(tmp_path).encode() not in path.read_bytes(), path
 
 
-# stopping and failing
+# stops and failures
 
 STAGES = [
     (read, "read_partition"),
@@ -544,7 +544,7 @@ STAGES = [
 
 @pytest.fixture(scope="module")
 def all_stages(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Settings with which a preparation goes through all stages, and what it writes with them."""
+    """Settings with which a preparation runs all stages, and the files that it writes."""
     folder = tmp_path_factory.mktemp("stages")
     settings = {
         "sources": {
@@ -592,7 +592,7 @@ def test_stopped_in_any_stage_it_goes_on_from_there(
     assemble = module_of_prepare.assemble
     monkeypatch.setattr(module_of_prepare, "assemble", look)
     prepare_small(tmp_path, **settings)
-    assert seen == before, "what was finished is not done again"
+    assert seen == before, "finished work was done again"
     assert content_of(tmp_path) == expected
 
 

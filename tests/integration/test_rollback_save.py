@@ -1,4 +1,4 @@
-"""What an extension is told of the checkpoint that a rollback writes again."""
+"""The calls of an extension's save hook for a checkpoint that a rollback writes again."""
 
 import time
 from dataclasses import replace
@@ -18,7 +18,7 @@ from trainer.training import setup
 
 
 def test_a_checkpoint_that_is_written_again_is_told_of_once_it_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Step 10 is a spike; the checkpoint of step 8 is written again with the rows that are left out, slowly."""
+    """Step 10 is a spike. The checkpoint of step 8 is written again, slowly, with the rows that are left out."""
     data, told = write_prepared(tmp_path / "data"), []
     write, step = vars(setup)["_write"], loop.train_step
 

@@ -1,4 +1,4 @@
-"""No secret of an address or of the environment stands in what a preparation or a run writes and prints."""
+"""Files and output of a preparation or a run contain no secret of an address or of the environment."""
 
 import contextlib
 import io
@@ -28,7 +28,7 @@ TEXT = b"".join(b"This is line %d of a text that is long enough to be kept by al
 
 
 class Bucket(fsspec.AbstractFileSystem):
-    """A store that has a file under each name, and none of it where the name ends in `gone`."""
+    """A store that has a file for each name, except names that end in `gone`."""
 
     cachable = False
     fails = False
@@ -50,7 +50,7 @@ class Bucket(fsspec.AbstractFileSystem):
 
 
 class Web(Bucket):
-    """One that knows files by their whole addresses."""
+    """A store that identifies files by their complete addresses."""
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
@@ -63,7 +63,7 @@ def stores() -> Iterator[None]:
     with patch.dict(_registry, protocols):
         yield
     for store in (CachingFileSystem, WholeFileCacheFileSystem, SimpleCacheFileSystem):
-        store.clear_instance_cache()  # else later tests are given those that read from the stores above
+        store.clear_instance_cache()  # otherwise later tests get instances that use the stores above
 
 
 def written_below(folder: Path) -> str:
@@ -174,7 +174,7 @@ def test_a_run_writes_and_prints_no_secret_and_goes_on_with_it(data: Path, tmp_p
     assert not [secret for secret in (*secrets, "canary-password") if secret in seen]
     assert 'mlflow_uri = "https://host/mlflow"' in (run / "config.toml").read_text()
     received = (tmp_path / "seen").read_text()
-    assert received.count(f"uri={uri}") == 2, "it comes from the environment each time"
+    assert received.count(f"uri={uri}") == 2, "the URI was not taken from the environment both times"
     assert "canary" not in received.replace(uri, "")
 
     done = run_command("trainer", "train", *arguments(tiny_config(data, tmp_path / "other")), **variables, MODE="refuse")

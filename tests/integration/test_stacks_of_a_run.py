@@ -1,4 +1,4 @@
-"""`train stacks` beside a training that is running."""
+"""`train stacks` on a training that is running."""
 
 from __future__ import annotations
 

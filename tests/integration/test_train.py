@@ -1,4 +1,4 @@
-"""Whole trainings on small prepared data: they learn, they end, they go on, and they refuse what does not fit."""
+"""Whole training runs on small prepared data: they learn, end, resume, and refuse settings that do not match."""
 
 import json
 import logging
@@ -40,7 +40,7 @@ def uninterrupted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 
 def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has the process get SIGTERM while it makes the given step."""
+    """Let the process get SIGTERM during the given step."""
     original = loop.train_step
 
     def stepping(trainable: Any, batch: Any, inputs: Any, **settings: Any) -> Any:
@@ -105,7 +105,7 @@ def test_a_run_killed_without_warning_repeats_only_what_was_not_saved(
     def stepping(*args: object, **kwargs: object) -> object:
         steps.append(1)
         if len(steps) == 8:
-            raise KeyboardInterrupt  # as abrupt as it gets within one process: nothing is saved, nothing is tidied
+            raise KeyboardInterrupt  # as abrupt as possible within one process: nothing is saved or cleaned up
         return original(*args, **kwargs)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
@@ -137,7 +137,7 @@ def test_a_finished_run_is_not_trained_again(data: Path, tmp_path: Path, monkeyp
 
 
 def test_accumulation_does_not_change_the_mathematics(data: Path, tmp_path: Path) -> None:
-    """Rows have different numbers of targets, so a mean of the micro-batches' means would differ."""
+    """Rows have different numbers of targets, so a mean of the means of micro-batches would differ."""
     runs = []
     for micro in (1, 2, 8):
         run = tmp_path / f"micro-{micro}"
@@ -148,7 +148,7 @@ def test_accumulation_does_not_change_the_mathematics(data: Path, tmp_path: Path
 
 
 def test_accumulation_is_over_targets_not_over_micro_batches(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that the test above can fail: with another normalisation the losses differ by more than it allows."""
+    """Shows that the test above can fail: with another normalization the losses differ by more than its tolerance."""
     train(tiny_config(data, tmp_path / "right", limits={"steps": 3}))
     monkeypatch.setattr(
         "trainer.model.forward.linear_cross_entropy_sum",
@@ -244,7 +244,7 @@ def test_settings_that_do_not_fit_are_refused_before_anything_is_written(
     data: Path, tmp_path: Path, changes: dict[str, object], error: type[Exception], message: str
 ) -> None:
     if changes.get("device") == "cuda" and torch.cuda.is_available():
-        pytest.skip("there is a GPU")
+        pytest.skip("this machine has a GPU")
     with pytest.raises(error, match=message):
         train(tiny_config(data, tmp_path / "run", **changes))
     assert not (tmp_path / "run" / "record.json").exists()
@@ -305,7 +305,7 @@ def test_what_is_not_as_it_was_at_the_start_before_is_told_and_kept_in_the_recor
     run = tmp_path / "run"
 
     def told(code: str, steps: int | None = None, **changes: Any) -> str:
-        """What a start with this code says of the one before."""
+        """Start with this code, and return the messages about the previous start."""
         caplog.clear()
         changes["checkpoint"] = {"keep_last": 20}
         with monkeypatch.context() as patch:
@@ -333,13 +333,13 @@ def test_what_is_not_as_it_was_at_the_start_before_is_told_and_kept_in_the_recor
         "  * code: a then, b now\n"
         "    eval.sample_tokens: 4 then, 5 now"
     )
-    assert earlier() == [{"until": 3, "was": {"code": "a"}}], "settings that change no bits stand in config.toml"
+    assert earlier() == [{"until": 3, "was": {"code": "a"}}], "recorded a setting that changes no bits"
     lose(7)
     assert told("c", 1, eval={"sample_tokens": 5}).startswith("resumed at step 5 with ")
     assert earlier() == [{"until": 3, "was": {"code": "a"}}, {"until": 5, "was": {"code": "b"}}]
     lose(6, 5)
     assert told("c", 1, eval={"sample_tokens": 5}) == ""
-    assert earlier() == [{"until": 3, "was": {"code": "a"}}, {"until": 4, "was": {"code": "b"}}], "step 5 was made again"
+    assert earlier() == [{"until": 3, "was": {"code": "a"}}, {"until": 4, "was": {"code": "b"}}], "step 5 was repeated"
     (run / "config.toml").write_text("no settings")
     assert told("c") == ""
     assert earlier() == [{"until": 3, "was": {"code": "a"}}, {"until": 4, "was": {"code": "b"}}]
@@ -349,7 +349,7 @@ def test_what_is_not_as_it_was_at_the_start_before_is_told_and_kept_in_the_recor
     monkeypatch.setattr(replay, "first_difference", lambda *_: "some tensor differs")
     with pytest.raises(CheckpointError, match=r"some tensor differs\n  up to step 4 the run had another code ") as caught:
         list(verify_run(run, num_steps=2, start=3))
-    assert "up to step 3" not in str(caught.value), "nothing of that was made again"
+    assert "up to step 3" not in str(caught.value), "named code whose steps were not replayed"
 
 
 @pytest.mark.parametrize(
@@ -405,7 +405,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew_over_its_history(dat
 def test_an_evaluation_that_no_checkpoint_knows_of_is_recorded_once(
     data: Path, tmp_path: Path, uninterrupted: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stop comes in step 8, which is evaluated after it: first by a start that dies in the next step, then by another."""
+    """The stop comes in step 8. Two later starts evaluate this step, and both die in the next step."""
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         stop_after(8, patch)
@@ -540,7 +540,7 @@ def test_an_error_that_all_ranks_meet_is_told_once(data: Path, tmp_path: Path) -
 def test_an_error_of_rank_0_is_told_once_and_ends_every_rank_with_its_code(data: Path, tmp_path: Path) -> None:
     run, exit_file = tmp_path / "run", tmp_path / "exit"
     run.mkdir()
-    (run / "checkpoints").write_text("in the way")  # rank 0 alone looks for checkpoints, and finds no folder
+    (run / "checkpoints").write_text("in the way")  # only rank 0 looks for checkpoints; it finds no folder
     process = start_ranks(tiny_config(data, run), 2, TRAINER_EXIT_FILE=str(exit_file))
     assert process.wait(timeout=120) != 0
     assert exit_file.read_text() == f"{int(ExitCode.CHECKPOINT)}\n"
@@ -550,7 +550,7 @@ def test_an_error_of_rank_0_is_told_once_and_ends_every_rank_with_its_code(data:
 
 
 def test_three_ranks_resume_exactly(data: Path, tmp_path: Path) -> None:
-    """Here the order of addition matters: without the pass over an empty batch in `wrap_for_training`, step 15 differs."""
+    """Here the order of addition matters. Without the pass over an empty batch in `wrap_for_training`, step 15 differs."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     changes = {
         "batch": {"global_rows": 12},

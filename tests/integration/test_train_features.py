@@ -1,4 +1,4 @@
-"""Whole trainings with what can be switched on: mixtures, averages, other optimizers and losses, sharded weights, late results."""
+"""Whole training runs with optional features: mixtures, averages, other optimizers and losses, sharded weights, late results."""
 
 import json
 import logging
@@ -75,7 +75,7 @@ def test_the_average_is_what_is_evaluated(data: Path, tmp_path: Path) -> None:
 
 
 def test_results_that_are_read_a_step_late_are_the_same(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where the host does not wait for the step that it has just begun."""
+    """As on a GPU, where the host does not wait for the step that it has just started."""
     at_once = train(tiny_config(data, tmp_path / "at-once"))
     monkeypatch.setattr(loop, "StepResults", lambda lag: StepResults(lag + 1))
     late = train(tiny_config(data, tmp_path / "late"))
@@ -93,7 +93,7 @@ def test_automatic_micro_batches_are_tried_recorded_and_kept(
     train(tiny_config(data, run, batch={"micro": "auto"}, limits={"steps": 5}))
     assert "batch.micro = auto: 8 rows; memory estimate" in caplog.text
     assert "measured peak" in caplog.text
-    monkeypatch.setattr("trainer.training.micro_batch_size.probe", lambda *_: 4)  # a resume must not ask again
+    monkeypatch.setattr("trainer.training.micro_batch_size.probe", lambda *_: 4)  # a resume must not probe again
     assert train(tiny_config(data, run, batch={"micro": "auto"})) == by_hand
 
 
@@ -110,7 +110,7 @@ def test_settings_that_exclude_each_other_are_refused_before_anything_is_written
 
 
 def gradients_of_a_batch(group: Group, data: Path, reproducibility: str) -> tuple[str, list[bytes]]:
-    """Loss and gradients of one global batch of 16 micro-batches, shared by the ranks."""
+    """Return loss and gradients of one global batch of 16 micro-batches, distributed over the ranks."""
     config = tiny_config(
         data, Path("run"), batch={"global_rows": 16, "micro": 1}, optim={"clip_norm": 1e6}, reproducibility=reproducibility
     )
@@ -129,7 +129,7 @@ def gradients_of_a_batch(group: Group, data: Path, reproducibility: str) -> tupl
 
 @pytest.mark.parametrize("reproducibility", ["elastic", "run"])
 def test_ranks_times_accumulation_gives_one_gradient(reproducibility: str, data: Path) -> None:
-    """1 rank with 16 micro-batches, 4 with 4 each, 16 with 1 each: to the bit under `elastic`, to rounding otherwise."""
+    """1 rank with 16 micro-batches, 4 with 4 each, 16 with 1 each. Bit for bit under `elastic`, else up to rounding."""
     results = [run_ranks(gradients_of_a_batch, ranks, data, reproducibility, timeout_s=300) for ranks in (1, 4, 16)]
     [(loss, gradients)] = results[0]
     everyone = [result for of_ranks in results for result in of_ranks]
@@ -152,7 +152,7 @@ def on_two_ranks(config: TrainConfig) -> None:
 
 
 def test_sharded_weights_train_alike_and_checkpoints_of_either_load_in_the_other(data: Path, tmp_path: Path) -> None:
-    """Two ranks; the first half under one, the second under the other; and all of it in one go."""
+    """Two ranks, with the first half under one method and the second half under the other, compared with one method throughout."""
     allowed = {"resume": {"allow_changes": ("parallel",)}}
     for run, first, second in (
         ("ddp", "ddp", "ddp"),

@@ -1,4 +1,4 @@
-"""A machine with GPUs of which torch sees none: real processes, with a /dev of their own that has a device node."""
+"""A machine with GPUs that torch does not see: real processes, with a separate /dev that contains a device node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ mknod "$0/nvidia0" c 195 0 2>/dev/null || touch "$0/nvidia0"
 mount --rbind "$0" /dev
 exec "$@"
 """
-"""Runs a command with the device node of a GPU in /dev; $0 is an empty folder. The mounts end with the command."""
+"""Runs a command with the device node of a GPU in /dev. $0 is an empty folder. The mounts end with the command."""
 
 OWN_MOUNTS = ["unshare", "--mount", *(["--map-root-user"] if os.getuid() else [])]
 LAUNCHERS = "PET_", "SLURM_", "SKYPILOT_", "TRAIN", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"
@@ -42,8 +42,8 @@ def may_mount() -> bool:
 
 
 pytestmark = [
-    pytest.mark.skipif(not may_mount(), reason="needs mounts of its own, which this machine forbids"),
-    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU that torch sees"),
+    pytest.mark.skipif(not may_mount(), reason="needs private mounts, which this machine forbids"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="torch finds a GPU"),
 ]
 
 

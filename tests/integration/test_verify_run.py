@@ -1,4 +1,4 @@
-"""`verify` and `audit` on whole runs: what was changed is named, what is untouched is proven, steps give the same bits again."""
+"""`verify` and `audit` on whole runs: changes are named, unchanged parts are proven, and replayed steps give the same bits."""
 
 import json
 import math
@@ -50,7 +50,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 12 steps with checkpoints at 4, 8 and 12; tests change copies of it only."""
+    """A run of 12 steps with checkpoints at 4, 8 and 12. Tests change only copies."""
     run = tmp_path_factory.mktemp("runs") / "finished"
     train(tiny_config(data, run, **KEEP_ALL))
     return run
@@ -69,7 +69,7 @@ def flip_bit(path: Path, place: float = 0.5) -> Path:
 
 
 def write_text(folder: Path, before: str = "") -> Path:
-    """Two files of paragraphs, no two alike."""
+    """Write two files of paragraphs that all differ."""
     folder.mkdir()
     for name in ("one", "two"):
         paragraphs = [f"{before}The {name} text number {number} says {number * number} words to nobody." for number in range(60)]
@@ -83,7 +83,7 @@ def prepared(text: Path, output: Path) -> Path:
 
 
 def kill_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ends the training abruptly while it makes the given step: nothing is saved, nothing is tidied."""
+    """End the training abruptly during the given step: nothing is saved or cleaned up."""
     seen: list[int] = []
 
     def stepping(*args: Any, **kwargs: Any) -> Any:
@@ -100,7 +100,7 @@ def held(outcomes: Any) -> dict[str, Outcome]:
 
 
 def reseal(run: Path) -> None:
-    """Makes the record's digests fit what is there, as somebody would who wants to hide a change."""
+    """Update the digests in the record, as an attacker would who wants to hide a change."""
     record = read_record(run)
     record["files"] = {name: digest_file(run / name) for name in record["files"]}
     (run / "record.json").write_bytes(sealed(record))
@@ -122,7 +122,7 @@ def test_steps_are_replayed_from_any_checkpoint(run: Path, start: int, num_steps
 
 
 def test_evaluations_that_only_the_replay_makes_do_not_end_it(data: Path, tmp_path: Path) -> None:
-    """It ends, and so evaluates, at every checkpoint, where a step or two improve less than the run did between two of its own."""
+    """The replay evaluates at every checkpoint. In a step or two the loss improves less than between evaluations of the run."""
     run = tmp_path / "run"
     settings: dict[str, Any] = {"every_steps": 5, "patience": 1, "min_delta": 0.05}
     train(tiny_config(data, run, limits={"steps": 15}, eval=settings, checkpoint={"every_steps": 1, "keep_last": 8}))
@@ -132,7 +132,7 @@ def test_evaluations_that_only_the_replay_makes_do_not_end_it(data: Path, tmp_pa
 
 
 def test_a_run_that_went_on_with_other_evaluations_is_replayed(data: Path, tmp_path: Path) -> None:
-    """The one where it first ended is none of those that the replay makes; nor are those of an interval that was changed."""
+    """The replay makes neither the evaluation at the first end of the run nor those of an earlier interval."""
     run = tmp_path / "run"
     for num_steps, interval in ((5, 4), (10, 3)):
         train(tiny_config(data, run, limits={"steps": num_steps}, eval={"every_steps": interval}, checkpoint={"keep_last": 1}))
@@ -193,7 +193,7 @@ def test_other_data_is_named_and_moved_data_is_found(run: Path, data: Path, tmp_
 def test_data_that_is_not_where_the_run_names_it_is_asked_for(
     run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The settings keep a relative path as it was given; from another directory it leads elsewhere."""
+    """The settings keep a relative path as given. From another directory it leads to another place."""
     settings = (run / "config.toml").read_text()
     assert str(data) in settings
     (run / "config.toml").write_text(settings.replace(str(data), data.name))
@@ -274,7 +274,7 @@ def test_a_run_is_audited_while_it_stands_still_and_after_it_went_on(
 ) -> None:
     run = tmp_path / "killed"
     config = tiny_config(data, run, **KEEP_ALL)
-    for step, done in ((7, 6), (5, 8)):  # the second time it goes on from step 4, and is killed at step 9
+    for step, done in ((7, 6), (5, 8)):  # the second start resumes from step 4 and is killed in step 9
         with monkeypatch.context() as patch:
             kill_at(step, patch)
             with pytest.raises(KeyboardInterrupt):
@@ -344,7 +344,7 @@ def test_what_the_guard_left_out_and_withheld_is_proven_and_replayed(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "guarded"
-    poisoned = {120: 10.0, 128: 10.0, 48: math.nan}  # position of the batch: its loss is multiplied
+    poisoned = {120: 10.0, 128: 10.0, 48: math.nan}  # position of the batch, and the factor of its loss
 
     def stepping(training: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         if batch.start in poisoned:
@@ -400,7 +400,7 @@ def test_data_is_prepared_again_and_a_changed_source_is_named(tmp_path: Path, mo
     text = write_text(tmp_path / "text")
     train(tiny_config(prepared(text, tmp_path / "data"), run, limits={"steps": 4}, schedule={"decay_steps": 8}))
 
-    monkeypatch.setenv("PREP_ROW_LENGTH", "16")  # whoever verifies may prepare something else in this shell
+    monkeypatch.setenv("PREP_ROW_LENGTH", "16")  # the shell of the user may set options for another preparation
 
     def outcome(*sources: str) -> Outcome:
         return held(verify_run(run, level="data", sources=sources))["data"]

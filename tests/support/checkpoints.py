@@ -1,7 +1,7 @@
-"""What a store of checkpoints has claimed, and what is found afterwards; and a process that is killed while it saves.
+"""Tools that compare the claims of a checkpoint store with the files on disk, and a process that is killed while it saves.
 
-`python -m tests.support.checkpoints save|retain DIRECTORY FIRST_SEED COUNT [FLAW]` forks a child for each seed, kills it at a
-random time, and prints what it then finds wrong as JSON; with a flaw it ends when it has found something.
+`python -m tests.support.checkpoints save|retain DIRECTORY FIRST_SEED COUNT [FLAW]` forks a child for each seed, kills the child at
+a random time, checks the files that remain, and prints the problems as JSON. With a flaw the command ends at the first problem.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from trainer.checkpoint.tensor_file import decode_tensors
 from .storage import Sloppy
 
 LARGE_BYTES = 64
-"""Tensors from this size on have files of their own in these tests."""
+"""Size in bytes from which these tests store a tensor in a separate file."""
 HISTORY = ((10, 0), (20, 0), (20, 1), (30, 0), (40, 0))
-"""Steps and versions that are saved one after the other; step 20 twice."""
+"""Pairs of step and version, in the order in which they are saved. Step 20 is saved twice."""
 KEEP_LAST = 2
 
 
 def contents(step: int, version: int = 0, scale: int = 1) -> Checkpoint:
-    """The only right content for a step: some tensors never change, some always do."""
+    """Return the only correct content for a step. Some tensors are the same in all steps, others differ in each step."""
     draw = torch.Generator().manual_seed(1000 * step + version)
     model = {
         "embedding.weight": torch.arange(24.0 * scale),
@@ -52,7 +52,7 @@ def contents(step: int, version: int = 0, scale: int = 1) -> Checkpoint:
 
 
 def same(first: Checkpoint, second: Checkpoint) -> bool:
-    """True where two checkpoints agree in all they hold."""
+    """Return whether two checkpoints have the same step, state and tensors."""
 
     def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
         return one.keys() == other.keys() and all(
@@ -67,10 +67,10 @@ def same(first: Checkpoint, second: Checkpoint) -> bool:
 
 @dataclass
 class Claims:
-    """What the store has said so far."""
+    """The results that the store has reported."""
 
     acknowledged: tuple[int, int] | None = None
-    """The newest step and version whose save returned."""
+    """Step and version of the newest save that returned."""
     errors: list[str] = field(default_factory=list)
 
 
@@ -80,7 +80,10 @@ def work(
     history: Iterable[tuple[int, int]] = HISTORY,
     on_error: Callable[[str], None] | None = None,
 ) -> None:
-    """Saves and deletes as a training run does; with `on_error`, goes on after a failure, which it is told."""
+    """Save and delete checkpoints as a training run does.
+
+    With `on_error`, continue after a failure and pass the failed stage (`save` or `retain`) to `on_error`.
+    """
     for step, version in history:
         stage = "save"
         try:
@@ -96,7 +99,7 @@ def work(
 
 
 def problems(storage: Storage, directory: Path, claims: Claims, *, scale: int = 1) -> list[str]:
-    """All that a new process finds wrong, once it has looked for the newest checkpoint."""
+    """Return all problems that a new process finds after it has looked for the newest checkpoint."""
     store = CheckpointStore(directory, storage, large_bytes=LARGE_BYTES)
     try:
         newest = store.newest_verified()
@@ -122,7 +125,7 @@ def problems(storage: Storage, directory: Path, claims: Claims, *, scale: int = 
 
 
 def leftovers(storage: Storage, directory: Path) -> list[str]:
-    """What lies in the directory and belongs to no checkpoint, and checkpoints that were set aside."""
+    """Return the names of files that belong to no checkpoint, and of checkpoints that were set aside."""
     names = storage.names(directory)
     steps = [name for name in names if re.fullmatch(r"step-\d{8}", name)]
     wanted = set()
@@ -134,14 +137,14 @@ def leftovers(storage: Storage, directory: Path) -> list[str]:
 
 
 def believed(files: ObjectFiles, name: str, num_bytes: int) -> dict[str, Tensor]:
-    """Reads an object file and believes it whatever its digest; takes the place of what the product does."""
+    """Read an object file without checking its digest. Replaces the reader of the product in a broken variant."""
     path = files.path(name)
     with damage_named(path):
         return decode_tensors(read_file(files._storage, path, num_bytes))
 
 
 class Careless(CheckpointStore):
-    """Deletes in place, what is pointed at before what points at it."""
+    """A broken store that deletes in place: objects first, then the checkpoints that refer to these objects."""
 
     def retain(self, keep: Iterable[int]) -> None:
         doomed = [step for step in self.steps()[:-1] if step not in set(keep)]
@@ -155,7 +158,7 @@ class Careless(CheckpointStore):
 
 
 class Overwriting(CheckpointStore):
-    """Has one checkpoint, in the place of which the next is written."""
+    """A broken store that keeps one checkpoint and deletes it before it writes the next one."""
 
     def save(self, checkpoint: Checkpoint) -> Path:
         for step in self.steps():
@@ -164,7 +167,7 @@ class Overwriting(CheckpointStore):
 
 
 SCALE = 4096
-"""Tensors of up to 400 kB, so that writing takes a good part of a save."""
+"""Factor on tensor sizes: with tensors of up to 400 kB, writing takes a large part of a save."""
 STEPS_BEFORE_DELETION = 12
 
 
@@ -189,7 +192,7 @@ def _retain_until_killed(directory: Path, flaw: str | None, tell: int) -> None:
 
 
 def _killed_after(seconds: float, action: Callable[[int], None], *, from_first_word: bool) -> tuple[int | None, bool]:
-    """Kills a child that runs `action`; returns the last number that it told, and whether it was still at work."""
+    """Kill a child that runs `action`. Return the last number that the child sent, and whether the child was still working."""
     hear, tell = os.pipe()
     child = os.fork()
     if child == 0:
@@ -231,7 +234,7 @@ def _campaign(mode: str, base: Path, first_seed: int, count: int, flaw: str | No
         num_saved += (told or 0) if mode == "save" else 0
         if found := problems(Storage(), directory, Claims(None if told is None else (told, 0)), scale=scale):
             bad[seed] = found
-            if flaw:  # once is enough to know that it is noticed
+            if flaw:  # one example shows that the flaw is noticed
                 break
         shutil.rmtree(directory)
     return {"bad": bad, "killed at work": at_work, "saves acknowledged": num_saved, "longest delay": longest_s}

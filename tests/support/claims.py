@@ -1,8 +1,8 @@
-"""What the fault campaigns have shown: each test writes down what it tried, and a table is made of that.
+"""Records of the fault campaigns. Each test records the faults that it injected, and a table is made of these records.
 
-A test of `tests/faults` or `tests/containers` is marked with the row that it is evidence for, `@pytest.mark.claim(row, fault)` or
-`@pytest.mark.broken(row, variant)`. While it runs, `tried`, `noted`, `counted` and `measured` add to its tally; its end is
-written as a `Record`.
+A test of `tests/faults` or `tests/containers` is marked with the row of the table that it is evidence for, as
+`@pytest.mark.claim(row, fault)` or `@pytest.mark.broken(row, variant)`. While the test runs, `tried`, `noted`, `counted` and
+`measured` add to its tally. When the test ends, its outcome is written as a `Record`.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ __all__ = [
 ]
 
 RECORDS = "FAULTS_RECORDS"
-"""The variable that names the folder for the records; without it nothing is written."""
+"""Name of the environment variable with the folder for the records. If it is not set, nothing is written."""
 
 
 @dataclass
 class Tally:
-    """What one test has tried so far."""
+    """Counts and remarks that one test has collected so far."""
 
     tried: int = 0
-    """Faults injected."""
+    """Number of injected faults."""
     notes: list[str] = field(default_factory=list)
-    """What else is worth a place in the table."""
+    """Remarks for the table."""
     sums: dict[str, float] = field(default_factory=dict)
-    """Numbers that add up over the parts of a campaign, by what they count."""
+    """Numbers that the table adds up over the parts of a campaign, by label."""
     peaks: dict[str, float] = field(default_factory=dict)
-    """The greatest of the numbers seen, by what they measure."""
+    """Largest value of each measured number, by label."""
 
 
 @dataclass(frozen=True)
@@ -58,24 +58,24 @@ class Record:
     """The outcome of one test."""
 
     test: str
-    """Its name, with its parameters."""
+    """Name of the test, with its parameters."""
     row: str
     fault: str
-    """What was injected; for a broken variant, what was broken."""
+    """The fault that was injected, or the variant that was broken."""
     broken: bool
-    """The test shows that a broken variant is caught."""
+    """True if the test shows that a broken variant is noticed."""
     tried: int
     unit: str
-    """What is counted."""
+    """The unit in which the faults are counted."""
     every: bool
-    """All cases that there are were tried, so there is no rate to bound."""
+    """True if all existing cases were tried. Then there is no failure rate to bound."""
     failed: bool
     seconds: float
     notes: tuple[str, ...]
     sums: dict[str, float]
     peaks: dict[str, float]
     full: bool
-    """With the counts of the full campaign."""
+    """True if the test ran with the counts of the full campaign."""
     date: str
     machine: str
 
@@ -85,7 +85,7 @@ _open: ContextVar[Tally | None] = ContextVar("tally", default=None)
 
 @contextmanager
 def opened_tally() -> Iterator[Tally]:
-    """Collects what the test inside tries, notes, counts and measures."""
+    """Collect what the test in this block tries, notes, counts and measures."""
     tally = Tally()
     token = _open.set(tally)
     try:
@@ -95,62 +95,62 @@ def opened_tally() -> Iterator[Tally]:
 
 
 def tried(number: int = 1) -> None:
-    """Counts so many injected faults for the test that runs."""
+    """Add `number` injected faults to the tally of the running test."""
     if tally := _open.get():
         tally.tried += number
 
 
 def noted(text: str) -> None:
-    """Adds a remark to the row of the test that runs, and prints it."""
+    """Add a remark to the row of the running test, and print it."""
     print(text)
     if tally := _open.get():
         tally.notes.append(text)
 
 
 def counted(what: str, number: float) -> None:
-    """Adds to a number of the test that runs, such as "runs", which the table adds up over the parts of a campaign."""
+    """Add `number` to a sum of the running test, such as "runs". The table adds it up over the parts of a campaign."""
     if tally := _open.get():
         tally.sums[what] = tally.sums.get(what, 0) + number
 
 
 def measured(what: str, number: float) -> None:
-    """Tells the test that runs a number, such as "s until all had ended", of which the table shows the greatest."""
+    """Record a measured number of the running test, such as "s until all had ended". The table shows the largest one."""
     if tally := _open.get():
         tally.peaks[what] = max(tally.peaks.get(what, number), number)
 
 
 def caught(found: int, number: int) -> None:
-    """Notes in how many of the trials a broken variant was noticed; fails where it never was."""
+    """Note in how many of `number` trials a broken variant was noticed. Fails if `found` is 0."""
     noted(f"{found:,} of {number:,}")
     assert found
 
 
 def machine(folder: Path) -> str:
-    """The cores, versions and file system of these tests, in words."""
+    """Return the number of cores, the versions and the file system of these tests as text."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{cores} cores, Python {platform.python_version()}, torch {torch.__version__}, {_file_system(folder)}"
 
 
 def today() -> str:
-    """The date, in UTC."""
+    """Return today's date in UTC, in ISO format."""
     return datetime.now(UTC).date().isoformat()
 
 
 def write_record(folder: Path, record: Record) -> None:
-    """Writes a record under the name of its test and row; a later one of the same takes its place."""
+    """Write a record to a file named after its row and test. Overwrites an older record of the same row and test."""
     folder.mkdir(parents=True, exist_ok=True)
     name = "".join(letter if letter.isalnum() else "-" for letter in f"{record.row}-{record.test}")[-200:]
     (folder / f"{name}.json").write_text(json.dumps(asdict(record), ensure_ascii=False))
 
 
 def read_records(folder: Path) -> list[Record]:
-    """All records of a folder, in the order of their names."""
+    """Return all records of a folder, sorted by file name."""
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     return [Record(**values | {"notes": tuple(values["notes"])}) for values in found]
 
 
 def _file_system(folder: Path) -> str:
-    """The kind of the mount with the longest name above a folder, as Linux lists them."""
+    """Return the type of the file system that holds a folder: the mount with the longest path above the folder."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:

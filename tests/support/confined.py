@@ -1,8 +1,8 @@
-"""Commands in forked children that are watched: what they open, start, contact and leave behind, and what they take.
+"""Runs commands in forked children, and watches which files, processes and hosts they use and how much memory they take.
 
-A server process imports everything once. Each command runs in a child of its own, which is forked from the server, leads a session
-and reports, through audit hooks, each access outside the folders that it may use. So a campaign of thousands of commands takes
-minutes, not hours. Only Linux has what this needs.
+A server process imports all modules once. Each command runs in a child that is forked from the server and leads its own session.
+Audit hooks in the child report each access outside the folders that it may use. This is how a campaign of thousands of commands
+takes minutes instead of hours. Works on Linux only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Confined", "Job", "Outcome", "confined"]
 ROOT = Path(__file__).resolve().parents[2]
 _LAST_CHARS = 4000
 _ADDRESS_SPACE = 14 << 30
-"""Bytes that a child may map beyond what the server has mapped: a guard for the machine. Stacks and arenas of threads count too."""
+"""Bytes that a child may map beyond the mappings of the server. Protects the machine. Stacks and arenas of threads count too."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _READABLE = (
     "/proc/",
@@ -62,9 +62,9 @@ _PATHS = {
     "os.utime": (0,),
     "shutil.rmtree": (0,),
 }
-"""Events that change a file system, and which of their arguments are paths."""
+"""Audit events that change a file system, and the positions of their path arguments."""
 _FOLDER_DESCRIPTORS = {"os.remove": 1, "os.rmdir": 1, "os.mkdir": 2, "os.rename": 2, "os.symlink": 2, "os.link": 2}
-"""Where such an event has the descriptor of the folder that its path is relative to."""
+"""For events with a relative path: the position of the argument with the descriptor of its folder."""
 _MODULES = (
     "data_pipeline.__main__",
     "data_pipeline.reports.terminal",
@@ -84,40 +84,40 @@ _MODULES = (
 
 @dataclass(frozen=True)
 class Job:
-    """One command."""
+    """One command to run."""
 
     package: str
     """`trainer` or `data_pipeline`."""
     arguments: Sequence[str]
     folder: str
-    """All that it may read and write, besides the program and the system's own files."""
+    """The folder that the command may read and write. It may also read the program and the files of the system."""
     outputs: Sequence[str]
-    """Below here it may write."""
+    """Folders below which the command may write."""
     cpu_s: int = 20
     wall_s: float = 60.0
-    """After so long it is killed: a guard against hangs on a busy machine."""
+    """Seconds after which the command is killed. Protects against hangs on a busy machine."""
     broken: str = ""
-    """A function of this module that breaks the program first."""
+    """Name of a function of this module that breaks the program before the command runs."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended."""
+    """The end of a command, and what was seen of it."""
 
     code: int
-    """Its exit status; negative: the signal that killed it."""
+    """The exit status, or the negative number of the signal that killed the command."""
     output: str
     errors: str
     peak_bytes: int
-    """Its largest resident memory, libraries that it used included."""
+    """Largest resident memory in bytes, including libraries."""
     cpu_s: float
     leftovers: tuple[str, ...]
-    """Processes that it left behind."""
+    """Command lines of the processes that the command left running."""
     violations: tuple[str, ...]
-    """What it opened, started or contacted that it may not."""
+    """Files that the command opened, processes that it started and addresses that it contacted without permission."""
 
     def faults(self, max_bytes: int, codes: Sequence[int] = (0, 2, 3, 4, 5)) -> list[str]:
-        """All that is wrong with this end."""
+        """Return all problems of this outcome."""
         found = [*(f"left behind: {one}" for one in self.leftovers), *self.violations]
         if self.code not in codes:
             found.append(f"exit {self.code}")
@@ -126,18 +126,18 @@ class Outcome:
         if self.peak_bytes > max_bytes:
             found.append(f"{self.peak_bytes >> 20} MiB of memory")
         if self.code and not self.errors.strip():
-            found.append("no word about why")
+            found.append("no error message")
         return found
 
 
 class Confined:
-    """The server, from the outside."""
+    """The client of the server process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def run(self, job: Job) -> Outcome:
-        """Runs one command to its end."""
+        """Run one command to its end."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(asdict(job)) + "\n")
@@ -150,10 +150,10 @@ class Confined:
 
 @contextmanager
 def confined(log: Path) -> Iterator[Confined]:
-    """A server, until the end of the block.
+    """Run a server until the end of the block.
 
     Args:
-        log: receives what the server itself says.
+        log: file that receives the output of the server.
     """
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CODE_REVISION": "test", "PYTHONDONTWRITEBYTECODE": "1"}
     with log.open("w") as file:
@@ -176,7 +176,7 @@ def confined(log: Path) -> Iterator[Confined]:
             process.stdout.close()
 
 
-# In the server
+# Code that runs in the server
 
 
 def _serve(requests: IO[str], answers: IO[str]) -> None:
@@ -264,12 +264,12 @@ def _hook(job: Job, kept: Path, report: int) -> Callable[[str, tuple[Any, ...]],
 
     def opened(path: Any, _mode: object, flags: int) -> str:
         if isinstance(path, int) or path is None or (flags & os.O_NOFOLLOW and "/" not in os.fsdecode(path)):
-            return ""  # an entry of a folder that is open already
+            return ""  # a name below a folder that is already open
         real = located(path, None) if flags & os.O_NOFOLLOW else os.path.realpath(os.fsdecode(path))
         if flags & _WRITING:
             allowed = below(real, outputs) or real in (os.devnull, f"/proc/{os.getpid()}/clear_refs")
             return "" if allowed else f"opened for writing: {real}"
-        is_above = below(folder, [real])  # a folder that is synced, so that the name of the output stays
+        is_above = below(folder, [real])  # a folder above is opened so that its new entry can be synced
         return "" if is_above or below(real, [folder, *program]) or real.startswith(_READABLE) else f"opened: {real}"
 
     def changed(event: str, arguments: tuple[Any, ...]) -> str:
@@ -292,7 +292,7 @@ def _hook(job: Job, kept: Path, report: int) -> Callable[[str, tuple[Any, ...]],
             return contacted(event, arguments)
         if event in _STARTS:
             return f"{event}: {arguments[:2]!r}"
-        name = arguments[0].co_filename if event == "exec" else arguments[0]  # else a library that is loaded
+        name = arguments[0].co_filename if event == "exec" else arguments[0]  # other events name a library that is loaded
         return f"{event}: {name}" if name and Path(name).is_file() and below(os.path.realpath(name), [folder]) else ""
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -313,7 +313,7 @@ _WATCHED = {"open", "exec", "ctypes.dlopen", *_PATHS, *_CONTACTS, *_STARTS}
 
 
 def _end_leftovers() -> tuple[str, ...]:
-    """Ends what a command has left running, and says what it was."""
+    """Kill the processes that a command has left running, and return their command lines."""
     found = []
     while running := Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
         for name in running:
@@ -328,18 +328,18 @@ def _end_leftovers() -> tuple[str, ...]:
 
 
 def _adopt_orphans() -> None:
-    """Orphans of a child become children of this process, which so finds them."""
+    """Make orphans of a child children of this process, so that this process finds them."""
     import ctypes  # noqa: PLC0415 - only the server needs it
 
     subreaper = 36
     ctypes.CDLL(None, use_errno=True).prctl(subreaper, 1, 0, 0, 0)
 
 
-# What breaks the program, to show that it is noticed
+# Functions that break the program, to show that the checks notice it
 
 
 def unbounded_reads() -> None:
-    """Files are read whole, whatever they are and wherever they lie."""
+    """Read files completely, whatever their type, size and location."""
 
     def read_anything(path: Path, max_bytes: int, *, below: Path | None = None) -> bytes:
         return path.read_bytes()
@@ -353,14 +353,14 @@ def unbounded_reads() -> None:
 
 
 def believed_values() -> None:
-    """No type and no range is checked."""
+    """Check no type and no range of a value."""
     inputs = importlib.import_module("common.untrusted")
     _replace(inputs.check_form, lambda form, value: None)
     _replace(importlib.import_module("trainer.run.events")._check_fields, lambda event: None)
 
 
 def written_outside() -> None:
-    """A command leaves something in the folder above."""
+    """Let a command leave a file in the folder above."""
     inspected = importlib.import_module("trainer.run.record").read_record
 
     def read_and_leave(run: Path) -> object:
@@ -371,7 +371,7 @@ def written_outside() -> None:
 
 
 def process_left() -> None:
-    """A command does not wait for a process that it started."""
+    """Let a command start a process and not wait for it."""
     inspected = importlib.import_module("trainer.run.record").read_record
 
     def read_and_start(run: Path) -> object:
@@ -385,7 +385,7 @@ def process_left() -> None:
 
 
 def _replace(function: object, by: object) -> None:
-    """In every module that has imported it."""
+    """Replace a function in every module that has imported it."""
     for module in list(sys.modules.values()):
         for name, value in list(vars(module).items()) if hasattr(module, "__dict__") else ():
             if value is function:
@@ -395,7 +395,7 @@ def _replace(function: object, by: object) -> None:
 if __name__ == "__main__":
     for name in _MODULES:
         importlib.import_module(name)
-    platform.platform()  # asks another program, and keeps the answer
+    platform.platform()  # starts another program once and caches the answer
     _adopt_orphans()
     gc.freeze()
     _serve(sys.stdin, sys.stdout)

@@ -1,6 +1,6 @@
-"""A corpus with every format, compression, archive, encoding and fault in it, and what must become of each of its documents.
+"""A corpus with every format, compression, archive, encoding and fault, and the expected result for each of its documents.
 
-The counts in `EXPECTED` were written down from the lines of this file, not from what a preparation said.
+The counts in `EXPECTED` were counted by hand from the lines of this file. They do not come from the output of a preparation.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ MAX_DOCUMENT_BYTES = 40_000
 
 @dataclass(frozen=True)
 class Expected:
-    """What becomes of a source."""
+    """The expected result for one source."""
 
     read: int
-    """Documents, and whatever should have been one."""
+    """Number of documents that are read, including malformed ones."""
     rejected: dict[str, int]
-    """By reason."""
+    """Number of rejected documents by reason."""
 
     @property
     def kept(self) -> int:
@@ -94,7 +94,7 @@ EXPECTED = {
         },
     ),
 }
-"""By source; the files are below in the same order."""
+"""Expected results by source. The functions that make the files follow below in the same order."""
 
 _RECIPE = """
 [prepare]
@@ -160,9 +160,9 @@ max_perplexity = 2000.0
 
 
 def write_corpus(folder: Path, seed: int = 0) -> Path:
-    """Writes about 300 KB in three sources under `folder`, and the recipe that names them; returns its path.
+    """Write about 300 KB in three sources under `folder`, and the recipe that names them. Return the path of the recipe.
 
-    Another seed gives other words, and the same counts.
+    Another seed gives other words and the same counts.
     """
     for name, files in (("books", _books(seed)), ("code", _code(seed)), ("web", _web(seed))):
         for path, data in files:
@@ -178,7 +178,7 @@ def write_corpus(folder: Path, seed: int = 0) -> Path:
 
 
 def write_recipe(folder: Path, recipe: str) -> Path:
-    """A recipe in which `{folder}` stands for where it lies; returns its path."""
+    """Write a recipe in which `{folder}` is replaced by the path of its folder. Return the path of the recipe."""
     path = folder / "recipe.toml"
     values = {"folder": folder, "max_line_bytes": MAX_LINE_BYTES, "max_document_bytes": MAX_DOCUMENT_BYTES}
     for name, value in values.items():
@@ -188,28 +188,28 @@ def write_recipe(folder: Path, recipe: str) -> Path:
 
 
 def write_texts(path: Path, texts: Iterable[str], **fields: str) -> Path:
-    """JSON Lines with these texts, each with the same further fields; returns the path."""
+    """Write JSON Lines with these texts, each with the same further fields. Return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(json_lines(texts, **fields))
     return path
 
 
 def sentences(seed: int, count: int, min_words: int = 12) -> list[str]:
-    """Documents of made-up words from one vocabulary: most short, some of many sentences, all different."""
+    """Return documents of made-up words from one vocabulary. All differ; most are short, some have many sentences."""
     generator = random.Random(seed)
     lengths = [int(generator.lognormvariate(3, 0.8)) + min_words for _ in range(count)]
     return [f"{_prose(generator, length)} {seed}-{number}." for number, length in enumerate(lengths)]
 
 
 def reworded(text: str) -> str:
-    """Nearly the same text: of a long one, fewer than one shingle of five words in twenty is another."""
+    """Return nearly the same text. In a long text, fewer than one in twenty shingles of five words differs."""
     words = text.split(" ")
     words[len(words) // 2] = "otherwise"
     return " ".join(words)
 
 
 def code_file(seed: int, functions: int = 4) -> str:
-    """Source code of its own names."""
+    """Return source code whose names depend on the seed."""
     generator = random.Random(seed)
     names = [f"{'_'.join(generator.choices(_WORDS, k=2))}_{seed}" for _ in range(functions)]
     bodies = (f"    total = {generator.randrange(1000)}\n    return total + {generator.choice(_WORDS)}\n" for _ in names)
@@ -217,7 +217,7 @@ def code_file(seed: int, functions: int = 4) -> str:
 
 
 def json_lines(texts: Iterable[str], **fields: str) -> bytes:
-    """One object with a text on each line."""
+    """Return lines with one JSON object each, which holds a text and the further fields."""
     return b"".join(json.dumps({"text": text, **fields}, ensure_ascii=False).encode() + b"\n" for text in texts)
 
 
@@ -235,7 +235,7 @@ def _prose(generator: random.Random, num_words: int) -> str:
 
 
 def noise(seed: int, count: int) -> list[str]:
-    """Letters at random, which no other text resembles."""
+    """Return texts of random letters. No other text is similar to them."""
     generator = random.Random(f"noise {seed}")
     letters = "qwxzjvhyc"
     return [" ".join("".join(generator.choices(letters, k=7)) for _ in range(40)) for _ in range(count)]
@@ -257,14 +257,14 @@ def _books(seed: int) -> Iterator[tuple[str, bytes]]:
     yield "spellings/mojibake.txt", fourth + "schöne Grüße aus dem Café, naïve Übung".encode().decode("latin-1").encode()
     yield "spellings/latin-1.txt", "schöne Grüße aus dem Café, naïve Übung".encode("latin-1")
     yield "spellings/utf-16.txt", "a text of plain words in another encoding".encode("utf-16")
-    yield "short.txt", b"long enough elsewhere"  # 21 characters: this source asks for 30, the others for 20
+    yield "short.txt", b"long enough elsewhere"  # 21 characters: this source requires 30, the others 20
     yield "blank.txt", b" \n\t\n"
     yield "nothing.txt", b""  # an empty file holds no document
     yield "large.txt", b"one line of a book\n" * (MAX_DOCUMENT_BYTES // 19 + 1)
     yield "archive.tar.gz", _gzip(_tar(_members(seed)))
     yield "archive.zip", _zip(seed)
     in_one_block = [(f"{number}.txt", text[:400]) for number, text in enumerate(sentences(seed + 6, 3, 60))]
-    yield "cut.tar", _tar(in_one_block)[: 2 * 1024 + 512 + 99]  # in the middle of the third
+    yield "cut.tar", _tar(in_one_block)[: 2 * 1024 + 512 + 99]  # cut in the middle of the third entry
     for number, (name, compress) in enumerate(_COMPRESSIONS.items()):
         yield f"compressed.txt.{name}", compress(sentences(seed + 70 + number, 1, 60)[0].encode())
     yield "picture.bin", b"\x89PNG"
@@ -346,7 +346,10 @@ def _web(seed: int) -> Iterator[tuple[str, bytes]]:
 
 
 def _table(texts: Sequence[str], separator: str) -> bytes:
-    """Fields in quotes, with separators, line ends and quotes in them; then a row with a field too many, and one not in UTF-8."""
+    """Return rows with quoted fields that contain separators, line ends and quotes.
+
+    Two bad rows follow: one with a field too many, and one that is not UTF-8.
+    """
     quoted = [text.replace(" ", separator, 1).replace(" ", "\n", 1).replace(" ", ' ""so"" ', 1) for text in texts]
     rows = ["topic,text", *(f'news,"{text}"' for text in quoted), "news,a text,of too many fields"]
     return "\n".join(rows).encode() + b"\nnews,caf\xe9 and other words of one encoding\n"

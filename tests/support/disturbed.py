@@ -1,6 +1,6 @@
-"""Disturbs trainings in this process: stops and kills them at a step, spoils their losses; and says what came of them.
+"""Disturbs training runs in this process: stops or kills them at a step, or changes their loss. Also reads what such a run did.
 
-Everything is done through the trainer's named places, so that the run's settings and its identity stay what they are.
+Each disturbance replaces a named function of the trainer. The settings and the identity of the run do not change.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ LossFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class Killed(BaseException):
-    """As abrupt as it gets within one process: nothing is saved and nothing is tidied."""
+    """Ends a run as abruptly as possible within one process: nothing is saved and nothing is cleaned up."""
 
 
 def after_steps(patch: pytest.MonkeyPatch, number: int, action: Callable[[], None]) -> None:
-    """Calls `action` once so many steps have been made and reported, repeated ones included; 0: before the first."""
+    """Call `action` after `number` steps have been made and reported. Repeated steps count. 0: before the first step."""
     start, step_end = Extension.train_start, Extension.step_end
     seen: list[int] = []
 
@@ -66,12 +66,12 @@ def after_steps(patch: pytest.MonkeyPatch, number: int, action: Callable[[], Non
 
 
 def stop(patch: pytest.MonkeyPatch, number: int) -> None:
-    """Has a signal end the run, saved, with its `number`-th step, counted as it makes them."""
+    """Let a stop signal end the run after its `number`-th step, with the state saved. Repeated steps count."""
     after_steps(patch, number - 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
 def kill(patch: pytest.MonkeyPatch, number: int) -> None:
-    """Has the run end without a word after its `number`-th step; a save that is running is completed."""
+    """Let the run end without cleanup after its `number`-th step. A save that has started is completed."""
 
     def die() -> None:
         raise Killed
@@ -80,13 +80,13 @@ def kill(patch: pytest.MonkeyPatch, number: int) -> None:
 
 
 def multiplied(factor: float, logits_BLV: Tensor, targets_BL: Tensor, _weights: Tensor | None) -> Tensor:
-    """The plain cross-entropy sum times a factor."""
+    """Return the plain cross-entropy sum times a factor."""
     loss = cross_entropy(logits_BLV.float().flatten(0, 1), targets_BL.flatten(), ignore_index=IGNORE, reduction="sum")
     return loss * factor
 
 
 def spoiled(patch: pytest.MonkeyPatch, loss_at: Callable[[int], LossFunction | None]) -> None:
-    """Trains on another loss where `loss_at` gives one for the position of a batch, counted in batches from 0."""
+    """Train on the loss that `loss_at` returns for the index of a batch, counted from 0. None keeps the configured loss."""
     step = vars(loop)["train_step"]
 
     def stepping(training: Any, batch: Any, *arguments: Any, **settings: Any) -> Any:
@@ -101,7 +101,7 @@ def spoiled(patch: pytest.MonkeyPatch, loss_at: Callable[[int], LossFunction | N
 
 
 def trained(config: TrainConfig) -> str:
-    """What `train` returns, or the error with which it ends."""
+    """Return the result of `train`, or the error with which it ends, as text."""
     try:
         return loop.train(config)
     except (ProjectError, Killed) as error:
@@ -109,7 +109,7 @@ def trained(config: TrainConfig) -> str:
 
 
 def outcome(run: Path, result: str) -> dict[str, Any]:
-    """All that a run shows of what it did, bit for bit, without times and paths."""
+    """Return all results that a run has recorded, bit for bit, without times and paths."""
     steps = metrics(run, "train")
     return {
         "result": result.replace(str(run), "RUN"),
@@ -127,18 +127,18 @@ def outcome(run: Path, result: str) -> dict[str, Any]:
 
 
 def evaluations(run: Path) -> list[dict[str, Any]]:
-    """By which convergence is judged, as the newest checkpoint has them; none without a checkpoint."""
+    """Return the evaluations in the newest checkpoint, by which convergence is judged. Empty without a checkpoint."""
     store = CheckpointStore(run / "checkpoints")
     return list(store.load(max(store.steps())).state["progress"]["evaluations"]) if store.steps() else []
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """The names of what is not the same."""
+    """Return the names of the entries that differ."""
     return [name for name in expected if found[name] != expected[name]]
 
 
 def parameters_are_finite(run: Path) -> bool:
-    """True where no tensor of any checkpoint has a number that is not finite."""
+    """Return whether all numbers in all tensors of all checkpoints are finite."""
     store = CheckpointStore(run / "checkpoints")
     return all(
         bool(torch.isfinite(tensor).all())

@@ -1,4 +1,4 @@
-"""Documents and their keys as the read stage leaves them, corpora with planted look-alikes, and the plain truth about them."""
+"""Documents and keys in the form that the read stage writes, corpora with planted near-duplicates, and exact reference results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from data_pipeline.text.batch import TextBatch
 __all__ = ["Fates", "find", "found_pairs", "naive_fates", "plant", "read_fates", "run_inline", "true_pairs", "write_documents"]
 
 _TEXT_SCHEMA = pa.schema([("id", pa.uint64()), ("text", pa.large_string())])
-_ROWS = 100  # documents of one record batch
+_ROWS = 100  # documents per record batch
 _ALL_IDS = (0, (1 << 64) - 1)
 
 Pair = tuple[int, int]
@@ -37,7 +37,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Fates:
-    """What the stage says about each document, by its index in the corpus."""
+    """The decision of the stage about each document, by the index of the document in the corpus."""
 
     fates: list[int]
     leaders: list[int]
@@ -45,7 +45,7 @@ class Fates:
 
 
 def run_inline(_name: str, function: Callable[[Any], Any], tasks: list[Any], sizes: Sequence[int], _kind: object) -> list[Any]:
-    """Runs a stage's tasks one after the other."""
+    """Run the tasks of a stage one after the other."""
     assert len(tasks) == len(sizes)
     return [function(task) for task in tasks]
 
@@ -61,7 +61,7 @@ def find(
     run: Callable[..., list[Any]] = run_inline,
     **options: Any,
 ) -> tuple[Duplicates, Fates]:
-    """Writes a corpus, looks for duplicates, and reads what was decided."""
+    """Write a corpus, look for duplicates, and read the decisions."""
     partitions = write_documents(work, texts, settings, per_partition, sources, kinds)
     duplicates = find_duplicates(run, partitions, settings, work, **options)
     return duplicates, read_fates(work, len(texts), per_partition)
@@ -75,7 +75,10 @@ def write_documents(
     sources: Sequence[str] = ("one",),
     kinds: Sequence[Kind] | None = None,
 ) -> list[PartitionKeys]:
-    """Text and key tables of a corpus; partitions belong to the sources in turn, and every second ordinal was rejected."""
+    """Write the text tables and key tables of a corpus, and return the partitions.
+
+    Partitions are assigned to the sources in turn. Only even ordinals are used, as if every second document had been rejected.
+    """
     partitions = []
     index = load_benchmarks(settings.benchmarks, settings.benchmark_words)
     for number, begin in enumerate(range(0, len(texts), per_partition)):
@@ -96,7 +99,7 @@ def write_documents(
 
 
 def read_fates(work: Path, num_documents: int, per_partition: int) -> Fates:
-    """The tables of all partitions, with places in the corpus instead of ids."""
+    """Read the tables of all partitions. Document ids are replaced by indices in the corpus."""
     rows = [
         row
         for number in range(-(-num_documents // per_partition))
@@ -108,7 +111,7 @@ def read_fates(work: Path, num_documents: int, per_partition: int) -> Fates:
 
 
 def found_pairs(work: Path, per_partition: int) -> set[Pair]:
-    """The pairs of similar documents, equal ones included, as places in the corpus, the later first."""
+    """Return the pairs of similar documents, including equal ones, as indices in the corpus with the later one first."""
     tables = [path.with_suffix("") for path in (work / "duplicates").glob("*.arrow") if re.search("verify|copies", path.name)]
     later, earlier = (_places(ids, per_partition) for ids in read_pairs(tables, *_ALL_IDS))
     return set(zip(later, earlier, strict=True))
@@ -119,13 +122,16 @@ def _places(ids: np.ndarray, per_partition: int) -> list[int]:
 
 
 def shingles_of(text: str, num_words: int) -> set[tuple[str, ...]]:
-    """Runs of words, found in the plainest way; for ASCII texts."""
+    """Return the shingles of an ASCII text: its runs of `num_words` words. A slow and simple reference."""
     words = re.findall(r"[a-z0-9_']+", text.lower())
     return {tuple(words[place : place + num_words]) for place in range(max(len(words) - num_words + 1, min(len(words), 1)))}
 
 
 def true_pairs(texts: Sequence[str], settings: DedupSettings) -> dict[Pair, float]:
-    """All pairs with at least the threshold's similarity, the later first, and how similar they are: every pair is compared."""
+    """Return all pairs whose similarity reaches the threshold, the later document first, with their similarity.
+
+    Every pair with a common shingle is compared, so the result is exact.
+    """
     sets = [shingles_of(text, settings.shingle_words) for text in texts]
     owners = defaultdict(list)
     for place, members in enumerate(sets):
@@ -137,7 +143,7 @@ def true_pairs(texts: Sequence[str], settings: DedupSettings) -> dict[Pair, floa
 
 
 def naive_fates(num_documents: int, copies: dict[int, int], similar: Iterable[Pair], max_cluster: int) -> list[tuple[int, int]]:
-    """Fate and leader of each document, decided one by one; shares nothing with the real thing."""
+    """Return fate and leader of each document, decided one by one. Shares no code with the product."""
     earlier_of = defaultdict(set)
     for later, earlier in similar:
         earlier_of[later].add(earlier)
@@ -157,10 +163,11 @@ def naive_fates(num_documents: int, copies: dict[int, int], similar: Iterable[Pa
 def plant(
     num_bases: int, rates: Sequence[float], *, families: bool = False, seed: int = 0, num_words: int = 300
 ) -> tuple[list[str], list[tuple[int, float | None]]]:
-    """Passages of the standard library's source, and edited copies of them, in random order.
+    """Return passages of the source code of the standard library and edited copies of them, in random order.
 
-    A passage has one copy, its rate taken from `rates` in turn, or in families a copy for each. Returns the texts, and for each the
-    number of its passage and the share of the words that were replaced, removed or put in: None for the passage itself.
+    Each passage has one copy, with an edit rate taken from `rates` in turn. In families it has one copy for each rate. Also
+    returns, for each text, the number of its passage and the share of words that were replaced, removed or inserted (None for the
+    original).
     """
     generator = random.Random(seed)
     bases = list(_bases(num_bases, num_words))
@@ -184,11 +191,11 @@ def _bases(num_bases: int, num_words: int) -> Iterator[list[str]]:
             num_bases -= 1
             if not num_bases:
                 return
-    raise AssertionError("the standard library is shorter than that")
+    raise AssertionError("the standard library has too few passages")
 
 
 def edit(words: Sequence[str], rate: float, vocabulary: Sequence[str], generator: random.Random) -> list[str]:
-    """`words` with the share `rate` of them replaced, removed, or followed by another."""
+    """Return `words` with the share `rate` of them replaced, removed, or followed by another word."""
     edited: list[str] = []
     for word in words:
         kind = generator.choice(("replace", "remove", "insert")) if generator.random() < rate else "keep"

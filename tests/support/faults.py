@@ -1,7 +1,7 @@
-"""How many faults are injected, and by which seeds: a sample by default, the counts of the full campaign with `FAULTS=full`.
+"""Number of injected faults and their seeds: a sample by default, the counts of the full campaign with `FAULTS=full`.
 
-What is drawn at random can be run in parts: `FAULTS_SHARE=n` makes one n-th of its injections, and `FAULTS_SEED` says at which
-seed a part begins.
+A campaign with random faults can be run in parts: `FAULTS_SHARE=n` makes one n-th of its injections, and `FAULTS_SEED` is the
+first seed of the part.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ print(_peak() - _before)
 
 
 def is_full() -> bool:
-    """True in a full campaign."""
+    """Return whether this is a full campaign."""
     return os.environ.get("FAULTS") == "full"
 
 
 def count(sample: int, full: int) -> int:
-    """`full` in a full campaign, else `sample`."""
+    """Return `full` in a full campaign, else `sample`."""
     return full if is_full() else sample
 
 
 def turns(sample: int, full: int) -> int:
-    """How often something random is injected: the share of `full` that FAULTS_SHARE asks for in a full campaign, else `sample`."""
+    """Return the number of random injections: `full` divided by FAULTS_SHARE in a full campaign, else `sample`."""
     return count(sample, -(-full // int(os.environ.get("FAULTS_SHARE", "1"))))
 
 
 def first_seed() -> int:
-    """FAULTS_SEED, the seed that the first injection is drawn by."""
+    """Return FAULTS_SEED, the seed of the first injection, or 0."""
     return int(os.environ.get("FAULTS_SEED", "0"))
 
 
 def seeds(sample: int, full: int) -> Iterator[int]:
-    """The seeds of so many injections, which are counted; each is printed first, so that pytest shows the failing one last.
+    """Yield the seeds of the injections and count each one. Each seed is printed first, so pytest shows the failing one last.
 
-    `FAULTS_SEED=n` begins with seed n.
+    `FAULTS_SEED=n` starts with seed n.
     """
     for seed in range(first_seed(), first_seed() + turns(sample, full)):
-        print(f"seed {seed}: FAULTS_SEED={seed} begins with it")
+        print(f"seed {seed}: set FAULTS_SEED={seed} to start with it")
         tried()
         yield seed
 
 
 def peak_growth_bytes(prepare: str, action: str, *arguments: str | Path) -> int:
-    """By how much the resident memory of a fresh process grows at most while it runs `action`, after `prepare`, both code.
+    """Return the peak growth in bytes of the resident memory of a new process while it runs the code `action`.
 
-    The arguments are in `sys.argv`. Only Linux tells.
+    The code `prepare` runs before the measurement. Both find the arguments in `sys.argv`. Works on Linux only.
     """
     code = _MEASURE.format(prepare=prepare, action=action)
     done = subprocess.run(
@@ -77,18 +77,18 @@ def peak_growth_bytes(prepare: str, action: str, *arguments: str | Path) -> int:
 
 
 def truncate(content: bytearray, draw: random.Random) -> None:
-    """Ends the content anywhere."""
+    """Cut the content at a random position."""
     del content[draw.randrange(len(content)) :]
 
 
 def zero_tail(content: bytearray, draw: random.Random) -> None:
-    """Has the last bytes zero, however many."""
+    """Set a random number of bytes at the end to zero. Always changes the content."""
     before = bytes(content)
-    while content == before:  # the last bytes may be zero already
+    while content == before:  # the last bytes may already be zero
         length = draw.randrange(1, len(content) + 1)
         content[-length:] = bytes(length)
 
 
 def flip(content: bytearray, draw: random.Random) -> None:
-    """Changes one bit."""
+    """Change one bit at a random position."""
     content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)

@@ -25,7 +25,7 @@ _TEXT = b"the cat sat on a mat and the dog ran to it while birds sang of old shi
 
 
 def write_grouped(directory: Path) -> Path:
-    """Rows of three sources of two kinds, in pieces of 1 to 32 tokens, alike for both splits; returns `directory`."""
+    """Write rows of three sources of two kinds, in pieces of 1 to 32 tokens, the same for both splits. Return `directory`."""
     tokenizer = ByteTokenizer()
     shards = [_shard(directory, split, source, tokenizer) for split in ("train", "val") for source in _KINDS]
     (directory / "tokenizer").mkdir(exist_ok=True)

@@ -10,7 +10,7 @@ VOID = {"meta"}
 
 
 class Page(HTMLParser):
-    """The elements of a page, with a check that every one is closed in its turn."""
+    """The elements of a page. Checks that every element is closed in the right order."""
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)

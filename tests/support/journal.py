@@ -1,8 +1,8 @@
-"""An extension of the trainer that writes down what each rank does, and that can be told to be slow or broken.
+"""An extension of the trainer that records what each rank does, and that can make the run slow or broken.
 
-The environment says how: JOURNAL_PACE_S pauses after each step, JOURNAL_SAVE_S and JOURNAL_EVALUATION_S make a save and an
-evaluation take longer, JOURNAL_FLAW breaks the product in one of `FLAWS`. The journal stands beside the run, a line for each event,
-and survives any kill: each line is one write to a file that is open for appending.
+Environment variables configure it: JOURNAL_PACE_S pauses after each step. JOURNAL_SAVE_S and JOURNAL_EVALUATION_S make saves and
+evaluations slower. JOURNAL_FLAW breaks the product with one of `FLAWS`. The journal is a file next to the run folder with one line
+for each event. It survives any kill, because each line is one write to a file that is opened for appending.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 EXTENSION = """from tests.support.journal import on_save, on_step_end, on_train_end, on_train_start, prepare
 prepare()
 """
-"""The file that `--extension` names."""
+"""Content of the file for `--extension`."""
 
 
 @dataclass(frozen=True)
@@ -45,27 +45,27 @@ class Entry:
 
     rank: int
     event: str
-    """start: from the checkpoint of `step`; step: made and reported; saving, saved; evaluating; end.
+    """One of these events: start (from the checkpoint of `step`), step (made and reported), saving, saved, evaluating, end.
 
-    damaged: by the test, all checkpoints that are newer than that of `step`.
+    `damaged` is written by the test: all checkpoints newer than that of `step` are damaged.
     """
     step: int
 
 
 def read_journal(run: Path) -> list[Entry]:
-    """What the ranks have written so far, in the order of time."""
+    """Return the entries that the ranks have written so far, in order of time."""
     path = _path(run)
     lines = path.read_text().splitlines() if path.exists() else []
     return [Entry(int(rank), event, int(step)) for rank, event, step in map(str.split, lines)]
 
 
 def write_damaged(run: Path, step: int) -> None:
-    """Writes down that the newest checkpoint that is still whole is that of `step`."""
+    """Record that the checkpoint of `step` is now the newest intact one."""
     _append(_path(run), 0, "damaged", step)
 
 
 def prepare() -> None:
-    """Makes this process slow or broken, as its environment says."""
+    """Make this process slow or broken, as its environment variables say."""
     if flaw := os.environ.get("JOURNAL_FLAW"):
         FLAWS[flaw]()
     _slow_saves(float(os.environ.get("JOURNAL_SAVE_S", "0")))
@@ -149,7 +149,7 @@ def _one_batch_further() -> None:
 
 
 def _overwriting() -> None:
-    """Has one checkpoint, in the place of which the next is written; the first gap is long, so that few kills will do."""
+    """Keep one checkpoint and delete it before the next is written. The first gap is long, so that few kills suffice."""
     save, gaps = CheckpointStore.save, [0.5]
 
     def overwrite(store: CheckpointStore, checkpoint: Checkpoint) -> Path:

@@ -1,4 +1,4 @@
-"""Lines of JSON, good and malformed, each with the text that it holds or the reason for which it is rejected."""
+"""Lines of JSON, valid and malformed. Each comes with the text that it holds or the reason for its rejection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEEP = b'{"text": "x", "deep": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
 
 def nested(depth: int) -> bytes:
-    """A good object that is nested so many levels deep."""
+    """Return a valid object that is nested `depth` levels deep."""
     return b'{"text": "t", "a": ' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
 
 

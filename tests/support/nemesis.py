@@ -1,7 +1,7 @@
-"""Strikes a training of two ranks again and again, starts it again where it does not do so itself, and checks what it claimed.
+"""Injects faults into a training run of two ranks, restarts it if it does not restart itself, and checks the claims of the run.
 
-What strikes, and when, follows from a seed. The journal (`tests.support.journal`) holds the claims: a step that was reported, a
-checkpoint that was acknowledged, the step from which a start went on.
+A seed decides which fault is injected and when. The journal (`tests.support.journal`) holds the claims: each step that was
+reported, each checkpoint that was acknowledged, and the step from which each start resumed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LONG_S = 300.0
 
 @dataclass
 class Nemesis:
-    """A run, and what befell it."""
+    """A run, and the faults that were injected into it."""
 
     config: TrainConfig
     seed: int
@@ -45,17 +45,17 @@ class Nemesis:
     draw: random.Random = field(init=False)
     process: subprocess.Popen[bytes] | None = None
     mark: int = 0
-    """How long the journal was when the ranks that run now were started."""
+    """Length of the journal when the current ranks were started."""
     problems: list[str] = field(default_factory=list)
     num_struck: int = 0
     longest_s: float = 0.0
-    """Between a strike and the end of all ranks that it hit."""
+    """Longest time in seconds between a fault and the end of all ranks that it hit."""
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
 
     def strike(self, kind: str, moment: str) -> bool:
-        """Strikes once; false where the run was finished before its moment came."""
+        """Inject one fault. Returns False if the run finished before the moment was reached."""
         process = self._running()
         if not MOMENTS[moment](self):
             return False
@@ -71,26 +71,26 @@ class Nemesis:
         return True
 
     def finish(self, timeout_s: float = 300) -> None:
-        """Lets the run come to its end."""
+        """Let the run finish."""
         code = self._running().wait(timeout_s)
         if code != ExitCode.DONE:
             self.problems.append(f"exit code {code} at the end: {log(self.config)[-2000:]}")
 
     def close(self) -> None:
-        """Ends what runs still."""
+        """End all processes that still run."""
         if self.process is not None and self.process.poll() is None:
             end(self.process)
 
     def journal(self) -> list[Entry]:
-        """All entries so far."""
+        """Return all entries so far."""
         return read_journal(self.config.run)
 
     def recent(self) -> list[Entry]:
-        """The entries of the ranks that run now."""
+        """Return the entries of the ranks that run now."""
         return self.journal()[self.mark :]
 
     def found(self, uninterrupted: TrainConfig) -> list[str]:
-        """All that is wrong with the finished run, beside one that nothing struck."""
+        """Return all problems of the finished run, compared with a run without faults."""
         config, found = self.config, [*self.problems]
         found += broken_claims(self.journal(), config.checkpoint.every_steps)
         if losses(config.run) != losses(uninterrupted.run):
@@ -105,7 +105,7 @@ class Nemesis:
         return found
 
     def damage_newest_checkpoint(self) -> None:
-        """Damages a file that no other checkpoint needs, where an older one is left to go on from."""
+        """Damage a file that no other checkpoint needs. Does nothing if no older checkpoint could be resumed from."""
         store = CheckpointStore(self.config.run / "checkpoints")
         whole = [step for step in store.steps() if _verifies(store, step)]
         if len(whole) < 2:
@@ -115,7 +115,7 @@ class Nemesis:
         write_damaged(self.config.run, whole[-2])
 
     def damage_shard(self) -> None:
-        """Damages a shard, checks that the run is refused and says why, and puts the shard back."""
+        """Damage a shard, check that the run is refused with a message that names the shard, and restore the shard."""
         assert self.process is not None
         path = self.draw.choice(sorted(self.config.data.rglob("*.arrow")))
         whole, before = path.read_bytes(), len(log(self.config))
@@ -131,7 +131,7 @@ class Nemesis:
             self.problems.append(f"{path} was damaged, exit code {code}: {log(self.config)[before:][-2000:]}")
 
     def tear_logs(self) -> None:
-        """Leaves half a line of metrics, and cuts the newest file of events, as a power failure might."""
+        """Leave half a line of metrics and cut the newest event file, as a power failure might."""
         with (self.config.run / "metrics.jsonl").open("ab") as file:
             file.write(b'{"event": "train", "st')
         events = max(self.config.run.rglob("events.out.*"), key=lambda path: path.stat().st_mtime_ns)
@@ -145,7 +145,7 @@ class Nemesis:
         print(f"    {damage.__name__} {path}")
 
     def _running(self) -> subprocess.Popen[bytes]:
-        """The entrypoint, started where it does not run."""
+        """Return the entrypoint. Starts it if it does not run."""
         if self.process is None or self.process.poll() is not None:
             if self.process is not None and self.process.returncode not in (0, -signal.SIGKILL, ExitCode.STOPPED):
                 self.problems.append(f"the entrypoint ended with {self.process.returncode}: {log(self.config)[-2000:]}")
@@ -153,7 +153,7 @@ class Nemesis:
         return self.process
 
     def _check_stop(self, process: subprocess.Popen[bytes], kind: str, moment: str) -> None:
-        """A stop on request ends with its code, at one step on both ranks, which is saved, once."""
+        """Check that a requested stop ends with its exit code, at the same step on both ranks, and that this step is saved once."""
         code = process.wait(_GONE_S)
         if code not in (ExitCode.STOPPED, ExitCode.DONE):
             self.problems.append(f"{kind}, {moment}: exit code {code}: {log(self.config)[-2000:]}")
@@ -170,9 +170,9 @@ class Nemesis:
 
 
 def saved_twice(events: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Steps that were saved again although nothing had been added to them.
+    """Return the steps that were saved again although nothing had changed.
 
-    A run that is stopped where an evaluation is due saves without it, evaluates when it goes on, and saves what that has found.
+    A run that is stopped before a due evaluation saves without it. After the resume it evaluates and saves the result.
     """
     found, saved = [], set[int]()
     for event in events:
@@ -186,10 +186,10 @@ def saved_twice(events: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def broken_claims(journal: Iterable[Entry], every_steps: int) -> list[str]:
-    """Starts that went on from before a checkpoint that was acknowledged, or that lost more work than they may.
+    """Return the starts that resumed before an acknowledged checkpoint, or that lost more work than allowed.
 
-    A save that runs when the ranks are struck is lost with the steps since the one before, and the next save waits for it: so less
-    than two intervals can be lost.
+    If the ranks are hit during a save, this save is lost with all steps since the previous one. The next save waits for it, so
+    fewer than two save intervals can be lost.
     """
     acknowledged = last = 0
     left = None
@@ -199,11 +199,11 @@ def broken_claims(journal: Iterable[Entry], every_steps: int) -> list[str]:
             continue
         if entry.event == "start":
             if entry.step < acknowledged:
-                found.append(f"lost: step {acknowledged} was acknowledged, and the next start went on from {entry.step}")
+                found.append(f"lost: step {acknowledged} was acknowledged, and the next start resumed from {entry.step}")
             if last - entry.step >= 2 * every_steps:
                 found.append(f"lost work: from step {last} back to {entry.step}")
             if left is not None and entry.step != left:
-                found.append(f"damage: step {left} was the newest whole one, and the next start went on from {entry.step}")
+                found.append(f"damage: step {left} was the newest intact one, and the next start resumed from {entry.step}")
             last, left = entry.step, None
         elif entry.event == "step":
             last = entry.step
@@ -215,7 +215,7 @@ def broken_claims(journal: Iterable[Entry], every_steps: int) -> list[str]:
 
 
 def lost_steps(journal: Iterable[Entry]) -> list[int]:
-    """How many steps each start had to make again."""
+    """Return how many steps each start had to repeat."""
     last, lost = 0, []
     for entry in journal:
         if not entry.rank and entry.event in ("start", "step"):
@@ -234,17 +234,17 @@ def _verifies(store: CheckpointStore, step: int) -> bool:
 
 
 def _files_of(store: CheckpointStore, step: int) -> set[Path]:
-    """All files that the checkpoint of a step needs."""
+    """Return all files that the checkpoint of a step needs."""
     path = store.manifest_path(step)
     return {path} | {store.directory / f"objects/{name}.safetensors" for name in parse_manifest(path.read_bytes()).objects}
 
 
 def weights_of(config: TrainConfig) -> str:
-    """The last line of a run that was finished, the digest of its weights; empty where there is none."""
+    """Return the last line of a finished run, with the digest of its weights. Empty if the run has not finished."""
     return ["", *(line for line in log(config).splitlines() if line.startswith("weights sha256:"))][-1]
 
 
-# When
+# Moments at which a fault is injected
 
 
 def _at_the_start(nemesis: Nemesis) -> bool:
@@ -260,7 +260,7 @@ def _in_steps(nemesis: Nemesis) -> bool:
 
 
 def _reached(nemesis: Nemesis, *events: str) -> bool:
-    """Waits for events of the ranks that run now, one after the other; false where the run is finished before."""
+    """Wait for events of the current ranks, one after the other. Returns False if the run finishes first."""
 
     def reached() -> bool:
         left = iter(nemesis.recent())
@@ -271,7 +271,7 @@ def _reached(nemesis: Nemesis, *events: str) -> bool:
 
 
 def _in_the_last_step(nemesis: Nemesis) -> bool:
-    """Waits until nothing is left to do but the last evaluation and the last save."""
+    """Wait until only the last evaluation and the last save remain. Returns False if the run has ended."""
     last = nemesis.config.limits.steps
     seconds_until(lambda: any(entry.step == last for entry in nemesis.recent()) or _finished(nemesis), _LONG_S)
     assert nemesis.process is not None
@@ -294,7 +294,7 @@ MOMENTS: dict[str, Callable[[Nemesis], bool]] = {
 }
 
 
-# What
+# Faults
 
 
 def _kill(pids: Iterable[int], number: signal.Signals = signal.SIGKILL) -> None:

@@ -1,4 +1,4 @@
-"""Listening sockets of processes, an address of this machine that is not loopback, and what a stranger can do with a store."""
+"""Listening sockets of processes, an address of this machine that is not loopback, and an attack on a rendezvous store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RENDEZVOUS = "torch.rendezvous."
 
 
 def listeners(pids: Iterable[int]) -> dict[int, list[Listener]]:
-    """The TCP and UDP sockets on which each of these processes waits for others; processes without one are left out."""
+    """Return the TCP and UDP sockets on which each of these processes listens. Processes without one are left out."""
     found = {}
     for pid in pids:
         try:
@@ -36,29 +36,29 @@ def listeners(pids: Iterable[int]) -> dict[int, list[Listener]]:
 
 
 def loopback_only(found: dict[int, list[Listener]]) -> bool:
-    """True if no socket can be reached from another machine."""
+    """Return True if no socket can be reached from another machine."""
     return all(_is_loopback(address) for addresses in found.values() for address, _ in addresses)
 
 
 def foreign_address() -> str:
-    """An IPv4 address of this machine that is not 127.0.0.1: of a network card, or else another one of loopback.
+    """Return an IPv4 address of this machine that is not 127.0.0.1: of a network card, or else another loopback address.
 
-    A socket on all interfaces answers there, and a socket on 127.0.0.1 does not.
+    A socket on all interfaces answers at this address. A socket on 127.0.0.1 does not.
     """
     of_cards = [each.address for card in psutil.net_if_addrs().values() for each in card if each.family == socket.AF_INET]
     return next((address for address in of_cards if not _is_loopback(address)), "127.0.0.2")
 
 
 def reachable(address: str, ports: Iterable[int]) -> list[int]:
-    """The ports on which something answers at an address."""
+    """Return the ports that accept connections at an address."""
     return [port for port in ports if _connects(address, port)]
 
 
 def plant_command(address: str, port: int, mark: Path) -> bool:
-    """Has the agent of a c10d rendezvous create a file: whether the store there let a pickled command be set, without a login."""
+    """Make the agent of a c10d rendezvous create a file. Return whether its store accepted a pickled command without a login."""
     try:
         store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=5))
-    except RuntimeError:  # something else listens there
+    except RuntimeError:  # another program listens on this port
         return False
     keys = [key for key in store.list_keys() if key.startswith(_RENDEZVOUS)]
     for key in keys:

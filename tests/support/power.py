@@ -1,9 +1,9 @@
-"""A disk that loses its power: the changes that a program makes in a folder, and what of them a device may hold afterwards.
+"""A disk that loses its power: the changes that a program makes in a folder, and the states in which a device may be afterwards.
 
-`Recording` compares the real folder before and after each call of `os` that gives or takes a name or forces something to the
-device. A change that is found before a call was made by any code, also in C, so none escapes. A sync from C does, which makes the
-model stricter. `Disk` replays the operations up to a moment and draws one of the states that may be found after the power failed
-at that moment.
+`Recording` compares the real folder before and after each call of `os` that creates or removes a name or syncs to the device. A
+change that is found before a call was made by other code, including C code, so no change is missed. A sync from C is missed, which
+makes the model stricter. `Disk` replays the operations up to a moment and draws one of the states that may be found after a power
+failure at that moment.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tests.support.storage import Crash
 __all__ = ["FLAWS", "Disk", "Naming", "Recording", "Sync", "digest_of_state", "write_state"]
 
 FLAWS = ("no file sync", "no directory sync", "no sync above new folders")
-"""What a replay can leave out, as if the program had not done it."""
+"""Operations that a replay can leave out, as if the program had not made them."""
 ROOT = 0
-"""The number of the folder that is watched; it is on the device."""
+"""Number of the folder that is watched. The folder itself is on the device."""
 _NAMING = ("rename", "replace", "link", "symlink", "unlink", "remove", "rmdir", "mkdir")
 _CUTTING = ("truncate", "ftruncate")
 _PAGE_BYTES = 4096
 _SECTOR_BYTES = 512
-_CLOCK_NS = 20_000_000  # within this time of a write, the next one may leave the same time of change
+_CLOCK_NS = 20_000_000  # after a write, another write within this time may leave the same modification time
 
 Effect = tuple[int, str, int | None]
-"""Number of a folder, a name in it, and the number of what then has that name, None for nothing."""
+"""Number of a folder, a name in it, and the number of the node that now has this name. None: the name was removed."""
 
 
 @dataclass(frozen=True)
 class Write:
-    """Bytes of a file became others."""
+    """Bytes of a file were overwritten or appended."""
 
     file: int
     offset: int
@@ -72,37 +72,37 @@ Operation = Write | Cut | Naming | Sync
 
 
 class Recording:
-    """What happens below a folder, in its order.
+    """The operations below a folder, in order.
 
     Args:
-        root: the folder. What is in it now is on the device.
+        root: the folder. Its current content counts as being on the device.
     """
 
     def __init__(self, root: Path) -> None:
         self.operations: list[Operation] = []
         self.folders = {ROOT}
-        """The numbers that stand for folders; all others stand for files."""
+        """Numbers of folders. All other numbers are files."""
         self.claims: list[tuple[int, Any]] = []
-        """What the program has acknowledged, each with the number of operations before."""
+        """Acknowledged values, each with the number of operations before it."""
         self.calls: list[int] = []
-        """For each call that was watched, the number of operations before."""
+        """Number of operations before each watched call."""
         self._watch = _Watch(root, self)
         self._watch.look(together=False)
         self.operations += [Sync(node) for node in self._watch.numbers]
 
     def claim(self, value: Any) -> None:
-        """Notes that the program acknowledges something now."""
+        """Record that the program acknowledges `value` now."""
         self.claims.append((len(self.operations), value))
 
     def claimed(self, moment: int, before: Any = None) -> Any:
-        """The last claim that was made within so many operations, or `before`."""
+        """Return the last claim within the first `moment` operations, or `before` if there is none."""
         return next((value for position, value in reversed(self.claims) if position <= moment), before)
 
     @contextmanager
     def watching(self, crash_at: int | None = None) -> Iterator[None]:
-        """Records what this process does within the block.
+        """Record the operations of this process within the block.
 
-        With `crash_at`, every call from that one on, counted from 0 in this block, raises `Crash` and does nothing.
+        With `crash_at`, each call from that one on raises `Crash` and does nothing. Calls are counted from 0 in this block.
         """
         lock = threading.RLock()
         last = None if crash_at is None else len(self.calls) + crash_at
@@ -135,7 +135,7 @@ class Recording:
 
 
 class _Watch:
-    """Finds out what has changed below a folder since it was asked last."""
+    """Finds the changes below a folder since the previous look."""
 
     def __init__(self, root: Path, recording: Recording) -> None:
         self._root = root
@@ -148,16 +148,16 @@ class _Watch:
         self._seen: dict[int, tuple[int, int]] = {}
 
     def number_of(self, status: os.stat_result) -> int | None:
-        """The number of a file or folder that is watched."""
+        """Return the number of a watched file or folder, or None if it is not watched."""
         return self._numbers.get(status.st_ino) if status.st_dev == self._device else None
 
     @property
     def numbers(self) -> list[int]:
-        """Of all files and folders that are there."""
+        """Numbers of all existing files and folders."""
         return [*self._entries, *{node for names in self._entries.values() for node in names.values()}]
 
     def look(self, *, together: bool) -> None:
-        """Adds what has changed to the recording; `together`: one call has changed all entries."""
+        """Add the changes to the recording. With `together`, one call has made all changes of entries."""
         entries: dict[int, dict[str, int]] = {}
         numbers = {self._root.stat().st_ino: ROOT}
         self._look_into(os.fspath(self._root), ROOT, entries, numbers)
@@ -185,7 +185,7 @@ class _Watch:
                         self._look_into(entry.path, number, entries, numbers)
                     else:
                         self._look_at(entry.path, number, status)
-                except FileNotFoundError:  # another thread or process has removed it meanwhile
+                except FileNotFoundError:  # another thread or process has removed it
                     continue
                 found[entry.name] = number
 
@@ -213,7 +213,7 @@ def _changed_entries(folder: int, before: dict[str, int], now: dict[str, int]) -
 
 
 def _changed_content(file: int, before: bytes, now: bytes) -> Iterator[Operation]:
-    """The writes that make the one content of the other, none longer than a page, as pages reach a device one by one."""
+    """Yield the operations from the old content to the new one. No write crosses a page, because pages are stored one by one."""
     if len(now) < len(before):
         yield Cut(file, len(now))
     place = len(before) if now.startswith(before) else 0
@@ -232,21 +232,22 @@ class _File:
 
 @dataclass(frozen=True)
 class State:
-    """What is found after a power failure."""
+    """Entries and contents that are found after a power failure."""
 
     entries: dict[int, dict[str, int]]
     contents: dict[int, bytes]
 
 
 class Disk:
-    """What is on a device for certain, and what may be on it, after the operations that it was given.
+    """The content that is certainly on a device, and the content that may be, after the operations that were applied.
 
-    For certain are the content of a file as of its last sync and the entries of a folder as of its own. Of what happened since, any
-    part may have reached the device in any order: a page of a file whole, torn, as zeros or not at all; a change of entries done or
-    not. A rename is done as a whole, except that a file which goes into another folder may be found in both.
+    The content of a file as of its last sync and the entries of a folder as of its last sync are certain. Of all later operations,
+    any part may have reached the device in any order: a page of a file completely, torn, as zeros or not at all; a change of
+    entries done or not. A rename is done completely or not at all. One exception: a file that moves to another folder may be found
+    in both.
 
     Args:
-        recording: whose operations these are.
+        recording: the operations.
         flaws: some of `FLAWS`.
     """
 
@@ -259,7 +260,7 @@ class Disk:
         self._waiting: list[Naming] = []
 
     def at(self, moment: int) -> Disk:
-        """The disk after so many operations, not fewer than before."""
+        """Return this disk after the first `moment` operations. `moment` must not decrease between calls."""
         for operation in self._recording.operations[self._moment : moment]:
             self._apply(operation)
         self._moment = moment
@@ -280,7 +281,7 @@ class Disk:
                     file.durable, file.pending = _with(file.durable, file.pending), []
 
     def _sync_folder(self, folder: int) -> None:
-        """What names something in this folder is certain now, and so is what happened to the same names elsewhere before."""
+        """Make the entries of this folder certain, and the earlier changes of the same names in other folders."""
         certain: list[Naming] = []
         names: set[tuple[int, str]] = set()
         for change in reversed(self._waiting):
@@ -297,7 +298,7 @@ class Disk:
         return is_new_folder and "no sync above new folders" in self._flaws
 
     def after_power_loss(self, draw: random.Random) -> State:
-        """One of the states that may be found if the power fails now."""
+        """Return a random state that may be found if the power fails now."""
         chances = (0.0, 0.1, 0.5, 0.9, 1.0)
         names_chance, contents_chance = draw.choice(chances), draw.choice(chances)
         entries = {folder: dict(names) for folder, names in self._entries.items()}
@@ -310,7 +311,7 @@ class Disk:
         return State(entries, contents)
 
     def without_power_loss(self) -> State:
-        """What programs see now."""
+        """Return the state that programs see now."""
         entries = {folder: dict(names) for folder, names in self._entries.items()}
         for change in self._waiting:
             _name(change.effects, entries, self._recording.folders)
@@ -318,7 +319,7 @@ class Disk:
 
 
 def _partly(change: Naming, folders: set[int], draw: random.Random) -> tuple[Effect, ...]:
-    """The effects of a change; of a file that goes from folder to folder, the old name may be left."""
+    """Return the effects of a change. If a file moves to another folder, its old name may be kept."""
     is_of_file = not any(node in folders for _, _, node in change.effects)
     if is_of_file and len({folder for folder, _, _ in change.effects}) > 1 and draw.random() < 0.25:
         return tuple(effect for effect in change.effects if effect[2] is not None)
@@ -332,7 +333,7 @@ def _name(effects: tuple[Effect, ...], entries: dict[int, dict[str, int]], folde
     for folder, name, node in effects:
         if node is None:
             continue
-        if node in folders:  # a folder has one name
+        if node in folders:  # a folder has only one name
             for names in entries.values():
                 for other in [other for other, there in names.items() if there == node]:
                     del names[other]
@@ -366,7 +367,7 @@ def _survived(file: _File, draw: random.Random, chance: float) -> bytes:
 
 
 def _tree(state: State, folders: set[int], number: int = ROOT, name: str = "") -> Iterator[tuple[str, bytes | None]]:
-    """Every folder, with None, before what is in it, and every file with its content."""
+    """Yield every folder (with None) before its entries, and every file with its content."""
     for entry, node in sorted(state.entries.get(number, {}).items()):
         inner = f"{name}/{entry}" if name else entry
         if node in folders:
@@ -377,7 +378,7 @@ def _tree(state: State, folders: set[int], number: int = ROOT, name: str = "") -
 
 
 def write_state(state: State, recording: Recording, folder: Path) -> None:
-    """Makes `folder`, which must not be there, what is found."""
+    """Create `folder`, which must not exist, with the content of a state."""
     folder.mkdir(parents=True)
     for name, content in _tree(state, recording.folders):
         if content is None:
@@ -387,5 +388,5 @@ def write_state(state: State, recording: Recording, folder: Path) -> None:
 
 
 def digest_of_state(state: State, recording: Recording) -> int:
-    """The same for states in which the same is found."""
+    """Return a number that is the same for states with the same files."""
     return hash(tuple(_tree(state, recording.folders)))

@@ -1,4 +1,4 @@
-"""Runs the commands of `data_pipeline` as a user does, kills them, and looks at what they leave."""
+"""Runs the commands of `data_pipeline` as a user does, kills them, and reads the files that they leave."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ __all__ = ["FinishedWork", "bytes_done_before", "content_of", "kill_at_random", 
 
 ROOT = Path(__file__).resolve().parents[2]
 _NOT_DIGESTED = (".prepare.lock", "inputs.json", "published.json", "timings.json", "report.html")
-"""What a folder holds besides the reproducible output: this machine's matters, and a page that shows times."""
+"""Files that are not part of the reproducible output: facts about this machine, and a page that shows times."""
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """What a command of `data_pipeline` says and how it ends."""
+    """Run a command of `data_pipeline` to its end, with its output captured."""
     return subprocess.run(_command(arguments), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
 def start(*arguments: str | Path) -> subprocess.Popen[bytes]:
-    """A command of `data_pipeline` in a process group of its own, which it leads."""
+    """Start a command of `data_pipeline` as the leader of a new process group."""
     return subprocess.Popen(
         _command(arguments), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
@@ -41,14 +41,14 @@ def _command(arguments: tuple[str | Path, ...]) -> list[str]:
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    """Every file of prepared data that is the same wherever and however it was made, after a look at its digests."""
+    """Check the digests of prepared data, and return every file that does not depend on where and how the data was made."""
     verify(folder)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files if path.name not in _NOT_DIGESTED}
 
 
 def timed_run(arguments: tuple[str | Path, ...], output: Path) -> float:
-    """How many seconds an undisturbed preparation takes from nothing."""
+    """Return how many seconds a complete preparation takes without interruption."""
     begin = time.monotonic()
     done = run(*arguments)
     assert done.returncode == 0, done.stderr
@@ -59,10 +59,10 @@ def timed_run(arguments: tuple[str | Path, ...], output: Path) -> float:
 def kill_at_random(
     arguments: tuple[str | Path, ...], output: Path, delays: random.Random, longest_s: float, *, at_work: bool = False
 ) -> bool:
-    """Kills a preparation and all of its processes after up to `longest_s`; false where it had come to its end before.
+    """Kill all processes of a preparation after up to `longest_s` seconds. Returns False if it had already ended.
 
-    With `at_work` the time counts from the moment at which a task has finished, not from the start of the process.
-    A folder that is already prepared is emptied first, so that there is something to kill.
+    With `at_work` the time counts from the first finished task, not from the start of the process.
+    If the folder is already prepared, it is deleted first, so that there is work to interrupt.
     """
     if (output / "manifest.json").exists():
         shutil.rmtree(output)
@@ -79,21 +79,21 @@ def kill_at_random(
 
 
 def finished_results(output: Path) -> list[Path]:
-    """What the finished tasks of a preparation that has not ended wrote about themselves."""
+    """Return the result files of the finished tasks of a preparation that has not ended."""
     results = output.glob(".work/*/*/*.json")
     return [path for path in results if path.parent.name not in ("final", "outgoing", "tokenizer")]
 
 
 class FinishedWork:
-    """The results of finished tasks in the work of a preparation, which no later run may write again."""
+    """The results of finished tasks of a preparation. No later run may write them again."""
 
     def __init__(self) -> None:
         self._seen: dict[Path, tuple[int, int]] = {}
 
     def check(self, output: Path) -> int:
-        """Takes note of what is finished now; what was finished before must be the same files. Returns how many files that are.
+        """Record the files of finished tasks and check that earlier ones are unchanged. Returns their number.
 
-        Once data is published there is nothing to go on with, and the work goes.
+        After the data is published, the work is gone and nothing is checked.
         """
         if (output / "manifest.json").exists():
             self._seen = {}
@@ -102,8 +102,8 @@ class FinishedWork:
         tables = {path.with_suffix(".arrow") for path in now}
         now |= {path: _identity(path) for path in tables if path.exists()}
         redone = [str(path) for path in now.keys() & self._seen.keys() if now[path] != self._seen[path]]
-        assert not redone, f"done again: {redone}"
-        assert self._seen.keys() <= now.keys(), f"lost: {self._seen.keys() - now.keys()}"
+        assert not redone, f"finished work was done again: {redone}"
+        assert self._seen.keys() <= now.keys(), f"finished work was lost: {self._seen.keys() - now.keys()}"
         self._seen = now
         return len(now)
 
@@ -114,6 +114,6 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def bytes_done_before(output: Path) -> Mapping[str, tuple[int, int]]:
-    """For each stage of the run that finished, the bytes that it did and those that earlier runs had done."""
+    """For each stage of the run that finished: the bytes that it processed and the bytes that earlier runs had processed."""
     stages: list[dict[str, Any]] = json.loads((output / "timings.json").read_bytes())["stages"]
     return {stage["name"]: (stage["bytes"], stage["bytes_done_before"]) for stage in stages}

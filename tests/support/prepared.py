@@ -1,4 +1,4 @@
-"""Small prepared data, written straight as shards, for tests of the trainer that care about rows and not about text."""
+"""Small prepared data, written directly as shards, for tests of the trainer that need rows but no particular text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORDS = b"the cat sat on a mat and the dog ran to it while birds sang of old sh
 
 
 def write_prepared(directory: Path, *, row_length: int = 32, train_rows: int = 61, val_rows: int = 9, seed: int = 0) -> Path:
-    """Rows of two documents and a little padding each, in two shards for training and one for validation; returns `directory`."""
+    """Write rows of two documents and some padding, in two shards for training and one for validation. Return `directory`."""
     tokenizer = ByteTokenizer()
     generator = np.random.default_rng(seed)
     shards = []

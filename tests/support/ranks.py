@@ -1,4 +1,4 @@
-"""Runs a function on several ranks at once, each a process with one thread, joined by gloo over a file."""
+"""Runs a function on several ranks at once. Each rank is a process with one thread; gloo joins the ranks over a file."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ _GRACE_S = 2.0
 
 
 class RankError(RuntimeError):
-    """Ranks failed or did not end in time; the message holds the traceback of each that failed."""
+    """Ranks failed or did not end in time. The message holds the traceback of each rank that failed."""
 
 
 def run_ranks(function: Callable[..., _ResultT], num_ranks: int, *arguments: Any, timeout_s: float = 120) -> list[_ResultT]:
-    """What `function(group, *arguments)` returns on each rank, in the order of the ranks.
+    """Return the results of `function(group, *arguments)` on all ranks, in the order of the ranks.
 
-    The processes are forked from a server that has imported torch and nothing else, so that they start in a tenth of a second and
-    inherit no threads. They find each other through a file, so that runs side by side never meet. All of them have ended, or
-    were killed, when this returns.
+    The processes are forked from a server that has imported torch and nothing else, so they start in a tenth of a second and
+    inherit no threads. They find each other through a file, so tests that run side by side cannot meet. When this returns, all
+    processes have ended or were killed.
 
     Args:
-        function: defined at the top level of a module; `group` is the rank's `trainer.distributed.group.Group`.
+        function: defined at the top level of a module; `group` is the `trainer.distributed.group.Group` of the rank.
         num_ranks: number of processes.
-        arguments: picklable values, the same for each rank; so must be what the function returns.
-        timeout_s: seconds until all are killed.
+        arguments: picklable values, the same for each rank. The result of the function must be picklable too.
+        timeout_s: seconds until all processes are killed.
 
     Raises:
-        RankError: a rank raised an error, died or was too slow. The others are killed, as they may wait for it. If gloo could not
-            connect the ranks (seen twice in full runs of the tests, torch 2.13), they are started once more.
+        RankError: a rank raised an error, died or was too slow. The other ranks are killed, because they may wait for it. If
+            gloo could not connect the ranks (seen twice in full runs of the tests, torch 2.13), the ranks are started once more.
     """
     try:
         return _attempt(function, num_ranks, arguments, timeout_s)
@@ -86,7 +86,7 @@ def _attempt(function: Callable[..., _ResultT], num_ranks: int, arguments: Seque
 def _run_rank(
     sender: Connection, store: Path, rank: int, num_ranks: int, function: Callable[..., Any], arguments: Sequence[Any]
 ) -> None:
-    # Gloo would otherwise look up the host's name, which need not resolve in a container.
+    # Without this, gloo looks up the host name, which a container may not be able to resolve.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     try:
@@ -94,7 +94,7 @@ def _run_rank(
             "gloo", store=FileStore(str(store), num_ranks), rank=rank, world_size=num_ranks, timeout=timedelta(minutes=5)
         )
         result = function(Group(rank, num_ranks, rank, torch.device("cpu"), num_ranks), *arguments)
-        # Plain pickle: multiprocessing would share a tensor's memory, which ends with this process.
+        # Plain pickle: multiprocessing would share the memory of a tensor, which ends with this process.
         sender.send_bytes(pickle.dumps((result, "")))
     except BaseException:
         sender.send_bytes(pickle.dumps((None, traceback.format_exc())))
@@ -104,7 +104,7 @@ def _run_rank(
 
 
 def _results(connections: Sequence[Connection], timeout_s: float) -> list[Any]:
-    """One result from each connection; once one has failed, the others have a moment to say why they did too."""
+    """Return one result from each connection. After a failure, the other ranks get a short time to report their errors too."""
     results: dict[int, Any] = {}
     failures: dict[int, str] = {}
     deadline = time.monotonic() + timeout_s

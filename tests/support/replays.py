@@ -1,4 +1,4 @@
-"""Verification and replay, with the loop of this program."""
+"""`verify_run` and `replay_run` with the training loop of this program."""
 
 from __future__ import annotations
 

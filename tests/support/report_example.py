@@ -1,4 +1,4 @@
-"""A report of a preparation with everything in it, and what belongs to it, for tests of what shows reports to people."""
+"""A report of a preparation that has every part, with its manifest and timings, for tests of code that shows reports."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from data_pipeline.reports.lengths import compare_row_lengths, describe_lengths
 __all__ = ["HOSTILE", "example_manifest", "example_report", "example_timings", "thinned"]
 
 HOSTILE = "</pre><script>alert('x')</script> \u202egnp.exe\x1b[2J \ud800 | `code` ${x} --> ]]> <img src=x onerror=alert(1)>"
-"""Text that tries to leave the place where it is shown."""
+"""Text that tries to break out of the element in which it is shown."""
 
 _ROW_LENGTH = 1024
 
 
 def example_report(size: int = 20_000) -> dict[str, Any]:
-    """The report of a corpus of `size` documents that are kept, in the form in which `report.json` has it."""
+    """Return the report of a corpus with `size` kept documents, in the form of `report.json`."""
     lengths = np.random.default_rng(7).lognormal(6.1, 1.1, size).astype(np.int64) + 12
     tokens, characters = _counted(lengths), _counted(lengths * 4 + lengths % 7)
     stages = [
@@ -100,7 +100,7 @@ def example_report(size: int = 20_000) -> dict[str, Any]:
 
 
 def example_manifest(report: dict[str, Any]) -> Manifest:
-    """A manifest that such a report could belong to."""
+    """Return a manifest that fits such a report."""
     shards = tuple(
         ShardEntry(
             f"{split}/{source}-00000.arrow", split, source, rows, rows * 1023, rows * 1020, rows * 2300, "sha256:" + "0b" * 32
@@ -133,7 +133,7 @@ def example_manifest(report: dict[str, Any]) -> Manifest:
 
 
 def example_timings() -> dict[str, Any]:
-    """What `timings.json` holds, of a run that found the reading done in part."""
+    """Return the content of `timings.json` of a run that found part of the reading already done."""
     return {
         "seconds": 41.5,
         "stages": [
@@ -146,7 +146,7 @@ def example_timings() -> dict[str, Any]:
 
 
 def thinned(value: Any, chance: random.Random) -> Any:
-    """The same with parts left out, or there and unknown, by chance: reports of other settings and versions look like that."""
+    """Return the value with random parts removed or set to None, as in reports of other settings and versions."""
     if not isinstance(value, dict):
         return value
     kept = {key: thinned(item, chance) for key, item in value.items() if chance.random() > 0.15}

@@ -1,4 +1,4 @@
-"""Starts trainings for tests, in this process or as torchrun would start them, and reads what they wrote."""
+"""Starts training runs for tests, in this process or as torchrun would start them, and reads their output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def tiny_config(data: Path, run: Path, /, **changes: Any) -> TrainConfig:
-    """A model of two narrow layers on rows of 32 tokens, 12 steps of 8 rows; about a second. Sections can be changed key by key."""
+    """Return a configuration with two narrow layers, rows of 32 tokens and 12 steps of 8 rows, which trains in about a second.
+
+    `changes` override single keys of a section.
+    """
     settings: dict[str, Any] = {
         "data": data,
         "run": run,
@@ -39,7 +42,7 @@ def tiny_config(data: Path, run: Path, /, **changes: Any) -> TrainConfig:
 
 
 def arguments(config: TrainConfig) -> list[str]:
-    """The command line that gives this configuration."""
+    """Return the command line that sets this configuration."""
     flat: dict[str, Any] = {}
     for name, value in config.model_dump(mode="json").items():
         flat |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
@@ -48,7 +51,7 @@ def arguments(config: TrainConfig) -> list[str]:
 
 
 def start_ranks(config: TrainConfig, num_ranks: int, **environment: str) -> subprocess.Popen[str]:
-    """Starts `train` under torchrun; output goes to `<run>.log` beside the run."""
+    """Start `train` under torchrun. The output goes to `<run>.log` next to the run."""
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", "-m", "--"),
         *("trainer", "train", *arguments(config)),
@@ -65,24 +68,24 @@ def start_ranks(config: TrainConfig, num_ranks: int, **environment: str) -> subp
 
 
 def run_command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs `python -m <words>` to its end, with its output captured."""
+    """Run `python -m <words>` to its end, with its output captured."""
     command = [sys.executable, "-m", *words]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300, env=os.environ | environment)
 
 
 def metrics(run: Path, *events: str) -> list[dict[str, Any]]:
-    """The events of these kinds in a run's metrics, in the order in which they stand in the file."""
+    """Return the events of these kinds in the metrics of a run, in the order of the file."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
     return [parsed for line in lines if (parsed := json.loads(line))["event"] in events]
 
 
 def losses(run: Path) -> list[tuple[int, str]]:
-    """Step and exact loss of every training step."""
+    """Return step and exact loss (in hexadecimal) of every training step."""
     return [(event["step"], event["loss_hex"]) for event in metrics(run, "train")]
 
 
 def wait_for_step(run: Path, step: int, timeout_s: float = 120) -> None:
-    """Returns once the metrics of a run have reached a step."""
+    """Wait until the metrics of a run have reached a step."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         path = run / "metrics.jsonl"

@@ -1,4 +1,4 @@
-"""URLs with secrets in every place that can hold one, for tests that search for them."""
+"""URLs with secrets in every part that can hold one, for tests that search output for them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _PROTOCOLS = ("s3", "gs", "http", "https", "hf", "ftp", "memory", "sftp")
 
 @dataclass(frozen=True)
 class SecretUrl:
-    """An address, and what must not be seen of it."""
+    """A URL, and the secrets in it that must not be shown."""
 
     url: str
     secrets: tuple[str, ...]
 
     def seen_in(self, text: str) -> list[str]:
-        """The secrets that stand in a text."""
+        """Return the secrets that a text contains."""
         return [secret for secret in self.secrets if secret in text]
 
 
 @st.composite
 def secret_urls(draw: st.DrawFn, signs: str = _SIGNS, protocols: tuple[str, ...] = _PROTOCOLS) -> SecretUrl:
-    """An address with user and password, query, options and fragment, each there or not, alone or at the end of a chain."""
+    """Draw a URL with optional user, password, query, options and fragment, alone or at the end of a chain of URLs."""
     secrets: list[str] = []
 
     def secret() -> str:
-        # Every half is a secret: one of them alone is of use to whoever guesses the other.
+        # Both halves are secrets: a reader who knows one half could guess the other.
         halves = [f"canary{draw(st.integers(1000, 9999))}{len(secrets) + number}" for number in (0, 1)]
         secrets.extend(halves)
         return draw(st.text(st.sampled_from(signs), max_size=3)).join(halves)

@@ -1,4 +1,4 @@
-"""SentencePiece models that are unlike those that the project trains, as users may supply them."""
+"""SentencePiece models that differ from those that the project trains, as users may supply them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["model_with_dummy_prefix"]
 
 
 def model_with_dummy_prefix(sample: Iterable[str], vocab_size: int) -> bytes:
-    """A byte-pair model that puts a space before a text and spells unknown characters in bytes, as Llama's does."""
+    """Train a byte-pair model that adds a space before a text and spells unknown characters as bytes, like Llama's model."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(sample),

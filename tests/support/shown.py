@@ -1,4 +1,4 @@
-"""Trainings that are killed at any moment at which something is told or saved, and what TensorBoard and the metrics show then."""
+"""Training runs that are killed at any moment of reporting or saving, and the points that TensorBoard and the metrics then show."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ __all__ = [
 ]
 
 Trouble = Callable[[pytest.MonkeyPatch], None]
-"""Something that happens in every start of a run."""
+"""A disturbance that happens in every start of a run."""
 
 _TOLD = ("train", "layers", "evaluation", "samples", "saving", "alert", "rewind", "sync", "end", "finish")
 _ALL = dict.fromkeys(("scalars", "images", "histograms", "tensors", "compressedHistograms", "audio"), 0)
 
 
 def spike(patch: pytest.MonkeyPatch) -> None:
-    """The loss of the tenth batch is ten times as high."""
+    """Multiply the loss of the tenth batch by ten."""
     spoiled(patch, lambda position: partial(multiplied, 10.0) if position == 9 else None)
 
 
 def small_memory(patch: pytest.MonkeyPatch) -> None:
-    """From step 7 on, memory does not suffice for two rows."""
+    """From step 7 on, let memory suffice for one row only."""
     seed, forward, current = steps.seed_micro_batch, steps.forward_pass, [0]
 
     def seeding(base: int, step: int, number: int) -> None:
@@ -70,7 +70,7 @@ def small_memory(patch: pytest.MonkeyPatch) -> None:
 
 
 def stop_in_evaluation(patch: pytest.MonkeyPatch) -> None:
-    """A signal comes while step 8 is evaluated."""
+    """Send a stop signal while step 8 is evaluated."""
     evaluate = Evaluator.evaluate
 
     def evaluating(evaluator: Any, progress: Any) -> Any:
@@ -82,15 +82,15 @@ def stop_in_evaluation(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeping_points(patch: pytest.MonkeyPatch) -> None:
-    """The broken variant: TensorBoard's files stay as they are."""
+    """Broken variant: do not cut the files of TensorBoard at a resume."""
     patch.setattr(tensorboard, "cut_event_files", lambda *_: [])
 
 
 def train_in_child(config: TrainConfig, troubles: tuple[Trouble, ...] = (), killed_at: int = 0) -> int:
-    """Trains in a process of its own, which SIGKILL ends at a moment, counted from 1; 0: never.
+    """Train in a child process, which SIGKILL ends at a moment. Moments are counted from 1; 0: the process is not killed.
 
     Returns:
-        How many moments there were, or -1 where it was killed.
+        The number of moments, or -1 if the process was killed.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
@@ -140,7 +140,7 @@ def _between(moment: Callable[[], None], function: Callable[..., Any]) -> Callab
 
 
 def shown_by_tensorboard(run: Path) -> dict[str, dict[str, list[Any]]]:
-    """What the readers show of each tag: the steps, and of a text the text; by reader."""
+    """Return the points that each reader shows for each tag: the steps, or pairs of step and text."""
     plain = PlainReader(str(run / "tensorboard"), size_guidance=_ALL)
     served = ServedReader(
         str(run / "tensorboard"), tensor_size_guidance=dict.fromkeys(("scalars", "images", "text", "histograms"), 0)
@@ -160,7 +160,7 @@ def _shown(point: Any) -> Any:
 
 
 def told(run: Path) -> list[tuple[Any, ...]]:
-    """The events of the metrics in their order, without times and readings."""
+    """Return the events of the metrics in order, without times and measurements."""
     kinds = ("train", "eval", "sample", "scores", "layers", "alert", "save", "end")
     shown = ("event", "step", "loss_hex", "val_loss_hex", "text", "rule", "message", "status", "ended_by")
     return [tuple(event.get(name) for name in shown) for event in metrics(run, *kinds)]

@@ -1,4 +1,4 @@
-"""The launcher's handlers of signals, in the process of a test."""
+"""The signal handlers of the launcher, installed in the process of a test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["installed_request"]
 
 @contextmanager
 def installed_request() -> Iterator[StopRequest]:
-    """A request that signals to this process make while the context lasts."""
+    """Yield a stop request that receives the signals of this process until the end of the block."""
     before = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGCHLD)}
     stop = StopRequest()
     stop.install()

@@ -1,6 +1,6 @@
-"""A run of two ranks, on one node or on two, one process of which gets a signal: what the launchers then say, and what is saved.
+"""A run of two ranks, on one node or two, of which one process gets a signal. Checks exit codes, output and saved state.
 
-A node is a launcher (`entrypoints/train`) with torchrun, its ranks and their watchdog; two nodes meet over loopback, as two
+A node is a launcher (`entrypoints/train`) with torchrun, its ranks and their watchdog. Two nodes meet over loopback, as two
 machines would over their network.
 """
 
@@ -29,13 +29,13 @@ from trainer.config import TrainConfig
 __all__ = ["ENDLESS", "Case", "Member", "Nodes", "Outcome", "Phase", "cases", "problems", "running", "struck"]
 
 Member = Literal["launcher", "torchrun", "rank", "watchdog", "process group", "node"]
-"""What gets the signal. `process group`: that of the launcher, as by Ctrl-C in a terminal. `node`: every process of a node, as by
-Slurm's `scancel`."""
+"""The receiver of the signal. `process group`: the group of the launcher, as with Ctrl-C in a terminal. `node`: every process of a
+node, as with Slurm's `scancel`."""
 Phase = Literal["loading", "training", "ending"]
-"""When: before the first step; between two steps or in one; after the last step was reported."""
+"""The time of the signal: before the first step, between or in two steps, or after the last step was reported."""
 
 ENDLESS = 100_000
-"""Steps of a run that only a signal ends."""
+"""Number of steps of a run that only a signal ends."""
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 _ASKED: tuple[Member, ...] = ("launcher", "torchrun", "rank", "process group", "node")
 _KILLED: tuple[Member, ...] = ("launcher", "torchrun", "rank")
@@ -55,12 +55,12 @@ class Case:
 
     @property
     def asks(self) -> bool:
-        """The run is to save and to stop."""
+        """Whether the signal asks the run to save and stop."""
         return self.number in _STOPS and self.member != "watchdog"
 
     @property
     def endless(self) -> bool:
-        """Only the signal ends the run: so a signal that is lost is noticed."""
+        """Whether only the signal ends the run. In such a run a lost signal is noticed."""
         return self.asks and self.phase != "ending"
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """All cells of the table. A node that is killed before two nodes have met is left out: the other one waits for it."""
+    """Return all cells of the table. A node killed before two nodes have met is left out, because the other node waits for it."""
     found = []
     for num_nodes in (1, 2):
         for phase in _PHASES:
@@ -82,18 +82,18 @@ def cases() -> list[Case]:
 
 @dataclass
 class Nodes:
-    """The launchers of a run, which write to `<run>-<node>.log` beside it."""
+    """The launchers of a run. Each writes to `<run>-<node>.log` next to the run."""
 
     config: TrainConfig
     launchers: list[subprocess.Popen[bytes]]
     struck_node: int = 0
 
     def log(self, node: int) -> str:
-        """What a node has printed."""
+        """Return the output of a node."""
         return _log_file(self.config, node).read_text()
 
     def members(self, node: int, member: Member, draw: random.Random) -> list[int]:
-        """The processes of a node that get the signal, as far as they run."""
+        """Return the running processes of a node that get the signal."""
         launcher = self.launchers[node].pid
         torchrun, ranks = launcher_of(launcher), ranks_of(launcher)
         if member == "torchrun":
@@ -105,24 +105,24 @@ class Nodes:
         return [*descendants(launcher), launcher] if member == "node" else [launcher]
 
     def reported(self) -> int:
-        """The newest step in the metrics."""
+        """Return the newest step in the metrics."""
         try:
             return max((event["step"] for event in metrics(self.config.run, "train")), default=0)
-        except (OSError, ValueError):  # not there, or half a line of it
+        except (OSError, ValueError):  # the file is missing or ends in half a line
             return 0
 
     def over(self) -> bool:
-        """Whether a launcher has ended."""
+        """Return whether a launcher has ended."""
         return any(launcher.poll() is not None for launcher in self.launchers)
 
     def weights(self) -> str:
-        """The last line of a run that was finished; empty where it was not."""
+        """Return the last line of a finished run, with the digest of its weights. Empty if it has not finished."""
         return ["", *(line for line in self.log(0).splitlines() if line.startswith("weights sha256:"))][-1]
 
 
 @contextmanager
 def running(config: TrainConfig, num_nodes: int, **environment: str) -> Iterator[Nodes]:
-    """The run, of which nothing is left at the end."""
+    """Start a run, and kill all of its processes at the end of the block."""
     nodes = Nodes(config, [_started(config, node, variables | environment) for node, variables in enumerate(_variables(num_nodes))])
     try:
         yield nodes
@@ -137,31 +137,31 @@ def running(config: TrainConfig, num_nodes: int, **environment: str) -> Iterator
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run after a signal."""
+    """The end of a run after a signal."""
 
     codes: list[int]
-    """The exit code of each node, -N where signal N ended the launcher."""
+    """Exit code of each node; -N if signal N ended the launcher."""
     seconds: float
-    """From the signal until nothing of the run was left."""
+    """Seconds from the signal until all processes of the run had ended."""
     too_late: bool
-    """There was no process any more to get the signal."""
+    """True if no process was left to get the signal."""
 
 
 def struck(nodes: Nodes, case: Case, draw: random.Random, load_s: float) -> Outcome:
-    """Sends the signal of a case at a random moment of its phase.
+    """Send the signal of a case at a random moment of its phase, and wait for the end of the run.
 
     Args:
         nodes: the run, just started.
-        case: what gets which signal, and when.
-        draw: decides about the node, the rank and the moment.
-        load_s: how long such a run takes to its first step, in seconds.
+        case: receiver, signal and phase.
+        draw: chooses the node, the rank and the moment.
+        load_s: seconds that such a run takes to its first step.
     """
     nodes.struck_node = draw.randrange(case.num_nodes)
     _wait_for_phase(nodes, case, draw, load_s)
     everything = [pid for launcher in nodes.launchers for pid in (launcher.pid, *descendants(launcher.pid))]
     hit = _hit(nodes, case, draw)
     print(f"  {case}: node {nodes.struck_node}, processes {hit}, at step {nodes.reported()}")
-    if case.num_nodes > 1 and case.phase == "loading" and case.asks:  # a scheduler asks all; one alone may wait for the other
+    if case.num_nodes > 1 and case.phase == "loading" and case.asks:  # a scheduler signals all; one alone may wait for the other
         nodes.launchers[1 - nodes.struck_node].terminate()
     begun = time.monotonic()
     codes = [launcher.wait(_LONG_S) for launcher in nodes.launchers]
@@ -170,12 +170,12 @@ def struck(nodes: Nodes, case: Case, draw: random.Random, load_s: float) -> Outc
 
 
 def problems(nodes: Nodes, case: Case, codes: Sequence[int], expected_weights: str) -> list[str]:
-    """All in which the outcome of a case differs from the table."""
+    """Return all differences between the outcome of a case and the table."""
     return [*_wrong_codes(nodes, case, codes), *_wrong_state(nodes, codes, expected_weights)]
 
 
 def allowed_codes(nodes: Nodes, case: Case, node: int) -> set[int]:
-    """The table: what a node may end with. A run that has come to its end all the same ends with 0."""
+    """Return the exit codes that the table allows for a node. A run that finishes in spite of the signal ends with 0."""
     finished = {int(ExitCode.DONE)} if nodes.weights() else set()
     if case.asks:
         too_early = {int(ExitCode.INTERRUPTED)} if case.number == signal.SIGINT and not nodes.reported() else set()
@@ -184,7 +184,7 @@ def allowed_codes(nodes: Nodes, case: Case, node: int) -> set[int]:
         return {-signal.SIGKILL} if node == nodes.struck_node else {int(ExitCode.CRASHED)} | finished
     if case.member == "watchdog" or case.num_nodes == 1:
         return finished
-    return {int(ExitCode.CRASHED)} | finished  # several nodes are started again by their scheduler
+    return {int(ExitCode.CRASHED)} | finished  # with several nodes, the scheduler does the restart
 
 
 def _wrong_codes(nodes: Nodes, case: Case, codes: Sequence[int]) -> Iterator[str]:
@@ -199,7 +199,7 @@ def _wrong_codes(nodes: Nodes, case: Case, codes: Sequence[int]) -> Iterator[str
 
 
 def _wrong_state(nodes: Nodes, codes: Sequence[int], expected_weights: str) -> Iterator[str]:
-    """What is wrong with the files: after a stop the last step is saved, after any other end nothing that was saved is lost."""
+    """Yield problems of the files. After a stop the last step must be saved. After any other end no saved step may be lost."""
     reported, run = nodes.reported(), nodes.config.run
     if not reported:
         return
@@ -217,7 +217,7 @@ def _wrong_state(nodes: Nodes, codes: Sequence[int], expected_weights: str) -> I
 
 
 def _newest_whole(run: Path) -> int:
-    """The newest checkpoint's step, 0 where there is none; raises CheckpointError where one is damaged."""
+    """Return the step of the newest checkpoint, 0 if there is none. Raises CheckpointError if a checkpoint is damaged."""
     store = CheckpointStore(run / "checkpoints")
     for step in store.steps():
         store.verify(step)
@@ -235,7 +235,7 @@ def _wait_for_phase(nodes: Nodes, case: Case, draw: random.Random, load_s: float
 
 
 def _hit(nodes: Nodes, case: Case, draw: random.Random) -> list[int]:
-    """The processes that got the signal; none where all of them had ended."""
+    """Send the signal, and return the processes that got it. Empty if all of them had ended."""
     found: list[int] = []
     seconds_until(lambda: found.extend(nodes.members(nodes.struck_node, case.member, draw)) or found or nodes.over(), _LONG_S)
     for pid in found:
@@ -245,7 +245,7 @@ def _hit(nodes: Nodes, case: Case, draw: random.Random) -> list[int]:
 
 
 def _variables(num_nodes: int) -> list[dict[str, str]]:
-    """Those of each node."""
+    """Return the environment variables of each node."""
     if num_nodes == 1:
         return [{"CPU_RANKS": "2"}]
     with socket.socket() as found:
@@ -265,7 +265,7 @@ def _started(config: TrainConfig, node: int, variables: dict[str, str]) -> subpr
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # its process group is that of the launcher alone
+            start_new_session=True,  # the process group contains only the launcher
         )
 
 

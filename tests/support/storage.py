@@ -1,8 +1,8 @@
-"""File layers that fail: a disk in memory that can lose its power, calls that stop or fail, and layers that are wrong on purpose.
+"""File layers that fail: a disk in memory that can lose its power, calls that stop or fail, and deliberately wrong layers.
 
-They stand in for `trainer.checkpoint.filesystem.Storage`. A layer wraps another: a `Sloppy` layer does the store's calls badly, an
-`Intercepted` one runs a hook before each call that reaches the disk, and `SimulatedDisk` is the disk. The sloppy layers are the
-broken variants on which each claim must fail.
+They replace `trainer.checkpoint.filesystem.Storage`. A layer wraps another one. `Sloppy` makes the calls of the store incorrectly,
+`Intercepted` runs a hook before each call that reaches the disk, and `SimulatedDisk` is the disk. The sloppy layers are the broken
+variants on which each claim must fail.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from trainer.checkpoint.filesystem import Storage
 __all__ = ["CHANGES", "Crash", "CrashAt", "FailAt", "Intercepted", "SimulatedDisk", "Sloppy"]
 
 CHANGES = frozenset({"create", "write", "sync", "rename", "unlink", "make_directory", "remove_directory"})
-"""The calls that change what is on the disk."""
+"""Calls that change the content of the disk."""
 
 Hook = Callable[[str, Path], None]
 
 
 class Crash(BaseException):
-    """The process is no more; nothing it would still have done happens."""
+    """The process has ended. No later operation happens."""
 
 
 class CrashAt:
-    """A hook that ends the process before its `number`-th change, counted from 0; from then on nothing happens any more."""
+    """A hook that ends the process before its `number`-th change, counted from 0. No later change happens."""
 
     def __init__(self, number: int | None = None) -> None:
         self.number = number
@@ -44,7 +44,7 @@ class CrashAt:
 
 
 class FailAt:
-    """A hook that makes the `number`-th of the calls named in `kinds` fail, and all later ones if `persistent`."""
+    """A hook that lets the `number`-th call of the given kinds fail, and all later ones if `persistent`."""
 
     def __init__(self, number: int, code: int, kinds: frozenset[str], *, persistent: bool) -> None:
         self.number, self.code, self.kinds, self.persistent = number, code, kinds, persistent
@@ -61,7 +61,7 @@ class FailAt:
 
 
 class Delegating(Storage):
-    """A layer over another; `_do` is told of each call but `size` before it is made, and of `close` after it."""
+    """A layer over another one. `_do` runs before each call except `size`, and after `close`."""
 
     def __init__(self, inner: Storage) -> None:
         self.inner = inner
@@ -69,7 +69,7 @@ class Delegating(Storage):
         self._reading: set[int] = set()
 
     def _do(self, operation: str, path: Path) -> None:
-        """Runs before each call; `path` is that of the descriptor's file where the call has a descriptor."""
+        """Run before each call. For a call with a descriptor, `path` is the path of its file."""
 
     def names(self, directory: Path) -> list[str]:
         self._do("names", directory)
@@ -115,7 +115,7 @@ class Delegating(Storage):
 
     def close(self, descriptor: int) -> None:
         path = self._paths.pop(descriptor)
-        self.inner.close(descriptor)  # a failing close frees the descriptor all the same
+        self.inner.close(descriptor)  # a failing close frees the descriptor too
         self._do("close after reading" if descriptor in self._reading else "close", path)
         self._reading.discard(descriptor)
 
@@ -152,13 +152,13 @@ class Intercepted(Delegating):
 
 
 class Sloppy(Delegating):
-    """A layer that leaves out what makes a save safe; `flaws` says what.
+    """A layer that leaves out steps that make a save safe. `flaws` names them:
 
     no file sync        files are not forced to the device
-    no directory sync   directories are not
-    no rename           content is copied to the final name piece by piece, then the temporary one is removed
-    retries sync        a failed fsync is tried again, and succeeds without the lost pages
-    ignores errors      a write that fails counts as done
+    no directory sync   directories are not forced to the device
+    no rename           content is copied to the final name piece by piece, then the temporary file is removed
+    retries sync        a failed fsync is repeated, and succeeds without the lost pages
+    ignores errors      a failed write counts as done
     """
 
     def __init__(self, inner: Storage, flaws: frozenset[str] | set[str]) -> None:
@@ -239,17 +239,17 @@ class _Folder:
 
 @dataclass(frozen=True)
 class _Change:
-    """Entries that change together: directory, name, and the node it then names, or None."""
+    """Entries that change together: directory, name, and the node that the name then refers to, or None."""
 
     effects: tuple[tuple[int, str, int | None], ...]
 
 
 class SimulatedDisk(Storage):
-    """A file system in memory that knows what a power failure may take.
+    """A file system in memory that models the losses of a power failure.
 
-    Guaranteed are the content of a file as of its last fsync and the entries of a directory as of its own. Of what
-    happened since, any subset may have reached the device: a write whole, in part, as zeros or not at all; a change of a
-    directory done or not. A rename within one directory is done or not as a whole. This is less than ext4 or XFS promise.
+    The content of a file as of its last fsync and the entries of a directory as of its last fsync are guaranteed. Of later
+    operations, any subset may have reached the device: a write completely, in part, as zeros or not at all; a change of a directory
+    done or not. A rename within one directory is done completely or not at all. ext4 and XFS promise more than this.
     """
 
     def __init__(self) -> None:
@@ -259,7 +259,7 @@ class SimulatedDisk(Storage):
         self._next = 1
 
     def copy(self) -> SimulatedDisk:
-        """The same disk as another one, without open descriptors."""
+        """Return a copy of this disk without open descriptors."""
         other = SimulatedDisk()
         for number, node in self._nodes.items():
             if isinstance(node, _File):
@@ -270,7 +270,7 @@ class SimulatedDisk(Storage):
         return other
 
     def after_power_loss(self, draw: random.Random | None) -> SimulatedDisk:
-        """The disk that is found after the power failed now; None: all that is not guaranteed is gone."""
+        """Return the disk as found after a power failure now. With None, everything that is not guaranteed is lost."""
         chance = draw.choice((0.0, 0.1, 0.5, 0.9, 1.0)) if draw else 0.0
         found = self.copy()
         for node in found._nodes.values():
@@ -289,20 +289,20 @@ class SimulatedDisk(Storage):
         return found
 
     def lose_pages(self, descriptor: int) -> None:
-        """What a failed fsync does: the pages are no longer dirty, are still read from memory, and never reach the device."""
+        """Do what a failed fsync does: the pages are no longer dirty, are still read from memory, and never reach the device."""
         node = self._nodes[self._descriptors[descriptor][0]]
         if isinstance(node, _File):
             node.pending = []
 
     def files(self, below: Path) -> list[Path]:
-        """All files below a directory."""
+        """Return all files below a directory."""
         found = []
         for name in self.names(below):
             found += self.files(below / name) if self.is_directory(below / name) else [below / name]
         return found
 
     def content(self, path: Path) -> bytearray:
-        """The bytes of a file; changing them damages the file unnoticed."""
+        """Return the bytes of a file. Changing them damages the file without a trace."""
         return self._file(self._node_at(path)).content
 
     def names(self, directory: Path) -> list[str]:
@@ -339,7 +339,7 @@ class SimulatedDisk(Storage):
     def write(self, descriptor: int, data: memoryview) -> int:
         node, offset = self._descriptors[descriptor]
         file = self._file(node)
-        taken = bytes(data[: max(64, len(data) // 2)])  # not all at once, so that a file has several writes
+        taken = bytes(data[: max(64, len(data) // 2)])  # a short write, so that a file has several writes
         file.content[offset : offset + len(taken)] = taken
         file.pending.append((offset, taken))
         self._descriptors[descriptor][1] += len(taken)

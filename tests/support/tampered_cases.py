@@ -1,6 +1,6 @@
-"""Run and data folders as somebody may have changed them: one change, drawn at random, sealed again where a stranger would.
+"""Run and data folders that a stranger may have changed: one random change, with digests updated if a stranger would update them.
 
-A case is a folder with `run`, `other` (a second run) and `data`. Beside it lies a folder that nothing in the case may lead to.
+A case is a folder with `run`, `other` (a second run) and `data`. Next to it is a folder that nothing in the case may lead to.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from common.settings.toml import to_toml
 __all__ = ["DATA_TAMPERINGS", "RUN_TAMPERINGS", "SPECIAL_KINDS", "Tampering", "Untouched", "put_special"]
 
 Tampering = Callable[[Path, Path, random.Random], str]
-"""Changes a case, given the folder outside of it; returns what it did."""
+"""Changes a case. Gets the case, the folder outside of it and a generator; returns a description of the change."""
 
 _HOSTILE: Sequence[Any] = (
     *(None, True, False, "", "x", [], {}, [[]], [{}], {"x": 1}, 0, -1, 1, 2, 3, 0.5, -0.5),
@@ -47,7 +47,7 @@ _HOSTILE: Sequence[Any] = (
     *(["x"] * 5, [0] * 100_000, {str(number): number for number in range(10_000)}, ["../outside/secret.txt"]),
 )
 SPECIAL_KINDS = ("pipe", "folder", "link out", "link to zeros", "loop", "socket", "empty", "huge", "zeros")
-"""What can stand in place of a file; `zeros` is a device, which only root can make."""
+"""Kinds of entries that can replace a file. `zeros` is a device, which only root can make."""
 _TEXTS = (
     *("", "x", "null", "[]", "{}", "0", "-1", '"x"', "[" * 100_000, '{"a":' * 100_000, "[[],[],[]]", "\x00" * 1000, "\ufeff{}"),
     *("NaN", "Infinity", '{"event": "train"}', "9" * 10_000, '{"step": 1e999}', "[" + "[]," * 300_000 + "[]]", "\n" * 100_000),
@@ -67,10 +67,10 @@ def _nodes(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def changed_value(value: Any, draw: random.Random) -> str:
-    """Replaces, removes, adds or doubles one value inside a table or list, in place; says where."""
+    """Replace, remove, add or double one value inside a table or list, in place. Return a description of the change."""
     places = list(_nodes(value))
     place = draw.choice(places) if places else ()
-    # Fields at the top are as likely as all others together: most of the values lie deep.
+    # Top-level fields are as likely as all others together, because most values are deep inside.
     if places and draw.random() < 0.5:
         depth = min(map(len, places)) + draw.randrange(2)
         place = draw.choice([one for one in places if len(one) <= depth])
@@ -97,7 +97,7 @@ def changed_value(value: Any, draw: random.Random) -> str:
 
 
 def _encodable(value: Any) -> Any:
-    """Without what canonical JSON refuses, as a stranger who seals anew would have to write it."""
+    """Return the value without text that canonical JSON refuses. A stranger who updates a seal must also write valid text."""
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     if isinstance(value, dict):
@@ -105,11 +105,11 @@ def _encodable(value: Any) -> Any:
     return [_encodable(inner) for inner in value] if isinstance(value, list) else value
 
 
-# Making a changed case look whole
+# Updates of seals and digests after a change
 
 
 def seal_run(case: Path, run: Path) -> None:
-    """Writes the digests of the files that are there into the record, and seals it again."""
+    """Write the digests of the existing files into the record, and seal it again."""
     path = run / "record.json"
     try:
         record = json.loads(path.read_bytes())
@@ -123,7 +123,7 @@ def seal_run(case: Path, run: Path) -> None:
 
 
 def chain_ledger(lines: Sequence[dict[str, Any]]) -> bytes:
-    """The lines of a ledger with fresh chains."""
+    """Return the lines of a ledger with recomputed chains."""
     chain, written = hashlib.sha256(b"ledger/1").hexdigest(), []
     for line in lines:
         facts = {key: value for key, value in line.items() if key != "chain"}
@@ -134,7 +134,7 @@ def chain_ledger(lines: Sequence[dict[str, Any]]) -> bytes:
 
 
 def seal_data(case: Path, *, whole: bool = True) -> None:
-    """Writes sizes and digests of the files that are there into the manifest, seals it, and has the run name its root digest."""
+    """Write sizes and digests of the existing files into the manifest, seal it, and write its root digest into the run."""
     folder = case / "data"
     value = json.loads((folder / "manifest.json").read_bytes())
     value.pop("root_digest", None)
@@ -179,7 +179,7 @@ def _put_special(path: Path, outside: Path, draw: random.Random) -> str:
 
 
 def put_special(path: Path, kind: str, outside: Path) -> str:
-    """Something else than a regular file takes the place of a file or folder; returns what it is."""
+    """Replace a file or folder with something that is not a regular file. Return its kind."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -207,13 +207,13 @@ def put_special(path: Path, kind: str, outside: Path) -> str:
 
 
 def special_in_run(case: Path, outside: Path, draw: random.Random) -> str:
-    """A pipe, device, socket, link, folder or endless file in place of a file of a run."""
+    """Replace a file of a run with a pipe, device, socket, link, folder or endless file."""
     path = draw.choice(_files(case / "run"))
     return f"{path.relative_to(case)}: {_put_special(path, outside, draw)}"
 
 
 def special_folder(case: Path, outside: Path, draw: random.Random) -> str:
-    """The same in place of a folder."""
+    """Replace a folder of a run with a pipe, device, socket, link, folder or endless file."""
     names = ("checkpoints", "checkpoints/objects", "ledger", "tokenizer", "tensorboard", *_saved(case / "run"))
     path = case / "run" / draw.choice(names)
     return f"{path.relative_to(case)}: {_put_special(path, outside, draw)}"
@@ -224,7 +224,7 @@ def _saved(run: Path) -> list[str]:
 
 
 def bytes_of_run(case: Path, outside: Path, draw: random.Random) -> str:
-    """Changed bytes of any file of a run, which no seal covers up."""
+    """Change bytes of any file of a run without updating digests."""
     return _change_bytes(case, draw.choice(_files(case / "run")), draw)
 
 
@@ -248,7 +248,7 @@ def _change_bytes(case: Path, path: Path, draw: random.Random) -> str:
 
 
 def text_of_run(case: Path, outside: Path, draw: random.Random) -> str:
-    """Another text in a file of text, with a digest in the record that fits."""
+    """Replace the text of a text file, and update its digest in the record."""
     names = ("record.json", "config.toml", "metrics.jsonl", "ledger/steps.jsonl", "change-0.json", *_notes(case / "run"))
     path = case / "run" / draw.choice(names)
     text = draw.choice(_TEXTS)
@@ -266,7 +266,7 @@ def _notes(run: Path) -> list[str]:
 
 
 def record_of_run(case: Path, outside: Path, draw: random.Random) -> str:
-    """A value of the record, sealed again."""
+    """Change a value of the record, and seal it again."""
     path = case / "run" / "record.json"
     record = json.loads(path.read_bytes())
     del record["seal"]
@@ -280,7 +280,7 @@ def record_of_run(case: Path, outside: Path, draw: random.Random) -> str:
 
 
 def settings_of_run(case: Path, outside: Path, draw: random.Random) -> str:
-    """A value of config.toml."""
+    """Change a value of config.toml."""
     path = case / "run" / "config.toml"
     settings = tomllib.loads(path.read_text())
     told = changed_value(settings["train"], draw)
@@ -302,7 +302,7 @@ def settings_of_run(case: Path, outside: Path, draw: random.Random) -> str:
                 *(("model", "vocab_multiple", 1024), ("log", "average_steps", 10_000), ("model", "heads", 1024)),
             ]
         )
-        table = settings["train"].get(section)  # the first change may have put something else there
+        table = settings["train"].get(section)  # the first change may have replaced this section
         settings["train"][section] = (table if isinstance(table, dict) else {}) | {name: value}
         told += f", {section}.{name} = {value}"
     elif draw.random() < 0.2:
@@ -319,14 +319,14 @@ def settings_of_run(case: Path, outside: Path, draw: random.Random) -> str:
 
 
 def metrics_of_run(case: Path, outside: Path, draw: random.Random) -> str:
-    """A value of an event, an event more, or one less."""
+    """Change, add or remove an event of the metrics."""
     return _change_lines(
         case, case / "run" / "metrics.jsonl", draw, lambda lines: "".join(json.dumps(line) + "\n" for line in lines).encode()
     )
 
 
 def ledger_of_run(case: Path, outside: Path, draw: random.Random) -> str:
-    """The same for the ledger, with chains that fit."""
+    """Change, add or remove a line of the ledger, and recompute the chains."""
     return _change_lines(case, case / "run" / "ledger" / "steps.jsonl", draw, chain_ledger)
 
 
@@ -388,7 +388,7 @@ def _change_lines(case: Path, path: Path, draw: random.Random, encode: Callable[
 
 
 def _name_chains(run: Path) -> None:
-    """Has the checkpoints name the chains that the ledger has now."""
+    """Write the current chains of the ledger into the checkpoints."""
     try:
         chains = [json.loads(line)["chain"] for line in (run / "ledger" / "steps.jsonl").read_text().splitlines()]
         for path in sorted((run / "checkpoints").glob("step-*/manifest.json")):
@@ -401,7 +401,7 @@ def _name_chains(run: Path) -> None:
 
 
 def checkpoint_of_run(case: Path, outside: Path, draw: random.Random) -> str:
-    """A value of a checkpoint's manifest, sealed again."""
+    """Change a value in the manifest of a checkpoint, and seal it again."""
     path = draw.choice(sorted((case / "run" / "checkpoints").glob("step-*/manifest.json")))
     manifest = json.loads(path.read_bytes())
     del manifest["seal"]
@@ -415,7 +415,7 @@ def checkpoint_of_run(case: Path, outside: Path, draw: random.Random) -> str:
 
 
 def tensors_of_run(case: Path, outside: Path, draw: random.Random) -> str:
-    """The header or the numbers of an object file, under its new name."""
+    """Change the header or the numbers of an object file, and rename it to its new digest."""
     manifest_path = draw.choice(sorted((case / "run" / "checkpoints").glob("step-*/manifest.json")))
     manifest = json.loads(manifest_path.read_bytes())
     del manifest["seal"]
@@ -459,7 +459,7 @@ def tensors_of_run(case: Path, outside: Path, draw: random.Random) -> str:
 
 
 def names_in_run(case: Path, outside: Path, draw: random.Random) -> str:
-    """Files and folders with names that nobody expects, or many of them."""
+    """Add files and folders with unexpected names, or many of them."""
     run = case / "run"
     which = draw.randrange(6)
     if which == 0:
@@ -500,14 +500,14 @@ def names_in_run(case: Path, outside: Path, draw: random.Random) -> str:
 
 
 def special_in_data(case: Path, outside: Path, draw: random.Random) -> str:
-    """A pipe, device, socket, link, folder or endless file in place of a file or folder of prepared data."""
+    """Replace a file or folder of prepared data with a pipe, device, socket, link, folder or endless file."""
     paths = [*_files(case / "data"), *(path for path in sorted((case / "data").iterdir()) if path.is_dir())]
     path = draw.choice(paths)
     return f"{path.relative_to(case)}: {_put_special(path, outside, draw)}"
 
 
 def bytes_of_data(case: Path, outside: Path, draw: random.Random) -> str:
-    """Changed bytes of any file; digests that fit for one half of them."""
+    """Change bytes of any file. Half of the cases update the digests."""
     told = _change_bytes(case, path := draw.choice(_files(case / "data")), draw)
     if draw.random() < 0.5 and path.name != "manifest.json":
         seal_data(case)
@@ -516,7 +516,7 @@ def bytes_of_data(case: Path, outside: Path, draw: random.Random) -> str:
 
 
 def manifest_of_data(case: Path, outside: Path, draw: random.Random) -> str:
-    """A value of the manifest, sealed again."""
+    """Change a value of the manifest, and seal it again."""
     value = json.loads((case / "data" / "manifest.json").read_bytes())
     del value["root_digest"]
     part = draw.choice([value, value, value["shards"], value["config"], value["totals"], value["files"]])
@@ -536,7 +536,7 @@ def manifest_of_data(case: Path, outside: Path, draw: random.Random) -> str:
 
 
 def shard_of_data(case: Path, outside: Path, draw: random.Random) -> str:
-    """Columns of a shard or of a table with tokens, with digests that fit."""
+    """Change columns of a shard or of a table with tokens, and update the digests."""
     path = draw.choice(sorted((case / "data").rglob("*.arrow")))
     with pa.OSFile(str(path)) as file:
         table = pa.ipc.open_file(file).read_all()
@@ -565,7 +565,7 @@ def shard_of_data(case: Path, outside: Path, draw: random.Random) -> str:
 
 
 def _hostile_numbers(column: pa.Array, draw: random.Random) -> pa.Array:
-    """The same lists with one number that cannot be, of the same type or of a signed one."""
+    """Return the same lists with one impossible number, of the same type or of a signed one."""
     inner = column.values if hasattr(column, "values") else column
     wide = draw.choice([np.int64, np.int32, inner.to_numpy(zero_copy_only=False).dtype])
     numbers = inner.to_numpy(zero_copy_only=False).astype(wide)
@@ -581,7 +581,7 @@ def _hostile_numbers(column: pa.Array, draw: random.Random) -> pa.Array:
 
 
 def tokenizer_of_data(case: Path, outside: Path, draw: random.Random) -> str:
-    """A value of the tokenizer's file, in the data and in the run, with digests that fit."""
+    """Change a value in the file of the tokenizer, in the data and in the run, and update the digests."""
     folder = draw.choice([case / "data" / "tokenizer", case / "run" / "tokenizer"])
     path = draw.choice(_files(folder))
     try:
@@ -611,7 +611,7 @@ DATA_TAMPERINGS: Sequence[Tampering] = (special_in_data, bytes_of_data, manifest
 
 
 class Untouched:
-    """Looks whether a folder of files was read or written: first at times, as looking at contents would change these."""
+    """Detects whether a folder of files was read or written. Compares times first, because reading contents changes them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -619,7 +619,7 @@ class Untouched:
         self._times = {path: self._dated(path) for path in (folder, *self._contents)}
 
     def faults(self) -> list[str]:
-        """What happened since."""
+        """Return the changes since this object was made."""
         found = [f"read or written: {path.name}" for path, times in self._times.items() if self._times_of(path) != times]
         if {path: path.read_bytes() for path in sorted(self._folder.iterdir())} != self._contents:
             found.append(f"changed: {self._folder.name}")
@@ -627,7 +627,7 @@ class Untouched:
 
     @classmethod
     def _dated(cls, path: Path) -> tuple[int, ...]:
-        os.utime(path, (0, 10**9))  # an access time before that of the last change is brought up to date also with `relatime`
+        os.utime(path, (0, 10**9))  # `relatime` updates an access time only if it is older than the last change
         return cls._times_of(path)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Prepared data that a stranger has changed and given matching digests, so that nothing but a look at the values can tell."""
+"""Prepared data that a stranger has changed and given matching digests, so that only a check of the values can find the change."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["reseal", "rewrite_table", "sealed_again", "with_value"]
 
 
 def reseal(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Changes the values of a manifest and gives it the root digest of what it says then."""
+    """Change values of a manifest, and recompute its root digest."""
     manifest = json.loads((folder / "manifest.json").read_bytes())
     change(manifest)
     (folder / "manifest.json").write_bytes(sealed_again(manifest))
 
 
 def sealed_again(manifest: dict[str, Any]) -> bytes:
-    """The bytes of a manifest with these values."""
+    """Return the bytes of a manifest with these values and the matching root digest."""
     content = {name: value for name, value in manifest.items() if name != "root_digest"}
     return canonical_json({**content, "root_digest": digest_bytes(canonical_json(content))})
 
 
 def with_value(place: str, value: object) -> Callable[[dict[str, Any]], None]:
-    """A change that puts a value at a place such as `shards.0.rows`."""
+    """Return a change that sets the value at a path such as `shards.0.rows`."""
 
     def change(manifest: dict[str, Any]) -> None:
         *parents, last = place.split(".")
@@ -41,7 +41,7 @@ def with_value(place: str, value: object) -> Callable[[dict[str, Any]], None]:
 
 
 def rewrite_table(folder: Path, name: str, change: Callable[[pa.Table], pa.Table], compression: str | None = None) -> None:
-    """Writes an Arrow file of prepared data anew, changed, and has the manifest name its new size and digest."""
+    """Change an Arrow file of prepared data, and write its new size and digest into the manifest."""
     path = folder / name
     table = change(pa.ipc.open_file(pa.memory_map(str(path))).read_all()).combine_chunks()
     path.unlink()

@@ -1,4 +1,4 @@
-"""A terminal in place of a standard stream."""
+"""A terminal that replaces a standard stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["shown_on", "terminal_as"]
 
 @contextmanager
 def terminal_as(name: str) -> Iterator[int]:
-    """A standard stream is a terminal in the block; yields the end at which its user sits."""
+    """Replace a standard stream with a terminal until the end of the block. Yields the descriptor of the user's side."""
     user, program = pty.openpty()
     before, stream = getattr(sys, name), os.fdopen(program, "w", encoding="utf-8")
     setattr(sys, name, stream)
@@ -26,5 +26,5 @@ def terminal_as(name: str) -> Iterator[int]:
 
 
 def shown_on(user: int) -> str:
-    """What was written to a terminal, up to 10,000 bytes."""
+    """Return up to 10,000 bytes of the text that was written to a terminal."""
     return os.read(user, 10_000).decode()

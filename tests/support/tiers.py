@@ -1,4 +1,4 @@
-"""Which tests `make test` runs: all of the quick folders, and one sampled test of the others for each promise of the README.
+"""The tests that `make test` runs: all of the quick folders, and one sampled test of the others for each promise of the README.
 
 `make test-all` runs the rest.
 """
@@ -45,14 +45,14 @@ PROMISES = {
         "test_one_changed_bit_anywhere_is_found_and_its_file_named",
     ),
 }
-"""Tests of the long folders that `make test` runs too, by their file below `tests`."""
+"""Tests of the long folders that `make test` also runs, by their file below `tests`."""
 
 
 def is_long(path: PurePath, name: str) -> bool:
-    """Whether a test is left to `make test-all`.
+    """Return whether a test is left to `make test-all`.
 
     Args:
-        path: its file, relative to `tests`.
-        name: its function.
+        path: file of the test, relative to `tests`.
+        name: name of the test function.
     """
     return path.parts[0] in _LONG and name not in PROMISES.get(path.as_posix(), ())

@@ -13,7 +13,7 @@ from datatrove.pipeline.writers import JsonlWriter
 
 
 def main(text: str, tokenizer: str, output: str, workers: int) -> None:
-    """`text` is a folder with one file for each worker."""
+    """Run the chain. `text` is a folder with one file for each worker."""
     minhash = MinhashConfig()
     stages = [
         (

@@ -9,7 +9,7 @@ from datatrove.pipeline.tokens import DocumentTokenizer
 
 
 def main(text: str, tokenizer: str, output: str, workers: int) -> None:
-    """`text` is a folder with one file for each worker."""
+    """Tokenize. `text` is a folder with one file for each worker."""
     LocalPipelineExecutor(
         pipeline=[
             JsonlReader(text),

@@ -1,4 +1,4 @@
-"""mosaicml-streaming's MDSWriter, one writer a process: python mds_writer.py TEXT.jsonl TOKENIZER.model OUT WORKERS"""
+"""mosaicml-streaming's MDSWriter, one writer per process: python mds_writer.py TEXT.jsonl TOKENIZER.model OUT WORKERS"""
 
 import multiprocessing
 import sys

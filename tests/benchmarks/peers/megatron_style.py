@@ -1,4 +1,4 @@
-"""The ordered builder in the manner of Megatron-LM: a pool encodes lines, this process appends their ids to one file and an index.
+"""An ordered builder like that of Megatron-LM: a pool encodes lines, and this process appends their ids to one file and an index.
 
 python megatron_style.py TEXT.jsonl TOKENIZER.model|tokenizer.json OUT WORKERS
 """

@@ -1,7 +1,7 @@
-"""What the peers of `tests/benchmarks/training.py` share: the settings, the stream of tokens and random crops of it.
+"""Code that the peers of `tests/benchmarks/training.py` share: the settings, the stream of tokens, and random crops from it.
 
-A peer is called as `python PEER.py SETTINGS.json` and prints the seconds of each step as a JSON list. It must run without
-this project's packages.
+A peer is called as `python PEER.py SETTINGS.json` and prints the seconds of each step as a JSON list. It must run without the
+packages of this project.
 """
 
 import json
@@ -15,26 +15,26 @@ import torch
 
 @dataclass(frozen=True)
 class Settings:
-    """The same for all contestants."""
+    """Settings that are the same for all contestants."""
 
     tokens: str
-    """A file of uint16 ids, one document after the other."""
+    """Path of a file of uint16 ids, one document after the other."""
     layers: int
     width: int
     heads: int
     mlp_width: int
     vocab: int
     length: int
-    """Positions of a row; one more token is read for the last target."""
+    """Positions of a row. One more token is read for the last target."""
     micro: int
     micro_batches: int
     steps: int
     threads: int
     bf16: bool
-    """Whether matrix products are in bf16, by autocast; else all is in fp32."""
+    """Whether matrix products run in bf16, by autocast. Otherwise everything runs in fp32."""
     device: str = "cpu"
     compiled: bool = False
-    """Whether the model goes through torch.compile."""
+    """Whether the model is compiled with torch.compile."""
 
 
 def read_settings() -> Settings:
@@ -45,7 +45,7 @@ def read_settings() -> Settings:
 
 
 def crop(tokens: np.ndarray, length: int) -> np.ndarray:
-    """`length` tokens from anywhere in the stream, int64."""
+    """Return `length` consecutive tokens from a random position of the stream, int64."""
     start = int(torch.randint(len(tokens) - length, ()))
     return tokens[start : start + length].astype(np.int64)
 

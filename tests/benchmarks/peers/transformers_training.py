@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer with Qwen3, which is this project's decoder: python transformers_training.py SETTINGS.json"""
+"""Hugging Face's Trainer with Qwen3, which has the decoder of this project: python transformers_training.py SETTINGS.json"""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Trainer, TrainerCallback
 
 
 class Crops(Dataset):
-    """Random crops; the model itself moves the targets by one."""
+    """Random crops. The model itself shifts the targets by one."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.tokens = settings, stream(settings)
@@ -28,7 +28,7 @@ class Crops(Dataset):
 
 
 class Clock(TrainerCallback):
-    """When each step ends."""
+    """The times at which steps end."""
 
     def __init__(self) -> None:
         self.times = [time.perf_counter()]
