@@ -28,7 +28,8 @@ class SchemaOptions(Options):
 
 def help_parser(model: type[Settings] | type[Options], program: str, description: str) -> argparse.ArgumentParser:
     """Return a command-line parser with one option for each setting, by section. It raises ConfigError instead of exiting."""
-    parser = _Parser(prog=program, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
+    usage = f"{program} [--SETTING VALUE ...]" if issubclass(model, Settings) else None
+    parser = _Parser(prog=program, usage=usage, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
     parser.model = model
     if issubclass(model, Options):
         for name, field in setting_names(model).items():
@@ -44,13 +45,13 @@ def _add_settings(parser: argparse.ArgumentParser, model: type[Settings]) -> Non
         section = name.rpartition(".")[0]
         if section not in groups:
             title = (model.model_fields[section].description or section) if section else "main settings"
-            groups[section] = parser.add_argument_group(f"{section}: {title}" if section else title)
+            groups[section] = parser.add_argument_group(f"{section}: {title.removesuffix('.')}" if section else title)
         groups[section].add_argument(
             f"--{name}",
             dest=name,
             nargs="+" if is_list(field) else None,
             metavar=_type_name(field.annotation),
-            help=_help_text(field, "required" if field.default is PydanticUndefined else f"default {field.default}"),
+            help=_help_text(field, "required" if field.default is PydanticUndefined else f"default: {_shown(field.default)}"),
         )
 
 
@@ -109,10 +110,17 @@ def _default_text(field: FieldInfo) -> str:
     """Return the default of an option for its help; empty for a flag, and if the description says what no value means."""
     place = place_of(field)
     if place.variable:
-        return f"default {place.variable}"
+        return f"default: {place.variable}"
     if field.is_required():
         return "" if place.positional else "required"
-    return "" if field.default in (None, ()) or field.default is False else f"default {field.default}"
+    return "" if field.default in (None, ()) or field.default is False else f"default: {_shown(field.default)}"
+
+
+def _shown(value: Any) -> str:
+    """Return a default as a user would write it on the command line."""
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "empty"
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _help_text(field: FieldInfo, default: str) -> str:

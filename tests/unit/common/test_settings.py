@@ -18,6 +18,7 @@ from common.settings.load import load_options, load_settings
 from common.settings.model import Options, Place, Section, Settings, environment_names
 from common.settings.options import help_parser
 from common.settings.toml import to_toml
+from data_pipeline.config import PrepareConfig
 
 
 class Optim(Section):
@@ -214,8 +215,17 @@ def test_settings_written_as_toml_are_read_back_as_the_same_settings(tmp_path: P
 def test_help_shows_every_setting_with_bounds_and_default() -> None:
     text = PARSER.format_help()
     assert isinstance(PARSER, argparse.ArgumentParser)
-    assert "[> 0, <= 1; default 0.001]" in text
+    assert "[> 0, <= 1; default: 0.001]" in text
     assert all(f"--{name}" in text for name in ("data", "sources", "precision", "every", "optim.lr"))
+    assert text.startswith("usage: ")
+    assert "[--SETTING VALUE ...]\n" in text.partition("\n\n")[0] + "\n"
+
+
+def test_help_writes_defaults_as_a_user_would() -> None:
+    text = help_parser(PrepareConfig, "prepare", "").format_help()
+    assert "None" not in text
+    assert "True" not in text
+    assert "[default: true]" in text
 
 
 def test_help_names_the_type_of_each_value_of_a_list() -> None:
@@ -318,9 +328,9 @@ def test_missing_options_are_named() -> None:
 
 def test_the_help_of_options_shows_bounds_and_defaults_that_say_something() -> None:
     lines = {line.split()[0]: line for line in SMALL.format_help().splitlines() if line.strip()}
-    assert lines["RUN"].endswith("Directory. [default DEMO_RUN]")
+    assert lines["RUN"].endswith("Directory. [default: DEMO_RUN]")
     assert lines["--from"].split(None, 2)[1:] == ["STEP", "First step. [>= 0]"]
-    assert lines["--temperature"].endswith("Randomness. [>= 0; default 0.8]")
+    assert lines["--temperature"].endswith("Randomness. [>= 0; default: 0.8]")
     assert lines["--top_k"].split(None, 1)[1].split() == ["int", "Choice."], "the word none unsets no option"
     assert lines["--raw"].split(None, 1)[1] == "Raw text."
     assert "Result. [required]" in SEVERAL.format_help()

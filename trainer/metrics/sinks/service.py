@@ -63,6 +63,6 @@ def imported(package: str, setting: str, distribution: str) -> Any:
         return importlib.import_module(package)
     except ImportError:
         raise ConfigError(
-            f"{setting} needs the package {package}, which is not installed; install it with `pip install {distribution}`, "
-            f"or leave {setting} out"
+            f"{setting} needs the package {package}, which is not installed; install it with `pip install --no-deps "
+            f"--require-hashes -r env/requirements-tracking.lock` or `pip install {distribution}`, or leave {setting} out"
         ) from None
