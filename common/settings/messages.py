@@ -43,6 +43,8 @@ def _explain(model: type[BaseModel], detail: ErrorDetails, place: Sequence[str])
     if detail["type"] == "finite_number":
         return f"{shown} = {detail['input']!r}: {_finite_wanted(fields.get('.'.join(names)))}"
     message = detail["msg"].removeprefix("Value error, ")
+    if name and message.startswith(f"{name}."):
+        return message  # it names the setting itself
     found = f" = {redacted_repr(detail['input'])}" if name in known else ""
     return f"{shown}{found}: {message[:1].lower()}{message[1:]}" if name else message
 

@@ -110,7 +110,7 @@ def _default_text(field: FieldInfo) -> str:
     """Return the default of an option for its help; empty for a flag, and if the description says what no value means."""
     place = place_of(field)
     if place.variable:
-        return f"default: {place.variable}"
+        return f"default: ${place.variable}"
     if field.is_required():
         return "" if place.positional else "required"
     return "" if field.default in (None, ()) or field.default is False else f"default: {_shown(field.default)}"
@@ -120,7 +120,7 @@ def _shown(value: Any) -> str:
     """Return a default as a user would write it on the command line."""
     if isinstance(value, tuple):
         return " ".join(map(str, value)) or "empty"
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value) or "empty"
 
 
 def _help_text(field: FieldInfo, default: str) -> str:

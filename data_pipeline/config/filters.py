@@ -106,7 +106,7 @@ class HeuristicSettings(Section):
     code_max_mean_line_chars: AtMost[float] = Field(100, ge=1, description="Mean length of lines: at most this many characters.")
     code_min_alphanumeric: AtLeast[Share] = Field(0.25, description="Letters and digits: at least this share of characters.")
     code_max_generated: AtMost[int] = Field(
-        0, ge=0, description="Remarks in the first five lines that a program wrote the file: at most this many."
+        0, ge=0, description="Comments in the first five lines that say that the code is generated: at most this many."
     )
 
     @classmethod
@@ -190,13 +190,16 @@ class QualitySettings(Section):
         0.5,
         ge=0,
         le=1,
-        description="Probability of being wanted below which a document is rejected. Good and bad examples have equal weight.",
+        description="Probability of being good that a document needs to be kept. Good and bad examples have equal weight.",
     )
 
     @model_validator(mode="after")
     def _bounds_agree(self) -> Self:
         if bool(self.good) != bool(self.bad):
-            raise ValueError("good and bad: only one of them is set; the classifier needs examples of both")
+            given, missing = ("good", "bad") if self.good else ("bad", "good")
+            raise ValueError(
+                f"quality.{given} is set, but quality.{missing} is not; the classifier needs examples of both, so set both"
+            )
         for unit, low, high in (
             ("perplexity", self.min_perplexity, self.max_perplexity),
             ("perplexity_percentile", self.min_perplexity_percentile, self.max_perplexity_percentile),

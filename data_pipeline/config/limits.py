@@ -18,7 +18,9 @@ class LimitSettings(Section):
         0.05, ge=0, le=1, description="Share of malformed documents, among all documents read, above which the preparation stops."
     )
     max_bytes_per_source: int | None = Field(
-        None, ge=1, description="Input bytes taken from each source, in the order of file names, the last file whole; none: all."
+        None,
+        ge=1,
+        description="Number of bytes read from each source, in the order of file names; the last file is read whole; none: all.",
     )
     max_line_bytes: int = Field(
         16 * _MIB, ge=64, description="Longest line, row or field that is read, in bytes. A longer one is rejected."
@@ -50,8 +52,8 @@ class LimitSettings(Section):
     reader_memory_bytes: int = Field(
         512 * _MIB,
         ge=64 * _MIB,
-        description="Memory that one Parquet file or HTML page may take, in bytes. A file that needs more is rejected; a page is "
-        "only stripped of its tags.",
+        description="Memory that one Parquet file or HTML page may take, in bytes. A file that needs more is rejected. Of a "
+        "page that needs more, only the tags are removed.",
     )
     outside_links: bool = Field(
         False, description="Whether links to files outside a source are followed. false: these files are left out, with a warning."

@@ -35,7 +35,7 @@ class SourceSettings(Section):
     kind: Kind | None = Field(None, description="Kind of the text; none: the extension of each file decides.")
     weight: float = Field(1.0, gt=0, description="Share of the training tokens, relative to the other sources. See `balance`.")
     max_bytes: int | None = Field(
-        None, ge=1, description="Input bytes taken, in the order of file names, the last file whole; none: all."
+        None, ge=1, description="Number of bytes read, in the order of file names. The last file is read to its end. none: all."
     )
     text: dict[str, Any] = Field(default_factory=dict, description="Settings of this source that replace those of [prepare.text].")
     records: dict[str, Any] = Field(

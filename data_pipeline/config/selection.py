@@ -24,17 +24,25 @@ class DedupSettings(Section):
     )
     near: bool = Field(True, description="Whether a document is dropped if it is nearly the same as an earlier document (MinHash).")
     threshold: float = Field(
-        0.8, ge=0.3, le=1, description="Share of common shingles (Jaccard similarity) from which two documents are near duplicates."
+        0.8,
+        ge=0.3,
+        le=1,
+        description="Two documents are near duplicates if their share of common shingles (Jaccard similarity) is at least this.",
     )
     shingle_words: int = Field(5, ge=1, le=64, description="Number of words in a shingle.")
     num_hashes: int = Field(
         128, ge=16, le=1024, description="Number of hashes in a MinHash signature. More hashes compare fewer dissimilar pairs."
     )
     max_cluster: int = Field(
-        100_000, ge=1, description="Number of near duplicates dropped in favour of one document. Those beyond are kept and counted."
+        100_000,
+        ge=1,
+        description="Highest number of near duplicates of one document that are dropped. Further ones are kept and counted.",
     )
     alarm_fraction: float = Field(
-        0.5, ge=0, le=1, description="Share of a source's documents above which dropped duplicates cause a warning."
+        0.5,
+        ge=0,
+        le=1,
+        description="A warning is printed if more than this share of a source's documents is dropped as duplicates.",
     )
     benchmarks: tuple[Path, ...] = Field(
         (), description="Benchmark files (.jsonl, .txt). Documents that share text with them are dropped."
@@ -43,7 +51,7 @@ class DedupSettings(Section):
         13, ge=4, le=64, description="Number of consecutive words that count as text shared with a benchmark."
     )
     benchmark_overlaps: int = Field(
-        1, ge=1, description="Number of runs of words shared with benchmarks from which a document is dropped."
+        1, ge=1, description="A document is dropped if it shares at least this many such runs of words with benchmarks."
     )
 
     @model_validator(mode="after")
@@ -76,7 +84,11 @@ class BalanceSettings(Section):
     @model_validator(mode="after")
     def _field_is_named(self) -> Self:
         if (self.by == "field") != (self.field is not None):
-            raise ValueError(f"by = {self.by} and field = {self.field} do not agree; set both, or neither")
+            raise ValueError(
+                "balance.by = field, but balance.field is not set; set it to the name of a metadata field"
+                if self.field is None
+                else f"balance.field = {self.field} has no effect if balance.by = {self.by}; set balance.by = field, or drop it"
+            )
         unknown = [name for name in self.weights if name not in KINDS] if self.by == "kind" else []
         if unknown:
             raise ValueError(f"weights.{unknown[0]} is not a kind of text; the kinds are {', '.join(KINDS)}")
@@ -130,11 +142,13 @@ class SplitSettings(Section):
 
     by: Literal["content", "tail"] = Field(
         "content",
-        description="Choice of validation documents. content: by the digest of the text, so equal texts are on one side; tail: "
-        "the last part of each file.",
+        description="Choice of validation documents. content: by the digest of the text, so equal texts are in the same split; "
+        "tail: the last part of each file.",
     )
     val_fraction: float = Field(0.05, gt=0, lt=1, description="Share of the text that is held out for validation.")
     min_val_documents: int = Field(
-        4, ge=0, description="Lowest number of validation documents. content: at most a tenth of all documents, and at least one."
+        4,
+        ge=0,
+        description="Lowest number of validation documents. If by = content, one to a tenth of all documents, whatever this says.",
     )
     seed: int = Field(0, ge=0, lt=1 << 63, description="Seed that decides which documents are held out (by = content).")

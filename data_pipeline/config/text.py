@@ -33,7 +33,7 @@ class RecordSettings(Section):
 
     text_field: str = Field("text", min_length=1, description="Name of the field or column that holds the text.")
     metadata: tuple[str, ...] = Field(
-        (), description="Names of the fields that are kept with each document: strings, numbers and truth values."
+        (), description="Names of the fields that are kept with each document: strings, numbers and booleans."
     )
     quotes: bool = Field(True, description="Whether double quotes enclose fields in CSV and TSV. false: a quote is text.")
     markup: Literal["plain", "html"] = Field("plain", description="Form of the text field. html: it is turned into plain text.")

@@ -28,15 +28,23 @@ class GuardConfig(Section):
     vanishing: Action = Field("log", description="Action when the gradient norm is below min_grad_norm.")
     spike: Action = Field("log", description="Action when the loss is far above the median of the last losses.")
     drop: Action = Field("log", description="Action when the loss is far below the lowest of the last losses.")
-    max_grad_norm: float = Field(10.0, gt=0, description="Gradients explode when their global norm before clipping is above this.")
-    min_grad_norm: float = Field(1e-7, ge=0, description="Gradients vanish when their global norm before clipping is below this.")
-    loss_window: int = Field(128, ge=8, le=65536, description="Number of last healthy losses with which a loss is compared.")
+    max_grad_norm: float = Field(
+        10.0, gt=0, description="Gradient norm (global, before clipping) above which the gradient counts as exploding."
+    )
+    min_grad_norm: float = Field(
+        1e-7, ge=0, description="Gradient norm (global, before clipping) below which the gradient counts as vanishing."
+    )
+    loss_window: int = Field(
+        128, ge=8, le=65536, description="Number of last losses without an alert with which each loss is compared."
+    )
     spike_factor: float = Field(
         10.0,
         gt=0,
-        description="More than this many standard deviations of the noise above the last losses is a spike, below a drop.",
+        description="A loss this many standard deviations of the noise above the last losses is a spike; as far below, a drop.",
     )
-    spike_floor: float = Field(0.25, gt=0, description="A spike or drop also differs by more than this share of the median loss.")
+    spike_floor: float = Field(
+        0.25, gt=0, description="A spike or drop must also differ from the median loss by more than this share of it."
+    )
     max_skips: int = Field(20, ge=0, description="Training stops when more than this many updates in a row were withheld.")
     max_rollbacks: int = Field(3, ge=0, description="Training stops when the run would be rolled back more than this many times.")
     window_steps: int = Field(10, ge=1, description="Number of steps whose rows a rollback leaves out, from the bad step on.")
@@ -70,7 +78,9 @@ class AlertsConfig(Section):
     corrected_errors: int = Field(
         100, ge=1, description="Alert after this many more corrected ECC errors. One uncorrected error is always an alert."
     )
-    host_memory: AlertAction = Field("log", description="Alert when the run's memory on the host grows faster than host_memory_mb.")
+    host_memory: AlertAction = Field(
+        "log", description="Alert when the run's memory on the host grows faster than host_memory_mb allows."
+    )
     host_memory_mb: float = Field(100.0, gt=0, description="Alert when host memory grows by more than this many MB in 1,000 steps.")
     disk: AlertAction = Field("log", description="Alert when less than disk_free_gb is free on the run's disk.")
     disk_free_gb: float = Field(5.0, ge=0, description="Alert when fewer than this many GB are free on the run's disk.")
@@ -88,13 +98,13 @@ class WatchdogConfig(Section):
         None,
         ge=1,
         le=86400,
-        description="Seconds without a heartbeat in a step that end the group; none: 30, or 3 x the slowest step if longer.",
+        description="Seconds without a heartbeat in a step after which all ranks end; none: 30, or 3 x the slowest step if longer.",
     )
     slow_s: float = Field(
         600.0,
         ge=1,
         le=86400,
-        description="Seconds without a heartbeat that end the group during loading, evaluation, saves and the first three steps.",
+        description="The same, in seconds, for loading, evaluation, saves and the first three steps.",
     )
     replicas_steps: int = Field(
         100, ge=0, description="Steps between bitwise comparisons of the ranks' weights; 0: none. Not with parallel = fsdp."

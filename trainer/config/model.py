@@ -28,14 +28,14 @@ class ModelConfig(Section):
     init_std: float = Field(0.02, gt=0, lt=1, description="Standard deviation of the initial weights.")
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none",
-        description="What backward recomputes to save memory. full: each layer; selective: all but matrix products and attention.",
+        description="Activations that backward recomputes to save memory. full: all; selective: not matrix products and attention.",
     )
 
     @model_validator(mode="after")
     def _check_heads(self) -> ModelConfig:
         if self.head_dim is None and self.width % self.heads:
             raise ValueError(
-                f"model.width = {self.width} does not divide into model.heads = {self.heads}; change one, or set model.head_dim"
+                f"model.width = {self.width} is not a multiple of model.heads = {self.heads}; change one, or set model.head_dim"
             )
         if self.head_size % 2:
             raise ValueError(f"a head of width {self.head_size} cannot be rotated in pairs; make model.head_dim even")

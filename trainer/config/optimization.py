@@ -14,12 +14,14 @@ __all__ = ["EmaConfig", "LossConfig", "OptimConfig", "ScheduleConfig"]
 class LossConfig(Section):
     """The loss that training minimises."""
 
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of the target's probability spread over the vocabulary.")
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="Share of the target's probability that is spread over the vocabulary."
+    )
     z_loss: float = Field(0.0, ge=0, le=1, description="Weight of the squared logarithm of the softmax's denominator; 0: none.")
-    temperature: float = Field(1.0, gt=0, le=100, description="Logits are divided by this before the softmax.")
+    temperature: float = Field(1.0, gt=0, le=100, description="Number by which logits are divided before the softmax.")
     normalise: Literal["tokens", "sequences"] = Field(
         "tokens",
-        description="tokens: mean over targets; sequences: mean over the means of documents (of each piece, if packing cut one).",
+        description="Mean of the loss. tokens: over all targets; sequences: over the mean of each document, or piece of one.",
     )
     chunk_tokens: int | None = Field(
         None,

@@ -32,7 +32,7 @@ class EvalConfig(Section):
     prompt: str = Field("", description="Text that the sample at each evaluation continues.")
     prompts: tuple[str, ...] = Field(
         (),
-        description="Texts that the samples continue; none: eval.prompt, if it is set, and the beginnings of four validation rows.",
+        description="Texts that the samples continue; empty: eval.prompt, if set, and the beginnings of four validation rows.",
     )
     score: bool = Field(True, description="Whether samples are scored: perplexity, repetition, diversity, coherence.")
     sample_tokens: int = Field(64, ge=0, le=4096, description="Length of each sample in tokens; 0: no samples.")
@@ -44,7 +44,7 @@ class EvalConfig(Section):
         description="The validation loss is on a plateau when it changes by less than this share of its median over the window.",
     )
     plateau_window: int = Field(
-        10, ge=7, le=1000, description="Number of last evaluations by which trend, plateau and overfitting are judged."
+        10, ge=7, le=1000, description="Number of last evaluations that decide about trend, plateau and overfitting."
     )
     patience: int | None = Field(
         None, ge=1, description="Training ends after this many evaluations in a row without improvement; none: off."
@@ -58,7 +58,7 @@ class CheckpointConfig(Section):
     """When a checkpoint is saved, and which checkpoints are kept."""
 
     every_steps: int = Field(500, ge=1, description="Steps between checkpoints. The last step is always saved.")
-    every_minutes: float = Field(30.0, gt=0, description="A checkpoint is saved after this many minutes if every_steps is longer.")
+    every_minutes: float = Field(30.0, gt=0, description="Minutes after which a checkpoint is saved if every_steps takes longer.")
     keep_last: int = Field(2, ge=1, le=1000, description="Number of last checkpoints to keep, besides the best by validation loss.")
     keep_every: int | None = Field(None, ge=1, description="Checkpoints whose step is a multiple of this are kept too; none: off.")
 
@@ -70,7 +70,7 @@ class LogConfig(Section):
     report: bool = Field(True, description="Whether report.html and training_metrics.png are written when the training ends.")
     average_steps: int = Field(100, ge=2, le=10_000, description="Number of steps in the moving average of the training loss.")
     layers_every_steps: int = Field(
-        100, ge=0, description="Steps between norms of gradients and weights and update ratios by layer; 0: none."
+        100, ge=0, description="Steps between records of each layer's gradient norm, weight norm and update ratio; 0: none."
     )
     histograms_every_steps: int = Field(1000, ge=0, description="Steps between histograms of gradients and weights; 0: none.")
     hardware_every_s: float = Field(10.0, ge=0, le=3600, description="Seconds between measurements of GPUs and host; 0: none.")
@@ -92,5 +92,5 @@ class ResumeConfig(Section):
     """Differences from the continued run that are allowed."""
 
     allow_changes: tuple[str, ...] = Field(
-        (), description="Names from the error message of a refused resume that may differ, or quarantine. The bits will differ too."
+        (), description="Names of values that may differ, from the error message of a refused resume. The results will differ too."
     )

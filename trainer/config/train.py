@@ -37,12 +37,14 @@ class TrainConfig(Settings):
     )
     precision: Literal["fp32", "bf16", "fp16", "float8"] = Field(
         "fp32",
-        description="Format of numbers in forward and backward; weights stay fp32. float8: in matrix products, bf16 elsewhere.",
+        description="Number format of forward and backward; weights stay fp32. float8: matrix products; bf16 for the rest.",
     )
-    tf32: bool = Field(False, description="Whether GPUs round the inputs of fp32 matrix products to 10 bits, which is faster.")
+    tf32: bool = Field(
+        False, description="Whether GPUs round the inputs of fp32 matrix products to a mantissa of 10 bits, which is faster."
+    )
     reproducibility: Literal["off", "run", "elastic"] = Field(
         "run",
-        description="Runs with equal bits. off: none; run: on as many ranks, also after a resume; elastic: on 1, 2, 4 or 8 ranks.",
+        description="Runs with the same bits. off: none; run: those on the same number of ranks; elastic: those on 1, 2, 4 or 8.",
     )
     parallel: Literal["ddp", "fsdp"] = Field(
         "ddp",
@@ -63,9 +65,9 @@ class TrainConfig(Settings):
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="Learning rate over the steps.")
     ema: EmaConfig = Field(EmaConfig(), description="Moving average of the weights.")
     guard: GuardConfig = Field(GuardConfig(), description="Actions when the loss or gradient of a step is bad.")
-    limits: LimitsConfig = Field(LimitsConfig(), description="Limits of the training, which ends at the first one.")
+    limits: LimitsConfig = Field(LimitsConfig(), description="Limits of the training, which ends when it reaches the first one.")
     eval: EvalConfig = Field(EvalConfig(), description="Validation and samples.")
-    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="Checkpoints.")
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="Times of checkpoints, and which are kept.")
     log: LogConfig = Field(LogConfig(), description="Terminal, TensorBoard, report and tracking services.")
     alerts: AlertsConfig = Field(AlertsConfig(), description="Alerts besides those on loss and gradient.")
     watchdog: WatchdogConfig = Field(WatchdogConfig(), description="Ranks that make no progress.")

@@ -328,7 +328,7 @@ def test_missing_options_are_named() -> None:
 
 def test_the_help_of_options_shows_bounds_and_defaults_that_say_something() -> None:
     lines = {line.split()[0]: line for line in SMALL.format_help().splitlines() if line.strip()}
-    assert lines["RUN"].endswith("Directory. [default: DEMO_RUN]")
+    assert lines["RUN"].endswith("Directory. [default: $DEMO_RUN]")
     assert lines["--from"].split(None, 2)[1:] == ["STEP", "First step. [>= 0]"]
     assert lines["--temperature"].endswith("Randomness. [>= 0; default: 0.8]")
     assert lines["--top_k"].split(None, 1)[1].split() == ["int", "Choice."], "the word none unsets no option"

@@ -31,7 +31,7 @@ class GenerateOptions(SamplingOptions, CheckpointOptions):
     as_json: Annotated[bool, Place("--json")] = Field(False, description="Print a JSON object for each prompt.")
     score: bool = Field(False, description="Score the texts by fluency, repetition, diversity and coherence.")
     reference: Annotated[Path | None, Place(metavar="RUN")] = Field(
-        None, description="Run whose latest model computes the perplexity of --score. Without it, the model that writes."
+        None, description="Run whose latest model computes the perplexity of --score. Without it, the model that generates."
     )
     raw: bool = Field(False, description="Write control characters of the text to the terminal unchanged.")
     interactive: bool = Field(False, description="Read prompts from the terminal. /help shows its commands.")

@@ -24,7 +24,7 @@ def test_every_recipe_is_complete_and_valid(recipe: str) -> None:
     [
         ("", "no limit is set; give limits.steps"),
         ("--limits.minutes 5", "no limit is set"),
-        ("--limits.steps 5 --model.width 100 --model.heads 3", "model.width = 100 does not divide into model.heads = 3"),
+        ("--limits.steps 5 --model.width 100 --model.heads 3", "model.width = 100 is not a multiple of model.heads = 3"),
         ("--limits.steps 5 --model.heads 6 --model.kv_heads 4", "model.kv_heads = 4 must divide model.heads = 6"),
         ("--limits.steps 5 --model.head_dim 5", "cannot be rotated in pairs"),
         ("--limits.steps 5 --batch.global_rows 30 --batch.micro 8", "not a multiple of batch.micro = 8; use 32, or change"),
