@@ -245,7 +245,7 @@ def unsealed(data: bytes) -> dict[str, Any]:
     content = {key: entry for key, entry in value.items() if key != "seal"}
     try:
         if sealed(content) != data:
-            raise ValueError("its content does not match its seal")
+            raise ValueError("its content does not match the digest that it holds")
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None
     return content

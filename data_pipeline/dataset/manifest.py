@@ -215,14 +215,18 @@ def check_digests(directory: Path, digests: Mapping[str, str], sizes: Mapping[st
             raise PreparedDataError(f"{error}; run `prepare` again") from None
         if found != expected:
             distrust(directory)
-            raise PreparedDataError(f"{path}: {found}, but the manifest says {expected}; the file was changed: run `prepare` again")
+            raise PreparedDataError(
+                f"{path}: its digest is {found}, but the manifest says {expected}; the file was changed: run `prepare` again"
+            )
 
 
 def _check_size(path: Path, found: int, expected: int | None, limit: int | None) -> None:
     if expected is not None and found != expected:
-        raise PreparedDataError(f"{path}: {found} bytes, but the manifest says {expected}; it was changed: run `prepare` again")
+        raise PreparedDataError(
+            f"{path}: it has {found} bytes, but the manifest says {expected}; the file was changed: run `prepare` again"
+        )
     if limit is not None and found > limit:
-        raise PreparedDataError(f"{path}: {found} bytes, but at most {limit} can be read; run `prepare` again")
+        raise PreparedDataError(f"{path}: it has {found} bytes, but at most {limit} can be read; run `prepare` again")
 
 
 def _limit_of(name: str) -> int | None:

@@ -414,11 +414,11 @@ def _check_file(file: BinaryIO, path: Path, entry: ShardEntry, *, verify: bool) 
     size = os.fstat(file.fileno()).st_size
     if size != entry.bytes:
         raise PreparedDataError(
-            f"{path}: {size} bytes, but the manifest says {entry.bytes}; the shard is damaged: run `prepare` again"
+            f"{path}: it has {size} bytes, but the manifest says {entry.bytes}; the shard is damaged: run `prepare` again"
         )
     if verify and (digest := digest_stream(file)) != entry.sha256:
         raise PreparedDataError(
-            f"{path}: {digest}, but the manifest says {entry.sha256}; the shard is damaged: run `prepare` again"
+            f"{path}: its digest is {digest}, but the manifest says {entry.sha256}; the shard is damaged: run `prepare` again"
         )
 
 

@@ -54,7 +54,7 @@ def exclusive(directory: Path) -> Iterator[None]:
         raise ConfigError(f"{error}, or choose another --output") from None
     except (FileExistsError, NotADirectoryError):
         raise StorageError(
-            f"{directory}: a file has the name of the output folder or of a parent; choose another --output"
+            f"{directory}: the folder cannot be created, because it or a parent is a file; choose another --output"
         ) from None
     with file:
         try:

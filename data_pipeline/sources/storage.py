@@ -589,7 +589,9 @@ def _attempts(action: Callable[[], Result], location: Location, limits: LimitSet
             kind = _kind_of(error)
             if attempt == limits.retries:
                 tries = f"{attempt + 1} times" if attempt else "once"
-                raise SourceError(f"{location}: reading failed {tries}, last with {kind}; run the same command again") from None
+                raise SourceError(
+                    f"{location}: reading failed {tries}, last with {kind}; check the address, then run the same command again"
+                ) from None
         wait_s = min(limits.retry_wait_s * 2**attempt, _MAX_WAIT_S)
         logger.warning("%s: %s; retry in %.1f s (%d of %d)", location, kind, wait_s, attempt + 1, limits.retries)
         time.sleep(wait_s)
@@ -614,9 +616,11 @@ def _is_gone(error: FileNotFoundError) -> bool:
 
 
 def _kind_of(error: BaseException) -> str:
-    """Return the type and status of a store's error, without its text."""
+    """Return the type and status of a store's error, without its text, which can hold secrets."""
     cause = error.__cause__ or error
-    status = getattr(cause, "status", None) or getattr(cause, "errno", None)
+    status = getattr(cause, "status", None)
+    if not status and isinstance(number := getattr(cause, "errno", None), int):
+        return f"{type(cause).__name__} {number} ({os.strerror(number)})"
     return f"{type(cause).__name__}{f' {status}' if isinstance(status, int) else ''}"
 
 

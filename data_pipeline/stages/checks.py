@@ -56,9 +56,9 @@ def check_rejected(partitions: Sequence[Partition], read: Sequence[ReadResult], 
     first = next(sample for sample in collect_rejects(partitions, read) if Reason(sample["reason"]).malformed)
     [(commonest, count)] = malformed.most_common(1)
     raise SourceError(
-        f"source {first['source']}, {_place(first)}; this is the first of {malformed.total()} malformed records "
-        f"among {documents} (most often {commonest}, {count}), more than limits.max_rejected_fraction = "
-        f"{config.limits.max_rejected_fraction}; correct the input or raise that limit"
+        f"source {first['source']}, {_place(first)}. {malformed.total()} of {documents} documents are malformed (most often "
+        f"{commonest}, {count}), a larger share than limits.max_rejected_fraction = {config.limits.max_rejected_fraction}; "
+        "correct the input, or raise that limit"
     )
 
 

@@ -44,7 +44,9 @@ def load_tokenizer(directory: Path, *, trial: bool = True) -> Tokenizer:
                 return build(files)
             except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
                 raise PreparedDataError(f"{path}: not a tokenizer that can be read ({error}); run `prepare` again") from None
-    raise PreparedDataError(f"{directory}: no tokenizer in it; run `prepare`, or name a folder that it has written")
+    raise PreparedDataError(
+        f"{directory}: no tokenizer in it; restore it from a copy, or run `prepare` again if this is prepared data"
+    )
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:

@@ -127,7 +127,9 @@ def test_damaged_tables_are_named_by_all_that_read_them(tmp_path: Path, name: st
         lambda: read_document(tmp_path / "out", manifest, 0),
     ]
     for reader in readers:
-        with pytest.raises(PreparedDataError, match=rf"{name}: sha256:.* but the manifest says .*; the file was changed"):
+        with pytest.raises(
+            PreparedDataError, match=rf"{name}: its digest is sha256:.* but the manifest says .*; the file was changed"
+        ):
             reader()
     assert not (tmp_path / "again" / "manifest.json").exists()
 

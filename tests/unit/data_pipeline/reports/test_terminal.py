@@ -67,7 +67,7 @@ def test_verify_names_the_first_file_that_is_changed_or_missing(tmp_path: Path) 
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
     with pytest.raises(
-        PreparedDataError, match=r"train/b-00000\.arrow: sha256:.*but the manifest says sha256:.*run `prepare` again"
+        PreparedDataError, match=r"train/b-00000\.arrow: its digest is sha256:.*but the manifest says sha256:.*run `prepare` again"
     ):
         verify(directory)
     shard.unlink()

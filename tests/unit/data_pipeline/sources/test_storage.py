@@ -150,7 +150,10 @@ def test_waits_double_up_to_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("failure", "message"),
     [
-        (OSError(5, "https://host/a?sig=hunter2"), "reading failed 6 times, last with OSError 5; run the same command again"),
+        (
+            OSError(5, "https://host/a?sig=hunter2"),
+            "reading failed 6 times, last with OSError 5 (Input/output error); check the address, then run the same command again",
+        ),
         (PermissionError("key hunter2 is not allowed"), "access is denied; check the credentials in the environment"),
     ],
 )
