@@ -190,7 +190,7 @@ class QualitySettings(Section):
         0.5,
         ge=0,
         le=1,
-        description="Probability of being good that a document needs to be kept. Good and bad examples have equal weight.",
+        description="Lowest probability of being good at which a document is kept. Good and bad examples have equal weight.",
     )
 
     @model_validator(mode="after")

@@ -149,6 +149,6 @@ class SplitSettings(Section):
     min_val_documents: int = Field(
         4,
         ge=0,
-        description="Lowest number of validation documents. If by = content, one to a tenth of all documents, whatever this says.",
+        description="Lowest number of validation documents. If by = content, it is limited to a tenth of all documents.",
     )
     seed: int = Field(0, ge=0, lt=1 << 63, description="Seed that decides which documents are held out (by = content).")

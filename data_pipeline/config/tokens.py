@@ -24,7 +24,7 @@ class TokenizerSettings(Section):
         32_000,
         ge=264,
         le=1 << 20,
-        description="Number of tokens in the vocabulary of bpe and unigram. Not for char and byte, which compute it themselves.",
+        description="Number of tokens in the vocabulary (bpe, unigram). For char, the text sets it; for byte, it is fixed.",
     )
     add_bos: bool = Field(True, description="Whether every document begins with the bos token.")
     add_eos: bool = Field(True, description="Whether every document ends with the eos token.")

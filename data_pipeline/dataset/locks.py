@@ -63,7 +63,7 @@ def replacing(directory: Path) -> Iterator[None]:
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             who = ", ".join(names[:_SHOWN]) + more or "another process (its name is unknown)"
             raise ConfigError(
-                f"{directory}: its data is in use by {who}, and was not replaced; wait until that ends, or choose another "
+                f"{directory}: its data is in use by {who}, and was not replaced; wait until that program ends, or choose another "
                 "--output (in containers: another DATA_NAME)"
             )
         yield

@@ -105,7 +105,7 @@ def _file_of(path: Path) -> Path:
     if not present:
         raise ConfigError(f"tokenizer.path: {path} holds no tokenizer.json or SentencePiece .model; name one that does")
     if present[0].suffix == ".model" and len(present) > 1:
-        raise ConfigError(f"tokenizer.path: {path} holds {len(present)} SentencePiece models; name the file that is meant")
+        raise ConfigError(f"tokenizer.path: {path} holds {len(present)} SentencePiece models; name one of these files")
     return present[0]
 
 

@@ -473,7 +473,7 @@ def test_a_word_that_is_neither_a_command_nor_a_program_has_the_exit_code_of_a_s
 ) -> None:
     refused = run(stand_in, str(TRAIN), program)
     assert (refused.returncode, len(refused.stderr.splitlines())) == (code, 1)
-    assert refused.stderr.startswith(f"error: {program} is no program that can be started (")
+    assert refused.stderr.startswith(f"error: {program} is not a program that can be started (")
     assert "generate" in refused.stderr
 
 
@@ -501,7 +501,7 @@ def test_a_variable_that_cannot_be_meant_is_a_wrong_setting_and_no_crash(setting
 def test_a_python_that_is_not_there_is_a_wrong_setting(tmp_path: Path) -> None:
     refused = run(tmp_path / "python", str(TRAIN))
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
-    assert f"error: PYTHON = {tmp_path}/python is no program" in refused.stderr
+    assert f"error: PYTHON = {tmp_path}/python is not a program" in refused.stderr
 
 
 BROKEN_MODULES = {

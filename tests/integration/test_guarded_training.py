@@ -88,7 +88,9 @@ def test_a_step_that_is_not_finite_is_skipped_and_training_goes_on(
 
 def test_too_many_skips_in_a_row_stop_the_training(data: Path, tmp_path: Path, poisoned: Callable[[float, range], None]) -> None:
     poisoned(math.nan, range(6, 100))
-    with pytest.raises(GuardError, match=r"rows at positions 72 to 79: step 10: .*guard.max_skips = 3"):
+    with pytest.raises(
+        GuardError, match=r"step 10: .*guard.max_skips = 3 .* The rows of this step are at positions 72 to 79 of the order"
+    ):
         train(configured(data, tmp_path / "run", guard={"max_skips": 3}))
     assert CheckpointStore(tmp_path / "run" / "checkpoints").steps()[-1] == 8
 
@@ -136,7 +138,7 @@ def leaving_out(window: tuple[int, int]) -> Callable[..., Any]:
 
 def test_rollbacks_are_bounded(data: Path, tmp_path: Path, poisoned: Callable[[float, range], None]) -> None:
     poisoned(10.0, range(15, 200))
-    with pytest.raises(GuardError, match=r"guard.max_rollbacks = 2 are used up"):
+    with pytest.raises(GuardError, match=r"guard.max_rollbacks = 2 rollbacks are used up"):
         train(configured(data, tmp_path / "run", guard={"spike": "rollback", "window_steps": 2, "max_rollbacks": 2}))
 
 

@@ -59,7 +59,7 @@ def test_an_alert_that_stops_saves_first_and_is_told_to_the_record(tmp_path: Pat
         log={"hardware_every_s": 0.02},
         alerts={"disk": "stop", "disk_free_gb": 1e9},
     )
-    with pytest.raises(GuardError, match=r"GB are free on the disk .* Training stops, as alerts.disk = stop"):
+    with pytest.raises(GuardError, match=r"GB are free on the disk .* Training stops, because alerts.disk = stop"):
         train(config)
     record = read_record(tmp_path / "run")
     assert record["alerts"] == {"disk": 1}

@@ -316,7 +316,7 @@ def test_what_is_not_as_it_was_at_the_start_before_is_told_and_kept_in_the_recor
                 stop_after(steps, patch)
                 with pytest.raises(StoppedBySignal):
                     train(tiny_config(data, run, **changes))
-        return "\n".join(message for message in caplog.messages if "differences from the start before" in message)
+        return "\n".join(message for message in caplog.messages if "differences from the previous start" in message)
 
     def lose(*steps: int) -> None:
         for step in steps:
@@ -329,9 +329,9 @@ def test_what_is_not_as_it_was_at_the_start_before_is_told_and_kept_in_the_recor
     assert told("a", 3) == ""
     assert earlier() == []
     assert told("b", 4, eval={"sample_tokens": 5}) == (
-        "resumed at step 3 with differences from the start before (* can change bits):\n"
-        "  * code: a then, b now\n"
-        "    eval.sample_tokens: 4 then, 5 now"
+        "resumed at step 3 with differences from the previous start (* can change the results):\n"
+        "  * code: a before, b now\n"
+        "    eval.sample_tokens: 4 before, 5 now"
     )
     assert earlier() == [{"until": 3, "was": {"code": "a"}}], "recorded a setting that changes no bits"
     lose(7)

@@ -265,7 +265,7 @@ def test_other_flags_are_listed_and_named_as_the_reason_for_other_bits(run: Path
         "Ring",
         True,
     )
-    assert "1 difference, of which 1 can change bits" in held(verify_run(run))["environment"].text
+    assert "1 difference, of which 1 can change the results (*)" in held(verify_run(run))["environment"].text
     assert "bitwise equal" in held(verify_run(run, num_steps=2))["replay"].text
 
 
@@ -329,7 +329,7 @@ def test_the_ledger_of_another_run_and_other_counters_are_found(run: Path, data:
 
 def test_settings_that_can_no_longer_be_read_are_named(run: Path) -> None:
     (run / "config.toml").write_text("[train")
-    with pytest.raises(CheckpointError, match=r"config\.toml: sha256:"):
+    with pytest.raises(CheckpointError, match=r"config\.toml: its digest is sha256:"):
         check_integrity(run)
 
 

@@ -37,6 +37,6 @@ def check_space(directory: Path, bytes_per_checkpoint: int) -> None:
     free = status.f_bavail * status.f_frsize
     if free < needed:
         raise ConfigError(
-            f"{directory}: {free / 1e9:.3f} GB are free, and checkpoints need {needed / 1e9:.3f} GB more: {_COPIES} of "
-            f"{bytes_per_checkpoint / 1e9:.3f} GB, of which {held / 1e9:.3f} GB exist; make room, or use a --run on a larger disk"
+            f"{directory}: {free / 1e9:.3f} GB are free, but checkpoints need {needed / 1e9:.3f} GB more ({_COPIES} checkpoints "
+            f"of {bytes_per_checkpoint / 1e9:.3f} GB, {held / 1e9:.3f} GB exist already); make room, or use another disk for --run"
         )

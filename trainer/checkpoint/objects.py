@@ -177,5 +177,5 @@ class ObjectFiles:
             if len(content) != num_bytes:
                 raise ValueError(f"has {len(content)} bytes, and {num_bytes} were written")
             if (found := hashlib.sha256(content).hexdigest()) != name:
-                raise ValueError(f"its digest is {found}")
+                raise ValueError(f"its digest is {found}, but its name says {name}")
             return decode_tensors(content)

@@ -338,7 +338,7 @@ class CheckpointStore:
         number = 0
         while (free := f"{name}-{number}" if number else name) in taken:
             number += 1
-        _log.warning("%s; it is kept as %s", reason, free)
+        _log.warning("%s; the damaged checkpoint is kept as %s", reason, free)
         self._storage.rename(self.path(step), self.directory / free)
         sync_directory(self._storage, self.directory)
 

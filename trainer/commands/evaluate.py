@@ -97,7 +97,7 @@ def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, 
         )
     if manifest.row_length > context:
         raise ConfigError(
-            f"{data}: its rows have {manifest.row_length} tokens, but the model of {run} sees {context} (model.context); "
+            f"{data}: its rows have {manifest.row_length} tokens, but the model of {run} accepts {context} (model.context); "
             f"prepare it with --row_length {context}"
         )
     if not num_rows:

@@ -35,7 +35,7 @@ class GuardConfig(Section):
         1e-7, ge=0, description="Gradient norm (global, before clipping) below which the gradient counts as vanishing."
     )
     loss_window: int = Field(
-        128, ge=8, le=65536, description="Number of last losses without an alert with which each loss is compared."
+        128, ge=8, le=65536, description="Number of last losses, without spikes and drops, with which each loss is compared."
     )
     spike_factor: float = Field(
         10.0,
@@ -55,7 +55,7 @@ class GuardConfig(Section):
         if self.min_grad_norm >= self.max_grad_norm:
             raise ValueError(
                 f"guard.min_grad_norm = {self.min_grad_norm} is not below guard.max_grad_norm = {self.max_grad_norm}; "
-                "no gradient would be healthy"
+                "every gradient would break a rule, so lower guard.min_grad_norm"
             )
         return self
 
@@ -104,7 +104,7 @@ class WatchdogConfig(Section):
         600.0,
         ge=1,
         le=86400,
-        description="The same, in seconds, for loading, evaluation, saves and the first three steps.",
+        description="Seconds without a heartbeat after which all ranks end, in loading, evaluation, saves and the first 3 steps.",
     )
     replicas_steps: int = Field(
         100, ge=0, description="Steps between bitwise comparisons of the ranks' weights; 0: none. Not with parallel = fsdp."

@@ -66,7 +66,7 @@ class ScheduleConfig(Section):
     def _check_shape(self) -> Self:
         if self.kind == "step" and (not self.milestones or list(self.milestones) != sorted(set(self.milestones))):
             raise ValueError(
-                f"schedule.kind = step needs increasing schedule.milestones, and they are {list(self.milestones)}; "
+                f"schedule.kind = step needs increasing schedule.milestones, but they are {list(self.milestones)}; "
                 "name the steps, lowest first"
             )
         if self.kind == "step" and self.milestones[0] < self.warmup_steps:

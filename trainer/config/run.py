@@ -92,5 +92,6 @@ class ResumeConfig(Section):
     """Differences from the continued run that are allowed."""
 
     allow_changes: tuple[str, ...] = Field(
-        (), description="Names of values that may differ, from the error message of a refused resume. The results will differ too."
+        (),
+        description="Names from the error message of a refused resume that may differ, or quarantine. The results will differ too.",
     )

@@ -78,7 +78,7 @@ def decide(
         if num_lost > config.max_share * num_rows:
             raise PreparedDataError(
                 f"{', '.join(lost)}: shards that cannot be read hold {num_lost} of {num_rows} {split} rows, and "
-                f"bad_data.max_share = {config.max_share:g} allows "
+                f"bad_data.max_share = {config.max_share:g} allows only "
                 f"{int(config.max_share * num_rows)}; restore the shards, run `prepare` again, or raise bad_data.max_share"
             )
     ranks = ", ".join(str(rank) for rank in sorted({rank for rank, _ in found.values()}))

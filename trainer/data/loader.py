@@ -177,4 +177,4 @@ def _retried(read: Callable[[], _ValueT], closed: threading.Event) -> _ValueT:
             if damaged_before or closed.wait(RETRY_WAITS_S[0]):
                 raise
             damaged_before = True
-            _log.warning("%s; it is read again", error)
+            _log.warning("the first attempt to read a shard failed, trying once more: %s", error)

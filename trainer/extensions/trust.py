@@ -79,7 +79,8 @@ def recorded_source(run: Path, recorded: object) -> bytes | None:
         raise CheckpointError(f"{error}; restore it from a copy") from None
     if (found := digest_bytes(source)) != recorded:
         raise CheckpointError(
-            f"{path}: {found}, but the record says {recorded}; the file was changed and is not executed; restore it from a copy"
+            f"{path}: its digest is {found}, but the record says {recorded}; the file was changed and is not executed: "
+            "restore it from a copy"
         )
     return source
 

@@ -97,7 +97,7 @@ class AlertRules:
         if action == "off":
             return []
         if action == "stop":
-            message = f"{alert.message}. Training stops, as alerts.{setting} = stop"
+            message = f"{alert.message}. Training stops, because alerts.{setting} = stop"
             alert = replace(alert, severity="critical", message=message)
         return [replace(alert, action=action)]
 
@@ -122,7 +122,7 @@ class AlertRules:
                 step,
                 "critical",
                 f"step {step}: {host.disk_free_gb:.1f} GB are free on the disk of the run, fewer than alerts.disk_free_gb = "
-                f"{config.disk_free_gb:g}. Make room, or lower checkpoint.keep_last, before a checkpoint cannot be written",
+                f"{config.disk_free_gb:g}. Checkpoints cannot be written to a full disk. Make room, or lower checkpoint.keep_last",
                 host.disk_free_gb,
                 config.disk_free_gb,
             )

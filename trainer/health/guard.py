@@ -213,25 +213,26 @@ class Guard:
         """Return the action, which is a stop if a bound is used up, and a sentence about its effect."""
         config = self._config
         if action == "rollback" and self._rollbacks >= config.max_rollbacks:
-            return "stop", f"Training stops, as guard.max_rollbacks = {config.max_rollbacks} are used up"
+            return "stop", f"Training stops, because the guard.max_rollbacks = {config.max_rollbacks} rollbacks are used up"
         if action == "skip" and self._skips_in_row > config.max_skips:
-            return "stop", f"Training stops, as more than guard.max_skips = {config.max_skips} updates in a row were withheld"
+            updates = f"guard.max_skips = {config.max_skips} updates in a row"
+            return "stop", f"Training stops, because more than {updates} were withheld"
         consequences: dict[Action, str] = {
             "log": "The update was made",
             "skip": f"The update was withheld ({self._skips_in_row} in a row, of at most {config.max_skips})",
             "rollback": (
-                "Training goes back to a checkpoint from before this step and leaves out the rows of guard.window_steps = "
-                f"{config.window_steps} steps (rollback {self._rollbacks + 1} of at most {config.max_rollbacks})"
+                f"The guard requests a rollback to a checkpoint before this step ({self._rollbacks + 1} of at most "
+                f"{config.max_rollbacks}). It leaves out the rows of guard.window_steps = {config.window_steps} steps"
             ),
-            "stop": f"Training stops, as guard.{rule} = stop",
+            "stop": f"Training stops, because guard.{rule} = stop",
         }
         return action, consequences[action]
 
 
 _ADVICE: dict[GuardRule, str] = {
     "non_finite": "Look at the rows of this step, lower optim.lr, or use precision bf16 or fp32",
-    "exploding": "If it lasts, lower optim.lr or lengthen schedule.warmup_steps; if it is usual here, raise guard.max_grad_norm",
-    "vanishing": "Look for rows without targets, frozen weights or a loss that is constant; with precision fp16, use bf16",
+    "exploding": "If the norm stays this high, lower optim.lr or raise schedule.warmup_steps; if it is usual, raise guard.max_grad_norm",
+    "vanishing": "Look for rows without targets, frozen weights or a constant loss; if precision is fp16, use bf16",
     "spike": "Look at the rows of this step; if spikes come back, lower optim.lr, or set guard.spike to skip or rollback",
     "drop": "Look at the rows of this step for text that repeats itself or has few targets",
 }

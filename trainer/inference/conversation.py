@@ -82,8 +82,9 @@ def read_prompts(path: Path) -> list[str]:
         # `splitlines` would also cut at other characters, which a prompt may contain.
         lines = content.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     except (OSError, UnusableFileError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"--prompts {path}: cannot be read as UTF-8 text ({error}); name a file with a prompt on each line"
+            f"--prompts {path}: cannot be read ({reason}); name a UTF-8 text file with a prompt on each line"
         ) from None
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     prompts = [_prompt_of(path, number, line) if path.suffix == ".jsonl" else line for number, line in numbered]

@@ -77,5 +77,5 @@ def _base() -> Path:
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
         folder = Path(tempfile.mkdtemp(prefix="trainer-cache-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        _log.warning("compiled code is not cached after this process: %s", error)
+        _log.warning("compiled code is not cached for later processes, because the cache folder cannot be used: %s", error)
     return folder

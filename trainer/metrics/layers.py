@@ -176,7 +176,7 @@ class LayerObserver:
             if not is_out_of_memory(error):
                 raise
             current.give_up()
-            _log.warning("too little memory to measure the layers in this step; training goes on")
+            _log.warning("too little memory to measure the layers in this step; training continues")
 
     def _measure_before(self, current: _Measurement) -> None:
         weights = [_local(weight.detach()) for weight in self._parameters]

@@ -40,7 +40,7 @@ def convert_to_float8(model: nn.Module, device: torch.device, capability: tuple[
         ConfigError: there is no GPU, it has no float8 tensor cores, torchao is missing, or no layer can be converted.
     """
     if device.type != "cuda":
-        raise ConfigError(f"precision = float8 needs a GPU and the device is {device.type}; {_INSTEAD}")
+        raise ConfigError(f"precision = float8 needs a GPU, but the device is {device.type}; {_INSTEAD}")
     found = capability or torch.cuda.get_device_capability(device)
     if found < _NEEDED_CAPABILITY:
         raise ConfigError(

@@ -61,7 +61,7 @@ def write_comparison(runs: Sequence[Path], output: Path) -> Path:
         OSError: a file cannot be read or written.
     """
     if len(runs) < 2:
-        raise ConfigError("compare: name at least two runs")
+        raise ConfigError("compare: fewer than two runs are named; name at least two")
     names_of(runs)
     write_atomic(output, render_comparison([read_run(run) for run in runs]).encode())
     return output

@@ -64,7 +64,7 @@ def check_ranks(recorded: object, threads: int, device: str) -> int:
     """
     if type(recorded) is not int or recorded < 1:
         raise CheckpointError(
-            f"world_size = {recorded!r} in record.json is no number of ranks, so it was changed; restore it from a copy"
+            f"world_size = {recorded!r} in record.json is not a valid number of ranks; the file was changed: restore it from a copy"
         )
     if recorded > (most := most_ranks(device)):
         raise ConfigError(f"the record names {recorded} ranks, and this machine can run {most} at most; {_ELSEWHERE}")

@@ -41,12 +41,12 @@ def load_config(run: Path) -> TrainConfig:
         config = TrainConfig.model_validate(parse_toml(read_run_file(path, MAX_SETTINGS_BYTES, run))["train"])
     except FileNotFoundError:
         raise CheckpointError(
-            f"{run}: no config.toml, so this is no run; name a directory that `trainer train --run` wrote"
+            f"{run}: no config.toml, so this is not a run; name a directory that `trainer train --run` wrote"
         ) from None
     except ValidationError as error:
         raise CheckpointError(f"{path}: {explain(TrainConfig, error)}; {_RESTORE}") from None
     except (ValueError, KeyError) as error:
-        raise CheckpointError(f"{path}: no settings of a training can be read ({error}); {_RESTORE}") from None
+        raise CheckpointError(f"{path}: the settings cannot be read ({error}); {_RESTORE}") from None
     if config.batch.micro == "auto":
         raise CheckpointError(f"{path}: batch.micro = auto, but a run writes the number that it chose; {_RESTORE}")
     return config
@@ -172,7 +172,7 @@ def read_id(path: Path, *, run: Path) -> str | None:
     except UnusableFileError as error:
         raise CheckpointError(str(error)) from None
     if not _ID.fullmatch(text):
-        raise CheckpointError(f"{path}: it holds no id of a run; remove it, and the service shows a new run")
+        raise CheckpointError(f"{path}: it holds no id of a run; remove it, and the tracking service then shows a new run")
     return text
 
 

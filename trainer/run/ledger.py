@@ -225,11 +225,11 @@ def _entries(path: Path) -> Iterator[tuple[LedgerStep | LedgerEvent, int]]:
                 entry = _parse(line, head)
             except ValueError as error:
                 raise CheckpointError(
-                    f"{path}, line {head.lines + 1}: {error}; this program wrote no such line, restore the file from a copy"
+                    f"{path}, line {head.lines + 1}: {error}; the file was changed: restore it from a copy"
                 ) from None
             if entry is None:
                 raise CheckpointError(
-                    f"{path}, line {head.lines + 1}: it does not follow from the lines before; it or one of them was changed, "
+                    f"{path}, line {head.lines + 1}: it lacks the digest of the lines before it, so a line was changed, "
                     "removed or moved; restore the file from a copy"
                 )
             head, end = entry.head, end + len(line)

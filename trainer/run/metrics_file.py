@@ -142,4 +142,4 @@ def _parsed(path: Path, number: int, line: bytes) -> tuple[Any, Event]:
 
 def _changed(path: Path, number: int, error: Exception) -> CheckpointError:
     reason = error.args[0] if type(error) is ValueError else f"not an event ({error})"
-    return CheckpointError(f"{path}, line {number}: {reason}; the file was changed, restore it from a copy")
+    return CheckpointError(f"{path}, line {number}: {reason}; the file was changed: restore it from a copy")

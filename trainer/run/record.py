@@ -138,14 +138,14 @@ def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str
     if refused == ["world_size"]:
         raise ConfigError(
             f"{run}: this run was started on {_ranks(recorded)}, but this start has {_ranks(identity)}, which add gradients in "
-            f"another order. Use {recorded.get('world_size')} again; or, to resume with other bits, --resume.allow_changes "
+            f"another order. Use {recorded.get('world_size')} again. To resume with other results, add --resume.allow_changes "
             "world_size. A run that is started with --reproducibility elastic has the same bits on 1, 2, 4 or 8 ranks"
         )
     if refused:
         differences = ", ".join(f"{name} was {recorded.get(name)} and is {identity.get(name)}" for name in refused)
         raise ConfigError(
-            f"{run}: it belongs to a run of another configuration: {differences}. Use another --run, the old values, or, "
-            f"to resume with other bits, --resume.allow_changes {' '.join(refused)}"
+            f"{run}: this run was started with another configuration: {differences}. Use another --run, or the old values. "
+            f"To resume with other results, add --resume.allow_changes {' '.join(refused)}"
         )
 
 
@@ -256,7 +256,9 @@ def open_record(
     if before is not None and differences:
         lines = "".join(f"\n  {one.describe()}" for one in differences)
         level = logging.WARNING if any(one.changes_bits for one in differences) else logging.INFO
-        _log.log(level, "resumed at step %s with differences from the start before (* can change bits):%s", before.step, lines)
+        _log.log(
+            level, "resumed at step %s with differences from the previous start (* can change the results):%s", before.step, lines
+        )
 
 
 def _since_before(
@@ -346,14 +348,14 @@ def read_record(run: Path) -> dict[str, Any]:
         record = unsealed(read_run_file(path, MAX_RECORD_BYTES, run))
     except FileNotFoundError:
         raise CheckpointError(
-            f"{run}: no record.json, so this is no run; name a directory that `trainer train --run` wrote"
+            f"{run}: no record.json, so this is not a run; name a directory that `trainer train --run` wrote"
         ) from None
     except ValueError as error:
-        raise CheckpointError(f"{path}: {error}, so it was changed; restore it from a copy") from None
+        raise CheckpointError(f"{path}: the file was changed ({error}); restore it from a copy") from None
     try:
         check_form(_RecordForm, record)
     except ValueError as error:
-        raise CheckpointError(f"{path}: {error}; this program wrote no such record, restore it from a copy") from None
+        raise CheckpointError(f"{path}: {error}; the file was changed: restore it from a copy") from None
     return record
 
 

@@ -97,7 +97,7 @@ class Recovery:
         """Return the newest checkpoint that verifies. It is older than the alert's step: steps are judged before a save."""
         newest = self.saver.checkpoints.newest_verified()
         if newest is None:
-            message = f"{request.alert.message}. There is no checkpoint before this step to go back to, so training stops"
+            message = f"{request.alert.message}. Training stops, because there is no checkpoint before this step"
             self.reporter.monitor.alert(replace(request.alert, message=message, action="stop"))
             raise GuardError(message)
         return newest

@@ -124,7 +124,7 @@ class Reporter:
             self.monitor.alert(alert)
         first, end = facts.progress.rows - len(facts.rows), facts.progress.rows
         if verdict.action == "stop":
-            raise GuardError(f"rows at positions {first} to {end - 1}: {verdict.message}")
+            raise GuardError(f"{verdict.message}. The rows of this step are at positions {first} to {end - 1} of the order")
         if verdict.action == "rollback":
             last = first + config.guard.window_steps * config.batch.global_rows
             raise RollBack(alert, first, max(end, last))

@@ -311,7 +311,7 @@ def introduce(run: TrainingRun, *, continued: bool) -> None:
     context, monitor = run.data.context, run.reporter.monitor
     config, device = context.config, context.group.device
     _log.info("%s", _describe(run, continued=continued))
-    _log.info("%s; %s", run.data.order.description, describe_backend(context.backend))
+    _log.info("%s; attention %s", run.data.order.description, describe_backend(context.backend))
     if run.reporter.peak is None and device.type == "cuda":
         gpu = torch.cuda.get_device_name(device)
         _log.info("%s", unknown_mfu(gpu, rate_kind(config.precision, tf32=config.tf32)))

@@ -80,14 +80,14 @@ class AuditReport:
         skipped = ", ".join(
             f"positions {one.start} to {one.end - 1}, announced after step {one.after_step} ({one.reason})" for one in self.skipped
         )
-        counting = "no row twice before all others once" if self.counted else "too many rows to count each of them"
+        counting = "no row was used twice before every row was used once" if self.counted else "too many rows to count each of them"
         lines = [
-            f"ledger       {self.lines} lines, each chained to the line before",
+            f"ledger       {self.lines} lines, each with the digest of the line before it",
             f"steps        1 to {self.steps}, each once; {self.positions:,} positions without a gap, {self.targets:,} targets",
-            f"rows         those of the order in every step; {counting}",
+            f"rows         every step used the rows that the order gives; {counting}",
             f"sources      {sources or 'none yet'}",
             f"left out     {f'{self.left_out:,} rows: {skipped}' if skipped else 'nothing'}",
-            f"withheld     {', '.join(map(str, self.withheld)) or 'no update'}",
+            f"withheld     {'updates of steps ' + ', '.join(map(str, self.withheld)) if self.withheld else 'no update'}",
             f"checkpoints  {', '.join(map(str, self.checkpoints)) or 'none'}: counters and ledger agree",
         ]
         if self.quarantined:

@@ -159,7 +159,9 @@ def choose_start(saved: list[int], last: int, num_steps: int, wanted: int | None
         )
     begin = wanted if wanted is not None else max((step for step in saved if step + num_steps <= last), default=0)
     if begin >= last:
-        raise ConfigError(f"the run has no step after step {begin} to train again; begin earlier with --from, or train on")
+        raise ConfigError(
+            f"the run has no step after step {begin} to train again; begin earlier with --from, or continue the training"
+        )
     if begin + num_steps > last:
         raise ConfigError(f"--replay {num_steps}: the run has {last - begin} steps after step {begin}; replay as many or fewer")
     return begin

@@ -171,7 +171,9 @@ def _check_file(run: Path, name: str, expected: str) -> None:
     except FileNotFoundError:
         raise CheckpointError(f"{path}: missing, but the record names it; restore it from a copy") from None
     if found != expected:
-        raise CheckpointError(f"{path}: {found}, but the record says {expected}; the file was changed, restore it from a copy")
+        raise CheckpointError(
+            f"{path}: its digest is {found}, but the record says {expected}; the file was changed: restore it from a copy"
+        )
 
 
 def _check_data(directory: Path, root_digest: str, lost: Collection[str]) -> int:
@@ -224,7 +226,7 @@ def _environment_text(differences: Sequence[Difference]) -> str:
     if not differences:
         return "environment  as recorded"
     marked = sum(one.changes_bits for one in differences)
-    head = f"environment  {len(differences)} difference{'s' * (len(differences) > 1)}, of which {marked} can change bits (*)"
+    head = f"environment  {len(differences)} difference{'s' * (len(differences) > 1)}, of which {marked} can change the results (*)"
     return "\n".join([head, *(f"  {one.describe()}" for one in differences)])
 
 

@@ -49,7 +49,7 @@ class ServiceSink(Sink):
             action()
         except Exception as error:
             if self._reachable:
-                _log.warning("%s: points are lost (%s); training goes on", self._place, without(str(error), self._secrets))
+                _log.warning("%s: points are lost (%s); training continues", self._place, without(str(error), self._secrets))
             self._reachable = False
 
 

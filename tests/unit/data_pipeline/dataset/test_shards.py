@@ -120,7 +120,7 @@ def test_any_changed_bit_of_a_shard_is_found_at_first_use(at: int, bit: int, tmp
     data = bytearray(path.read_bytes())
     data[at % len(data)] ^= 1 << bit
     path.write_bytes(data)
-    with pytest.raises(PreparedDataError, match=r"a-00000\.arrow: sha256:.* run `prepare` again"):
+    with pytest.raises(PreparedDataError, match=r"a-00000\.arrow: its digest is sha256:.* run `prepare` again"):
         Rows(folder, manifest, "train").read(np.array([0]))
 
 

@@ -501,6 +501,6 @@ def test_too_little_room_for_the_checkpoints_is_refused_with_the_numbers(
     if fits:
         check_space(directory, 1_000_000)
     else:
-        with pytest.raises(ConfigError, match=r"are free, and checkpoints need 0\.00\d* GB more: 2 of 0\.001 GB"):
+        with pytest.raises(ConfigError, match=r"are free, but checkpoints need 0\.00\d* GB more \(2 checkpoints of 0\.001 GB,"):
             check_space(directory, 1_000_000)
     assert asked == [directory if held else tmp_path]

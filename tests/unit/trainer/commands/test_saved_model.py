@@ -21,9 +21,9 @@ def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"[train", "no settings of a training can be read"),
-        (b"\xff\xfe", "no settings of a training can be read"),
-        (b"[prepare]\n", "no settings of a training can be read"),
+        (b"[train", "the settings cannot be read"),
+        (b"\xff\xfe", "the settings cannot be read"),
+        (b"[prepare]\n", "the settings cannot be read"),
         (b"train = 3\n", "valid dictionary"),
         (b'[train]\ndata = "d"\nrun = "r"\nlimits.steps = 1\nsed = 1\n', "sed is not a setting; did you mean seed"),
         (b'[train]\ndata = "d"\nrun = "r"\nlimits.steps = 0\n', "limits.steps = 0: input should be greater"),

@@ -378,7 +378,7 @@ def test_a_shard_that_cannot_be_read_gives_padding_of_the_same_shape_and_the_rea
     assert micro.weights is not None
     assert micro.weights.sum() == 0
     assert (micro.targets == IGNORE).all()
-    assert caplog.text.count("train/1: damaged; it is read again") == 1
+    assert caplog.text.count("the first attempt to read a shard failed, trying once more: train/1: damaged") == 1
 
 
 def test_a_damaged_shard_that_is_put_back_in_time_is_read_as_if_nothing_had_been(monkeypatch: pytest.MonkeyPatch) -> None:

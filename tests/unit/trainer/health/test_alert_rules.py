@@ -242,7 +242,7 @@ def test_a_rule_that_is_off_says_nothing_and_one_that_stops_says_so() -> None:
     assert readings(rules(gpu_errors="off"), [HardwareReading((replace(GPU, answers=False),), HOST, xids=(79,))]) == []
     [alert] = rules(disk="stop").after_reading(1, with_host(disk_free_gb=1.0))
     assert (alert.action, alert.severity) == ("stop", "critical")
-    assert alert.message.endswith("Training stops, as alerts.disk = stop")
+    assert alert.message.endswith("Training stops, because alerts.disk = stop")
 
 
 @pytest.mark.parametrize(

@@ -118,14 +118,18 @@ def test_a_byte_order_mark_is_no_part_of_the_first_prompt(tmp_path: Path) -> Non
     ("name", "content", "message"),
     [
         ("a.txt", b"\n \n", "the file has no prompt"),
-        ("a.txt", b"\xff\xfe", "cannot be read as UTF-8"),
+        (
+            "a.txt",
+            b"\xff\xfe",
+            r"cannot be read \('utf-8' codec can't decode byte 0xff .*\); name a UTF-8 text file with a prompt on each line",
+        ),
         ("a.jsonl", b'{"prompt": "a"}\n{"text": "b"}\n', r'a\.jsonl, line 2: no text under "prompt"'),
         ("a.jsonl", b"once\n", "line 1: no text"),
         ("a.jsonl", b"[1]\n", "line 1: no text"),
         ("a.jsonl", b'{"prompt": 3}\n', "line 1: no text"),
         ("a.jsonl", b'{"prompt": "\\ud83d"}\n', "line 1: no text"),
         ("a.jsonl", b"[" * 100_000, r'line 1: no text under "prompt"'),
-        (None, b"", "cannot be read"),
+        (None, b"", r"cannot be read \(No such file or directory\); name a UTF-8 text file"),
     ],
 )
 def test_a_file_without_prompts_is_refused(tmp_path: Path, name: str | None, content: bytes, message: str) -> None:

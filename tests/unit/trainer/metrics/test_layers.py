@@ -311,7 +311,7 @@ def test_a_step_goes_on_where_memory_does_not_suffice_to_measure_it(
     with monkeypatch.context() as patched:
         patched.setattr(layers, "_squares", out_of_memory)
         assert observed(model, observer, 1) is None
-    assert caplog.text.count("too little memory to measure the layers in this step; training goes on") == 1
+    assert caplog.text.count("too little memory to measure the layers in this step; training continues") == 1
     assert observed(model, observer, 2) is not None
 
 

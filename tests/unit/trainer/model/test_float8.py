@@ -92,7 +92,7 @@ def test_older_gpus_are_refused_by_their_capability(torchao: Torchao, capability
 
 
 def test_the_cpu_is_refused(torchao: Torchao) -> None:
-    with pytest.raises(ConfigError, match="needs a GPU and the device is cpu"):
+    with pytest.raises(ConfigError, match="needs a GPU, but the device is cpu"):
         convert_to_float8(decoder(), torch.device("cpu"), HOPPER)
     assert not torchao.converted
 

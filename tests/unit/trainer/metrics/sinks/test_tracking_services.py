@@ -261,7 +261,7 @@ def test_a_store_that_goes_away_loses_points_and_not_the_run(
     sink.begin(FACTS)
     mlflow.error = ConnectionError("refused")
     everything(sink)
-    assert caplog.text.count("points are lost (refused); training goes on") == 1
+    assert caplog.text.count("points are lost (refused); training continues") == 1
 
 
 def test_a_wandb_that_goes_away_loses_points_and_not_the_run(
@@ -271,7 +271,7 @@ def test_a_wandb_that_goes_away_loses_points_and_not_the_run(
     sink.begin(FACTS)
     wandb.error = ConnectionError("the service is gone")
     everything(sink)
-    assert caplog.text.count("log.wandb_project = project: points are lost (the service is gone); training goes on") == 1
+    assert caplog.text.count("log.wandb_project = project: points are lost (the service is gone); training continues") == 1
 
 
 def test_a_run_that_failed_is_shown_as_failed(wandb: FakeWandb, mlflow: FakeMlflow, tmp_path: Path) -> None:
