@@ -44,8 +44,8 @@ class TrainConfig(Settings):
     )
     reproducibility: Literal["off", "run", "elastic"] = Field(
         "run",
-        description="Runs with the same bits. off: none; run: those on the same number of ranks, also after a resume; elastic: those "
-        "on 1, 2, 4 or 8 ranks.",
+        description="Runs with the same bits. off: none; run: those on the same number of ranks, also after a resume; "
+        "elastic: those on 1, 2, 4 or 8 ranks.",
     )
     parallel: Literal["ddp", "fsdp"] = Field(
         "ddp",

@@ -231,7 +231,7 @@ class Guard:
 
 _ADVICE: dict[GuardRule, str] = {
     "non_finite": "Look at the rows of this step, lower optim.lr, or use precision bf16 or fp32",
-    "exploding": "If the norm stays this high, lower optim.lr or raise schedule.warmup_steps; if it is usual, raise guard.max_grad_norm",
+    "exploding": "If the norm stays high, lower optim.lr or raise schedule.warmup_steps; if it is usual, raise the limit",
     "vanishing": "Look for rows without targets, frozen weights or a constant loss; if precision is fp16, use bf16",
     "spike": "Look at the rows of this step; if spikes come back, lower optim.lr, or set guard.spike to skip or rollback",
     "drop": "Look at the rows of this step for text that repeats itself or has few targets",
