@@ -135,7 +135,9 @@ ENDS = {
     "too many skips": End(
         "failed", "step 8: .* guard.max_skips = 2", poisoned(float("nan"), 6), GuardError, "non_finite", {"guard": {"max_skips": 2}}
     ),
-    "too many rollbacks": End("failed", "guard.max_rollbacks = 1 rollbacks are used up", poisoned(10.0, 12, 99), GuardError, "spike", SPIKE),
+    "too many rollbacks": End(
+        "failed", "guard.max_rollbacks = 1 rollbacks are used up", poisoned(10.0, 12, 99), GuardError, "spike", SPIKE
+    ),
     "rollback without a checkpoint": End(
         "failed",
         "step 12: loss .* no checkpoint before this step",
