@@ -68,6 +68,14 @@ def test_training_lowers_the_validation_loss_and_leaves_a_complete_run(uninterru
     assert {"config.toml", "tokenizer", "tensorboard", "metrics.jsonl", "heartbeat"} <= {path.name for path in run.iterdir()}
 
 
+def test_a_run_in_the_folder_of_its_data_is_refused_and_the_data_stays(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "both")
+    before = {path: path.read_bytes() for path in (tmp_path / "both").rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match="run and data are the same folder"):
+        train(tiny_config(tmp_path / "both", tmp_path / "both"))
+    assert {path: path.read_bytes() for path in (tmp_path / "both").rglob("*") if path.is_file()} == before
+
+
 def test_the_same_run_again_gives_the_same_bits(data: Path, tmp_path: Path, uninterrupted: tuple[Path, str]) -> None:
     run, result = uninterrupted
     assert train(tiny_config(data, tmp_path / "again")) == result

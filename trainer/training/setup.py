@@ -161,6 +161,8 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
 
 def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension) -> Checked:
     """Compare the settings with the data, the machine and the existing run. Raises the errors of `opened_run`."""
+    if config.run.resolve() == config.data.resolve():  # both have a report.html, a tokenizer and a lock
+        raise ConfigError(f"{config.run}: run and data are the same folder; name another folder for the run (--run)")
     stack.enter_context(naming(config.run))  # a file that cannot be written from here on is a file of the run
     stack.enter_context(reading(config.data, f"run {config.run.absolute().name}" if group.is_main else None))
     manifest = read_manifest(config.data)
