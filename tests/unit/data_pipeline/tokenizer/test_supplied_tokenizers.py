@@ -217,7 +217,7 @@ def test_a_folder_without_one_tokenizer_is_refused(tmp_path: Path) -> None:
         open_supplied(tmp_path / "my.model", {})
     for name in ("a.model", "b.model"):
         supplied(tmp_path / name, model_file())
-    with pytest.raises(ConfigError, match="holds 2 SentencePiece models; name the file"):
+    with pytest.raises(ConfigError, match="holds 2 SentencePiece models; name one of these files"):
         open_supplied(tmp_path, {})
 
 
