@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError, StorageError
 from tests.support.runs import tiny_config
+from tests.support.step_metrics import step_metrics
 from trainer.config import AlertsConfig, LogConfig
 from trainer.distributed.group import Group
 from trainer.distributed.stragglers import SlowRank
@@ -34,23 +35,6 @@ from trainer.run.metrics_file import Known, events_until, read_events
 HOST = HostReading(1500.0, 1000.0, 16000.0, 0.5, 100.0)
 READING = HardwareReading((GpuReading(0, "GPU", temperature_c=61.0, throttle=()),), HOST)
 ALERT = Alert("spike", 7, "warning", "step 7: loss 9 is above 3", "log", 9.0)
-
-
-def step(number: int, loss: float = 2.5, **changes: Any) -> StepMetrics:
-    return replace(
-        StepMetrics(
-            step=number,
-            last_step=100,
-            loss=loss,
-            grad_norm=0.5,
-            learning_rate=1e-3,
-            targets=number * 10,
-            tokens_per_s=1000.0,
-            mfu=None,
-            loader_wait_s=0.001,
-        ),
-        **changes,
-    )
 
 
 def events(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
@@ -79,7 +63,7 @@ class Recorder(Sink):
 def test_a_loss_is_kept_exactly(tmp_path: Path) -> None:
     loss = 2.1234567890123457
     sink = JsonLinesSink(tmp_path / "metrics.jsonl", None)
-    sink.write(step(1, loss))
+    sink.write(step_metrics(1, loss))
     sink.close()
     [event] = events(tmp_path / "metrics.jsonl")
     assert float.fromhex(str(event["loss_hex"])) == loss
@@ -90,7 +74,7 @@ def test_after_a_resume_every_step_appears_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     sink = JsonLinesSink(path, None)
     for number in range(1, 8):
-        sink.write(step(number))
+        sink.write(step_metrics(number))
         sink.write(LayersEvent(number, {"norm": 1.0}, {"norm": 2.0}, {"norm": 0.25}))
         sink.write(HardwareEvent.of(number, READING, 3.5))
     sink.write(Evaluation(2.0, 4, 60).event(5))
@@ -100,7 +84,7 @@ def test_after_a_resume_every_step_appears_once(tmp_path: Path) -> None:
         file.write('{"event": "train", "step": 8, "lo')  # killed while writing
     resumed = JsonLinesSink(path, Known(5))
     for number in range(6, 9):
-        resumed.write(step(number))
+        resumed.write(step_metrics(number))
     resumed.close()
     assert [event["step"] for event in events(path, "train")] == list(range(1, 9))
     assert [event["step"] for event in events(path, "eval")] == [5]
@@ -123,9 +107,9 @@ def test_a_rollback_cuts_the_file_at_its_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     sink = JsonLinesSink(path, None)
     for number in range(1, 6):
-        sink.write(step(number))
+        sink.write(step_metrics(number))
     sink.rewind(Known(3))
-    sink.write(step(4, 1.5))
+    sink.write(step_metrics(4, 1.5))
     sink.close()
     assert [(event["step"], event["loss"]) for event in events(path)] == [(1, 2.5), (2, 2.5), (3, 2.5), (4, 1.5)]
 
@@ -133,11 +117,11 @@ def test_a_rollback_cuts_the_file_at_its_step(tmp_path: Path) -> None:
 def test_a_last_line_that_lost_only_its_end_is_kept_as_a_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     first = JsonLinesSink(path, None)
-    first.write(step(1))
+    first.write(step_metrics(1))
     first.close()
     path.write_bytes(path.read_bytes().rstrip(b"\n"))
     resumed = JsonLinesSink(path, Known(1))
-    resumed.write(step(2))
+    resumed.write(step_metrics(2))
     resumed.close()
     assert [event.step for event in read_events(path)] == [1, 2]
 
@@ -158,7 +142,7 @@ def test_a_full_disk_is_an_error_of_the_storage_that_names_the_file(tmp_path: Pa
     sink = JsonLinesSink(path, None)
     sink.close()
     monkeypatch.setattr(sink, "_file", Path("/dev/full").open("a"))  # noqa: SIM115 - the sink closes it
-    for action in (lambda: sink.write(step(1)), sink.close):
+    for action in (lambda: sink.write(step_metrics(1)), sink.close):
         with pytest.raises(StorageError, match=r"metrics\.jsonl: no space left on the device.*; make room"):
             action()
 
@@ -169,7 +153,7 @@ def test_the_numbers_of_a_run_can_be_forced_to_the_device(tmp_path: Path, monkey
     synced: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_ino, os.fstat(file).st_size)))
     monitor = Monitor([Sink(), sink])
-    monitor.train(step(1))
+    monitor.train(step_metrics(1))
     monitor.sync()
     assert synced == [(path.stat().st_ino, path.stat().st_size)]
 
@@ -192,7 +176,7 @@ def test_the_name_of_a_new_file_is_on_the_device_too(tmp_path: Path, monkeypatch
 def test_a_number_that_is_not_finite_stays_visible_in_valid_json_however_deep_it_lies(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     sink = JsonLinesSink(path, None)
-    sink.write(step(1, math.nan))
+    sink.write(step_metrics(1, math.nan))
     sink.write(LayerReading(1, {"norm": LayerNorms(math.nan, 0.0, math.inf)}, {}, {}).event)
     sink.write(replace(ALERT, value=math.inf))
     sink.write(ScoresEvent(1, {"fluency": math.nan, "of": [1.0, -math.inf]}))
@@ -242,7 +226,7 @@ def test_without_a_terminal_there_is_one_line_every_few_steps() -> None:
     stream = io.StringIO()
     sink = TerminalSink(0, 100, 10, stream)
     for number in range(1, 101):
-        sink.write(step(number))
+        sink.write(step_metrics(number))
     lines = stream.getvalue().splitlines()
     assert [line.split()[1] for line in lines] == ["1/100", *(f"{number}/100" for number in range(10, 101, 10))]
     assert "loss 2.5000" in lines[0]
@@ -251,7 +235,7 @@ def test_without_a_terminal_there_is_one_line_every_few_steps() -> None:
 def test_alerts_samples_and_scores_are_lines_for_people() -> None:
     stream = io.StringIO()
     sink = TerminalSink(0, 100, 10, stream)
-    sink.write(step(20, loss_average=2.75))
+    sink.write(step_metrics(20, loss_average=2.75))
     sink.write(ALERT)
     sink.samples(20, (SampleEvent(20, "a", "b\nc"),), ScoresEvent(20, {"distinct_1": 0.51234, "words": ["x"]}))
     first, *rest = stream.getvalue().splitlines()
@@ -262,15 +246,15 @@ def test_alerts_samples_and_scores_are_lines_for_people() -> None:
 def test_perplexity_of_a_hopeless_model_is_infinite_and_of_no_number_is_no_number() -> None:
     assert Evaluation(1e4, 1, 1).perplexity == math.inf
     assert Evaluation(math.log(50), 1, 1).perplexity == pytest.approx(50)
-    assert step(1, 800.0).perplexity == math.inf
+    assert step_metrics(1, 800.0).perplexity == math.inf
     assert math.isnan(perplexity(math.nan))
     assert perplexity(math.inf) == math.inf
     assert perplexity(-math.inf) == 0
 
 
 def test_shares_of_a_step_are_known_where_its_duration_is() -> None:
-    assert step(1).loader_wait_share is None
-    known = step(1, seconds=0.1, loader_wait_s=0.025, monitor_s=0.001)
+    assert step_metrics(1).loader_wait_share is None
+    known = step_metrics(1, seconds=0.1, loader_wait_s=0.025, monitor_s=0.001)
     assert (known.loader_wait_share, known.monitor_share) == pytest.approx((0.25, 0.01))
 
 
@@ -305,7 +289,7 @@ def test_a_resumed_run_knows_average_and_counts_exactly(tmp_path: Path) -> None:
     def ran(monitor: Monitor, first: int, last: int) -> list[float | None]:
         found = []
         for number in range(first, last + 1):
-            found.append(monitor.train(step(number, losses[number - 1])).loss_average)
+            found.append(monitor.train(step_metrics(number, losses[number - 1])).loss_average)
             if number in (5, 37):
                 monitor.alert(replace(ALERT, step=number))
         return found
@@ -329,10 +313,10 @@ def test_a_rollback_takes_average_and_counts_back(tmp_path: Path) -> None:
     sink = JsonLinesSink(path, None)
     monitor = Monitor([sink], RunningNumbers(10), history=lambda known: events_until(path, known))
     for number in range(1, 9):
-        monitor.train(step(number, float(number) if number < 7 else math.nan))
+        monitor.train(step_metrics(number, float(number) if number < 7 else math.nan))
     monitor.alert(ALERT)
     monitor.rewind(Known(4))
-    full = monitor.train(step(5, 5.0))
+    full = monitor.train(step_metrics(5, 5.0))
     assert (full.loss_average, full.non_finite_steps) == (3.0, 0)
     assert monitor.alert_counts == {}
     sink.close()
@@ -354,15 +338,15 @@ def test_readings_of_the_machine_come_with_the_step_that_was_reported_last() -> 
     sink, waiting = Recorder(), [[READING], [], [READING, READING]]
     monitor = Monitor([sink], readings=lambda: waiting.pop(0))
     for number in (1, 2, 3):
-        monitor.train(step(number))
+        monitor.train(step_metrics(number))
     assert sink.readings == [HardwareEvent.of(number, READING, None) for number in (1, 3, 3)]
 
 
 def test_the_time_of_the_monitor_itself_is_told_with_the_next_step() -> None:
     sink = Recorder()
     monitor = Monitor([sink])
-    monitor.train(step(1, seconds=0.1))
-    monitor.train(step(2, seconds=0.1))
+    monitor.train(step_metrics(1, seconds=0.1))
+    monitor.train(step_metrics(2, seconds=0.1))
     assert sink.steps[0].monitor_s == 0
     assert 0 < (sink.steps[1].monitor_s or 0) < 1
     assert sink.steps[1].monitor_share == (sink.steps[1].monitor_s or 0) / 0.1
@@ -385,21 +369,21 @@ def test_a_slow_rank_and_slow_steps_reach_the_sinks_as_alerts() -> None:
     monitor.slow_rank(9, None)
     monitor.slow_rank(9, SlowRank(3, 2.5, "data", 0.5, 0.2))
     for number in range(1, 200):
-        monitor.train(step(number, tokens_per_s=1000.0 if number < 100 else 300.0))
+        monitor.train(step_metrics(number, tokens_per_s=1000.0 if number < 100 else 300.0))
     assert [(alert.rule, alert.step) for alert in sink.alerts] == [("slow_rank", 9), ("throughput", 104)]
 
 
 def test_a_rank_without_sinks_judges_nothing() -> None:
     monitor = Monitor()
     for number in range(1, 200):
-        monitor.train(step(number, tokens_per_s=1000.0 if number < 100 else 300.0))
+        monitor.train(step_metrics(number, tokens_per_s=1000.0 if number < 100 else 300.0))
     assert monitor.alert_counts == {}
 
 
 def test_a_sink_that_cares_for_nothing_takes_everything() -> None:
     sink = Sink()
     sink.begin(RunFacts("run", {}))
-    sink.write(step(1))
+    sink.write(step_metrics(1))
     sink.samples(1, (SampleEvent(1, "", "text"),), ScoresEvent(1, {}))
     sink.histograms(LayerReading(1, {}, {}, {}))
     sink.rewind(Known(0))
@@ -413,11 +397,11 @@ def test_a_run_s_monitor_writes_the_stream_and_goes_on_with_it(tmp_path: Path) -
     group = Group(0, 1, 0, torch.device("cpu"))
     with opened_monitor(config, group, last_step=4, known=None) as monitor:
         for number in range(1, 4):
-            monitor.train(step(number, float(number)))
+            monitor.train(step_metrics(number, float(number)))
         while not events(tmp_path / "metrics.jsonl", "hardware"):
-            monitor.train(step(len(events(tmp_path / "metrics.jsonl", "train")) + 1, 9.0))
+            monitor.train(step_metrics(len(events(tmp_path / "metrics.jsonl", "train")) + 1, 9.0))
     with opened_monitor(config, group, last_step=4, known=Known(2)) as monitor:
-        assert monitor.train(step(3, 3.0)).loss_average == 2.0
+        assert monitor.train(step_metrics(3, 3.0)).loss_average == 2.0
     assert [event["step"] for event in events(tmp_path / "metrics.jsonl", "train")] == [1, 2, 3]
     assert list((tmp_path / "tensorboard").iterdir())
 
@@ -432,11 +416,11 @@ class Elsewhere(Group):
 def test_the_first_rank_of_another_machine_keeps_what_that_machine_does(tmp_path: Path) -> None:
     config = tiny_config(tmp_path / "data", tmp_path, log={"hardware_every_s": 0})
     with opened_monitor(config, Elsewhere(8, 16, 0, torch.device("cpu")), last_step=4, known=None) as monitor:
-        monitor.train(step(1))
+        monitor.train(step_metrics(1))
         monitor.hardware(1, replace(READING, xids=(79,)))
     assert [event["event"] for event in events(tmp_path / "hardware-rank-8.jsonl")] == ["hardware", "alert"]
     with opened_monitor(config, Elsewhere(9, 16, 1, torch.device("cpu")), last_step=4, known=None) as monitor:
-        monitor.train(step(1))
+        monitor.train(step_metrics(1))
     assert [path.name for path in tmp_path.iterdir()] == ["hardware-rank-8.jsonl"]
 
 

@@ -22,6 +22,7 @@ from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_g
 from torch import nn
 
 from tests.support.report_example import example_report
+from tests.support.step_metrics import step_metrics
 from trainer.distributed.group import Group
 from trainer.evaluation.results import Evaluation, Score
 from trainer.health.alerts import Alert
@@ -51,23 +52,8 @@ SETTINGS = {
 
 
 def step(number: int, loss: float = 2.5, **changes: Any) -> StepMetrics:
-    return replace(
-        StepMetrics(
-            step=number,
-            last_step=100,
-            loss=loss,
-            grad_norm=0.5,
-            learning_rate=1e-3,
-            targets=number * 10,
-            tokens_per_s=1000.0,
-            mfu=0.4,
-            loader_wait_s=0.001,
-            seconds=0.01,
-            loss_average=2.6,
-            monitor_s=1e-5,
-        ),
-        **changes,
-    )
+    measured = {"mfu": 0.4, "seconds": 0.01, "loss_average": 2.6, "monitor_s": 1e-5}
+    return step_metrics(number, loss, **(measured | changes))
 
 
 def read(directory: Path) -> EventAccumulator:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
+from tests.support.step_metrics import step_metrics
 from trainer.evaluation.results import Evaluation
 from trainer.health.alerts import Alert
 from trainer.machine.host import HostReading
@@ -30,18 +31,7 @@ FACTS = RunFacts("a", {"optim": {"lr": 0.001}, "data": "/data"})
 
 
 def step(number: int, loss: float = 2.5) -> StepMetrics:
-    return StepMetrics(
-        step=number,
-        last_step=35,
-        loss=loss,
-        grad_norm=0.5,
-        learning_rate=1e-3,
-        targets=number * 10,
-        tokens_per_s=1000.0,
-        mfu=None,
-        loader_wait_s=0.001,
-        loss_average=2.6,
-    )
+    return step_metrics(number, loss, last_step=35, loss_average=2.6)
 
 
 def everything(sink: Sink) -> None:
