@@ -43,7 +43,7 @@ __all__ = [
 Trouble = Callable[[pytest.MonkeyPatch], None]
 """A disturbance that happens in every start of a run."""
 
-_TOLD = ("train", "layers", "evaluation", "samples", "saving", "alert", "rewind", "sync", "end", "finish")
+_TOLD = ("train", "layers", "write", "samples", "saving", "alert", "rewind", "sync", "finish")
 _ALL = dict.fromkeys(("scalars", "images", "histograms", "tensors", "compressedHistograms", "audio"), 0)
 
 
