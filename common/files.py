@@ -25,7 +25,7 @@ import secrets
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 __all__ = [
     "UnusableFileError",
@@ -63,6 +63,10 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFLNK: "a symbolic link",
 }
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
 
 
 class UnusableFileError(ValueError):
@@ -262,7 +266,7 @@ def digest_file(path: Path, *, below: Path | None = None) -> str:
         return digest_stream(file)
 
 
-def digest_stream(file: BinaryIO) -> str:
+def digest_stream(file: _Readable) -> str:
     """Return `sha256:` and the hexadecimal digest of an open file, from its current position to its end."""
     digest = hashlib.sha256()
     while chunk := file.read(_READ_BYTES):

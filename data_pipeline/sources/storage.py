@@ -16,7 +16,6 @@ import contextlib
 import errno
 import fnmatch
 import glob
-import hashlib
 import logging
 import os
 import stat
@@ -29,7 +28,7 @@ from typing import Any, BinaryIO, TypeVar
 import fsspec
 
 from common.errors import SourceError
-from common.files import UnusableFileError, open_input
+from common.files import UnusableFileError, digest_stream, open_input
 from common.redaction import redacted_url, url_chain
 from common.storage_errors import explain_os_error, naming
 from data_pipeline.config import LimitSettings
@@ -173,11 +172,8 @@ def open_file(location: Location, num_bytes: int, limits: LimitSettings) -> Iter
 
 def digest(location: Location, num_bytes: int, limits: LimitSettings) -> str:
     """Return `sha256:` and the hexadecimal digest of a file's content."""
-    state = hashlib.sha256()
     with open_file(location, num_bytes, limits) as file:
-        while chunk := file.read(1 << 20):
-            state.update(chunk)
-    return f"sha256:{state.hexdigest()}"
+        return digest_stream(file)
 
 
 def _open_local(location: Location) -> BinaryIO:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import torch
 
 from common.host_memory import available_host_bytes, process_bytes
 
-__all__ = ["PeakMeter", "available_bytes", "is_out_of_memory", "isolated_rng", "release_memory"]
+__all__ = ["PeakMeter", "available_bytes", "fits_in_memory", "is_out_of_memory", "isolated_rng", "release_memory"]
 
 USABLE_SHARE = 0.9
 """Share of the free memory that a run plans to use. The rest covers fragmentation and errors of the estimate."""
@@ -26,6 +26,20 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         return True
     matches = isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS)
     return matches or is_out_of_memory(error.__cause__)
+
+
+def fits_in_memory(run: Callable[[], None]) -> bool:
+    """Call a function. Returns False if it runs out of memory; its other errors are raised.
+
+    On return the error is freed, and with it the tensors that its traceback holds.
+    """
+    try:
+        run()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    return True
 
 
 def release_memory() -> None:

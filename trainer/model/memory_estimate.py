@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from common.text import format_bytes
 from trainer.config import TrainConfig
 from trainer.model.attention import Backend
-from trainer.model.cost import FP32_BYTES as _FP32
+from trainer.model.cost import FP32_BYTES
 from trainer.model.decoder import activation_bytes, num_weights
 from trainer.model.layers import DecoderLayer
 from trainer.model.loss import loss_bytes
@@ -92,14 +92,14 @@ def estimate(
         # The weights outside the layers, those of a layer and the next layer, and the gradients of one group, or of all groups
         # while gradients are summed over micro-batches.
         others = weights - matrices
-        gathered = _FP32 * (others + 2 * layer + (weights if micro_batches > 1 else max(layer, others)))
+        gathered = FP32_BYTES * (others + 2 * layer + (weights if micro_batches > 1 else max(layer, others)))
     return MemoryEstimate(
         micro=micro,
-        weights=_share(_FP32 * weights, sharded),
-        gradients=_share(_FP32 * weights, sharded),
+        weights=_share(FP32_BYTES * weights, sharded),
+        gradients=_share(FP32_BYTES * weights, sharded),
         optimizer=_share(of_matrix * matrices + of_other * (weights - matrices), sharded),
-        average=_share(_FP32 * weights, sharded) if config.ema.decay is not None else 0,
-        tree=_FP32 * weights * max(1, (micro_batches - 1).bit_length()) if config.reproducibility == "elastic" else 0,
+        average=_share(FP32_BYTES * weights, sharded) if config.ema.decay is not None else 0,
+        tree=FP32_BYTES * weights * max(1, (micro_batches - 1).bit_length()) if config.reproducibility == "elastic" else 0,
         casts=2 * matrices if mixed else 0,
         gathered=gathered,
         activations=activation_bytes(model, row_length, micro, mixed=mixed, backend=backend),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import ConfigError
-from trainer.machine.memory import is_out_of_memory
+from trainer.machine.memory import fits_in_memory
 from trainer.model.decoder import Decoder
 from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
 from trainer.model.parameters import parameters_by_name
@@ -74,18 +72,11 @@ def _settle_buckets(module: DistributedDataParallel, context: RunContext) -> Non
         forward_pass(module, empty, config, group.device, backend).backward()  # type: ignore[no-untyped-call]
         module.zero_grad(set_to_none=True)
 
-    if not group.smallest(_fits(module, backward)):
+    def backward_alone() -> None:
+        with module.no_sync():
+            backward()
+
+    if not group.smallest(fits_in_memory(backward_alone)):
         raise MicroTooLarge
     backward()
     backward()
-
-
-def _fits(module: DistributedDataParallel, backward: Callable[[], None]) -> bool:
-    try:
-        with module.no_sync():
-            backward()
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        return False
-    return True

@@ -14,7 +14,7 @@ from common.text import format_bytes
 from trainer.config import BatchConfig, TrainConfig
 from trainer.extensions.hooks import Extension
 from trainer.extensions.user_model import seeded_model
-from trainer.machine.memory import USABLE_SHARE, available_bytes, is_out_of_memory, isolated_rng, release_memory
+from trainer.machine.memory import USABLE_SHARE, available_bytes, fits_in_memory, isolated_rng, release_memory
 from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
 from trainer.model.memory_estimate import MemoryEstimate, estimate
 from trainer.optim.optimizers import state_bytes_per_weight
@@ -86,7 +86,7 @@ def probe(run: Callable[[int], None], candidates: Sequence[int]) -> int:
     """
     with isolated_rng():
         for micro in candidates:
-            if _fits(run, micro):
+            if fits_in_memory(partial(run, micro)):
                 return micro
             release_memory()
     raise ConfigError(
@@ -98,17 +98,6 @@ def probe(run: Callable[[int], None], candidates: Sequence[int]) -> int:
 def _divisors(number: int) -> list[int]:
     small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
     return sorted({*small, *(number // divisor for divisor in small)})
-
-
-def _fits(run: Callable[[int], None], micro: int) -> bool:
-    """A function of its own: on return the error is freed, and with it the tensors that its traceback holds."""
-    try:
-        run(micro)
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        return False
-    return True
 
 
 def expected_memory(context: RunContext, micro: int) -> MemoryEstimate:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import typing
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,17 +15,12 @@ from data_pipeline.__main__ import USAGE, main
 from data_pipeline.commands.options.repack import RepackOptions
 from data_pipeline.commands.table import COMMANDS
 from data_pipeline.config import PrepareConfig
-
-
-def named(place: str) -> Any:
-    module, name = place.split(":")
-    return getattr(import_module(module), name)
+from tests.support.command_tables import settings_of_table, settings_of_work
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda command: command.name)
 def test_the_work_of_each_command_takes_the_settings_that_the_table_names(command: Command) -> None:
-    [settings, _] = typing.get_type_hints(named(command.work)).values()
-    assert settings is named(command.settings)
+    assert settings_of_work(command) is settings_of_table(command)
 
 
 def test_the_usage_lists_every_command_and_another_word_is_refused_with_them() -> None:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import typing
-from importlib import import_module
-from typing import Any
-
 import pytest
 
 from common.command_line import Command
+from tests.support.command_tables import settings_of_table, settings_of_work
 from trainer.launch.command_table import COMMANDS
-
-
-def named(place: str) -> Any:
-    module, name = place.split(":")
-    return getattr(import_module(module), name)
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda command: command.name)
 def test_the_work_of_each_command_takes_the_settings_that_the_table_names(command: Command) -> None:
-    [settings, _] = typing.get_type_hints(named(command.work)).values()
-    assert settings is named(command.settings)
+    assert settings_of_work(command) is settings_of_table(command)
