@@ -17,7 +17,7 @@ Preset = Literal["gopher-quality", "gopher-repetition", "c4", "fineweb", "spam",
 
 
 class Bound(Enum):
-    """The direction in which a setting limits a measure of a document. It stands in the `Annotated` of the setting."""
+    """Whether a setting is the lowest or the highest allowed value of a measure. The type of the setting states it."""
 
     AT_LEAST = "at least"
     AT_MOST = "at most"

@@ -67,7 +67,7 @@ class PrepareConfig(Settings):
         (), description="Folders, files, glob patterns or URLs with text; builtin: the built-in corpus (Python's library)."
     )
     source: dict[str, SourceSettings] = Field(
-        default_factory=dict, description="Sources with settings of their own. Only a recipe can hold them."
+        default_factory=dict, description="Sources, each with its settings. Only a recipe can define them."
     )
     output: Path = Field(Path("workspace/data"), description="Folder that receives the prepared data.")
     workers: int | None = Field(

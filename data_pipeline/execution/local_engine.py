@@ -45,7 +45,7 @@ class _Inline:
 
 
 class _Pool:
-    """Worker processes that are started anew for each stage, so a stage's memory, models and caches end with it."""
+    """Worker processes. Each stage starts new ones, so the memory, models and caches of a stage are freed at its end."""
 
     def __init__(self, num_workers: int) -> None:
         # Workers are forked from a new server process: a fork of this process, which has threads, can hang.

@@ -595,7 +595,7 @@ def _attempts(action: Callable[[], Result], location: Location, limits: LimitSet
 
 
 def _refusal_in(error: BaseException | None) -> SourceError | None:
-    """Return the SourceError of our own checks that caused an error of a store, or None."""
+    """Return the SourceError of this package that caused an error of a store. None if there is none."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         if isinstance(error, SourceError):

@@ -39,7 +39,7 @@ def read_all(job: Job) -> list[ReadResult]:
 
 
 _BATCH_CHARS = 1 << 20  # judged together: enough for vectorized rules, and little memory
-_BATCH_METADATA_CHARS = 1 << 24  # a limit of its own, because batches of the table hold it too; only large metadata reaches it
+_BATCH_METADATA_CHARS = 1 << 24  # limited separately from the text, because the table's batches hold the metadata, too
 _BATCH_ITEMS = 1 << 14
 TEXT_SCHEMA = pa.schema(
     [

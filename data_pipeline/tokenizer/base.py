@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
-"""The special ids of our own tokenizers. The files of a supplied tokenizer decide its special ids."""
+"""The special ids of the built-in tokenizers. A supplied tokenizer defines its special ids in its files."""
 SPECIAL_IDS = {"pad": PAD_ID, "unk": UNK_ID, "bos": BOS_ID, "eos": EOS_ID}
 NUM_SPECIAL = len(SPECIAL_IDS)
 MAX_VOCAB_SIZE = 1 << 24

@@ -1,4 +1,4 @@
-"""SentencePiece models: bpe and unigram models of our own training, and models that users supply."""
+"""SentencePiece models: bpe and unigram models that `prepare` trains, and models that users supply."""
 
 from __future__ import annotations
 
