@@ -32,6 +32,11 @@ def coded(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
+def sections_of(settings: type[Section]) -> set[str]:
+    fields = settings.model_fields.items()
+    return {name for name, field in fields if isinstance(field.annotation, type) and issubclass(field.annotation, Section)}
+
+
 def test_every_requirement_has_one_row_in_its_order() -> None:
     assert list(rows()) == [f"{letter}{number}" for letter, last in REQUIREMENTS.items() for number in range(1, last + 1)]
 
@@ -48,7 +53,7 @@ def test_a_requirement_is_shown_by_tests_that_exist_or_is_planned(number: str) -
 
 def test_commands_and_settings_in_the_table_exist() -> None:
     settings = {*setting_names(PrepareConfig), *setting_names(TrainConfig)}
-    sections = {f"{name.split('.')[0]}.*" for name in settings if "." in name}
+    sections = {f"{name}.*" for model in (PrepareConfig, TrainConfig) for name in sections_of(model)}
     targets = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     commands = {
         *(f"python -m data_pipeline {name}" for name in [*DATA_COMMANDS, "prepare --sources"]),
@@ -62,9 +67,4 @@ def test_commands_and_settings_in_the_table_exist() -> None:
 def test_every_section_of_the_settings_belongs_to_a_requirement() -> None:
     used = {name.split(".")[0] for use, _ in rows().values() for name in coded(use)}
     for settings in (PrepareConfig, TrainConfig):
-        sections = {
-            name
-            for name, field in settings.model_fields.items()
-            if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
-        }
-        assert sections - used == set()
+        assert sections_of(settings) - used == set()
