@@ -104,7 +104,7 @@ class WatchdogConfig(Section):
         600.0,
         ge=1,
         le=86400,
-        description="Seconds without a heartbeat after which all ranks end, in loading, evaluation, saves and the first 3 steps.",
+        description="Seconds without a heartbeat after which all ranks end, in loading, evaluation, saves and compiling steps.",
     )
     replicas_steps: int = Field(
         100, ge=0, description="Steps between bitwise comparisons of the ranks' weights; 0: none. Not with parallel = fsdp."

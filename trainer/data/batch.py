@@ -116,6 +116,16 @@ class GlobalBatch:
         """Return the position after the last row."""
         return self.start + len(self.rows)
 
+    @property
+    def shapes(self) -> frozenset[tuple[str, tuple[int, ...]]]:
+        """Return names and shapes of all tensors. A compiled model may be compiled again if one of them is new."""
+        return frozenset(
+            (name, tuple(tensor.shape))
+            for micro in self.micro_batches
+            for name, tensor in vars(micro).items()
+            if tensor is not None
+        )
+
 
 def share_of_rank(micro_batches: int, group: Group) -> range:
     """Return the consecutive micro-batches of a global batch that a rank computes. The counts of ranks differ by at most one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from pathlib import Path
 
@@ -27,6 +28,11 @@ _FLAGS = (
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )
 """Environment variables that select other kernels and thus change bits."""
+_COMPILER = "TORCHINDUCTOR_"
+"""Beginning of the settings of torch.compile. All may select other kernels, except for those that end with `_NO_KERNELS`."""
+_NO_KERNELS = ("_CACHE", "_COMPILE_THREADS", "_DIR", "_FILE", "_HOST", "_PATH", "_PORT", "_TIMEOUT", "_URL")
+_PLAIN_VALUE = re.compile(r"[\w.,:+-]{1,64}")
+"""A number, a word or a list of words. Other values, such as paths, do not belong in a record."""
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _REPEATABLE_WORKSPACES = (":4096:8", ":16:8")
@@ -93,7 +99,12 @@ def cpu_kernels() -> str:
 
 def flags() -> dict[str, str]:
     """Return the set environment variables that select kernels, by name."""
-    return {name: os.environ[name] for name in _FLAGS if name in os.environ}
+    of_compiler = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_COMPILER) and not name.endswith(_NO_KERNELS) and _PLAIN_VALUE.fullmatch(value)
+    }
+    return {name: os.environ[name] for name in _FLAGS if name in os.environ} | of_compiler
 
 
 def seed_micro_batch(seed: int, step: int, number: int) -> None:

@@ -82,7 +82,8 @@ def _pass(
     module: nn.Module, rows: MicroBatch, config: TrainConfig, device: torch.device, backend: Backend, *, by_row: bool
 ) -> Tensor:
     micro = rows.to(device)
-    if micro.bounds is not None:  # otherwise a micro-batch with more pieces than all before it compiles the model again
+    if micro.bounds is not None and config.compiles(device.type):
+        # Otherwise a micro-batch with more pieces than all before it would compile the model again.
         torch._dynamo.maybe_mark_dynamic(micro.bounds, 0)
     layout = make_layout(micro.segments, micro.positions, backend, micro.bounds)
     with autocast(config, device):

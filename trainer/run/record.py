@@ -4,7 +4,7 @@
 `changes` lists the adjustments: from which step on micro-batches were smaller than in the identity, or shards were left out.
 `earlier` lists starts of the run with another identity or environment, oldest first: the last step, and the differing values.
 The record is sealed with a digest, and `files` holds the digests of the other files. It contains no host, user or path, and only
-those environment variables that this program names, so it contains no secret.
+those environment variables that this program names or that set torch.compile, so it contains no secret.
 """
 
 from __future__ import annotations

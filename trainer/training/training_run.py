@@ -78,7 +78,7 @@ class TrainingRun:
         batch = next(batches)
         waited_s = time.monotonic() - begin
         self.own_timer.waited_for_data(waited_s)
-        self.heartbeat.at("forward")
+        self.heartbeat.at_forward(batch.shapes)
         return batch, waited_s
 
     def set_learning_rate(self, steps_done: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -44,6 +44,7 @@ class Heartbeat:
         self._lap = 0
         self._step_began: float | None = None
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._shapes: set[Hashable] = set()
         self.beat()
 
     def at(self, phase: Phase, step: int | None = None) -> None:
@@ -56,6 +57,13 @@ class Heartbeat:
             self._step, self._step_began = step, now
         self._phase = phase
         self.beat()
+
+    def at_forward(self, shapes: Set[Hashable]) -> None:
+        """Enter the phase `forward`. If a shape of the step's tensors is new, this step and the next two may be slow."""
+        if not shapes <= self._shapes:
+            self._shapes |= shapes
+            self.expect_slow_steps()
+        self.at("forward")
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
@@ -76,7 +84,7 @@ class Heartbeat:
         os.pwrite(self._file, beat.to_bytes(), 0)
 
     def expect_slow_steps(self) -> None:
-        """Allow the next three steps the limit of the first ones, because code may be compiled again."""
+        """Allow three steps (from now on, so this one too) the limit of the first ones: code may be compiled again."""
         self._step_seconds.clear()
 
     def close(self) -> None:

@@ -86,6 +86,23 @@ def test_only_variables_that_are_set_are_recorded(monkeypatch: pytest.MonkeyPatc
     assert not {"MKL_CBWR", "SECRET_TOKEN"} & flags().keys()
 
 
+def test_settings_of_the_compiler_are_recorded_except_for_places_hosts_and_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = {"MAX_AUTOTUNE": "1", "MAX_AUTOTUNE_GEMM_BACKENDS": "ATEN,TRITON", "BENCHMARK_EPILOGUE_FUSION": "0"}
+    others = {"CACHE_DIR": "/home/me", "REDIS_HOST": "canary", "FX_GRAPH_CACHE": "0", "COMPILE_THREADS": "4", "CPP_MARCH": "a/b c"}
+    for name, value in (chosen | others).items():
+        monkeypatch.setenv(f"TORCHINDUCTOR_{name}", value)
+    assert {name: value for name, value in flags().items() if "INDUCTOR" in name} == {
+        f"TORCHINDUCTOR_{name}": value for name, value in chosen.items()
+    }
+
+
+@pytest.mark.parametrize(("reproducibility", "deterministic"), [("run", True), ("elastic", True), ("off", False)])
+def test_the_compiler_chooses_kernels_by_time_only_without_a_promise(reproducibility: str, deterministic: bool) -> None:
+    configure_determinism(config(compile="on", reproducibility=reproducibility))
+    assert torch._inductor.config.deterministic == deterministic
+    configure_determinism(config())
+
+
 X86 = "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: a name\n\nprocessor\t: 1\nvendor_id\t: GenuineIntel\n"
 ARM = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n\nprocessor\t: 1\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n"
 

@@ -153,6 +153,19 @@ def test_after_a_change_the_next_steps_may_be_slow_again(tmp_path: Path) -> None
     heartbeat.close()
 
 
+def test_a_step_with_a_new_shape_and_the_next_two_may_be_slow(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path / "rank-0", PATIENCE)
+    limits = []
+    for step in range(1, 13):
+        heartbeat.at("data", step)
+        heartbeat.at_forward({("tokens", (4 if step < 6 else 2, 32)), ("bounds", (17 if step % 2 else 33,))})
+        limits.append(read(tmp_path / "rank-0").limit_s)
+        heartbeat.at("reduce")
+        assert read(tmp_path / "rank-0").limit_s == limits[-1], "the last backward pass is compiled, too"
+    heartbeat.close()
+    assert limits == [600, 600, 600, 600, 30, 600, 600, 600, 30, 30, 30, 30]
+
+
 def beat(step: int = 9, phase: Phase = "forward", number: int = 0, limit_s: float = 30) -> Beat:
     return Beat(number, 1, 1, step, phase, limit_s)
 
