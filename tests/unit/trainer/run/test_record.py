@@ -10,6 +10,7 @@ WITHOUT_EFFECT_ON_BITS = {
     "run",
     "verify_data",
     "prefetch",
+    "loader",
     "limits",
     "eval",
     "checkpoint",
