@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -13,9 +14,9 @@ from trainer.config import TrainConfig
 from trainer.launch.settings import openmp_threads
 from trainer.machine.environment import from_cpuinfo
 
-__all__ = ["configure_determinism", "cpu_kernels", "device_name", "flags", "seed_micro_batch", "threads_per_rank"]
+__all__ = ["FIRST_FLAGS", "configure_determinism", "cpu_kernels", "device_name", "flags", "seed_micro_batch", "threads_per_rank"]
 
-_FLAGS = (
+FIRST_FLAGS = (
     "ATEN_CPU_CAPABILITY",
     "CUBLAS_WORKSPACE_CONFIG",
     "MKL_CBWR",
@@ -26,7 +27,27 @@ _FLAGS = (
     "ONEDNN_MAX_CPU_ISA",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )
-"""Environment variables that select other kernels and thus change bits."""
+"""Environment variables that select other kernels and thus change bits. The first versions recorded only these."""
+_FLAGS = (
+    *FIRST_FLAGS,
+    "CUBLASLT_WORKSPACE_SIZE",
+    "DISABLE_ADDMM_CUDA_LT",
+    "NCCL_BUFFSIZE",
+    "NCCL_COLLNET_ENABLE",
+    "NCCL_GRAPH_FILE",
+    "NCCL_MAX_CTAS",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_MIN_CTAS",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_NTHREADS",
+    "NCCL_NVLS_ENABLE",
+    "NCCL_TOPO_FILE",
+    "NCCL_TUNER_CONFIG_FILE",
+    "NCCL_TUNER_PLUGIN",
+    "TORCH_BLAS_PREFER_CUBLASLT",
+)
+_TUNABLE_KERNELS = "PYTORCH_TUNABLEOP_"
+"""Beginning of the variables of torch's choice of kernels by timing."""
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _REPEATABLE_WORKSPACES = (":4096:8", ":16:8")
@@ -92,8 +113,9 @@ def cpu_kernels() -> str:
 
 
 def flags() -> dict[str, str]:
-    """Return the set environment variables that select kernels, by name."""
-    return {name: os.environ[name] for name in _FLAGS if name in os.environ}
+    """Return the set environment variables that select kernels, by name. Of a value that is a path, the digest is returned."""
+    found = {name: value for name, value in sorted(os.environ.items()) if name in _FLAGS or name.startswith(_TUNABLE_KERNELS)}
+    return {name: f"sha256:{sha256(value.encode()).hexdigest()}" if "/" in value else value for name, value in found.items()}
 
 
 def seed_micro_batch(seed: int, step: int, number: int) -> None:

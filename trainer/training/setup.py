@@ -27,6 +27,7 @@ from trainer.data.adjustments import Adjustments
 from trainer.data.mixture import build_order
 from trainer.distributed.group import Group, joined_group
 from trainer.distributed.replica_check import ReplicaCheck
+from trainer.distributed.shared_folders import check_same_data, check_shared
 from trainer.distributed.stragglers import DeviceMark, HostMark, OwnTimer, StragglerDetector
 from trainer.evaluation.tally import Grouping
 from trainer.extensions.hooks import Extension
@@ -164,8 +165,8 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     if config.run.resolve() == config.data.resolve():  # both have a report.html, a tokenizer and a lock
         raise ConfigError(f"{config.run}: run and data are the same folder; name another folder for the run (--run)")
     stack.enter_context(naming(config.run))  # a file that cannot be written from here on is a file of the run
-    stack.enter_context(reading(config.data, f"run {config.run.absolute().name}" if group.is_main else None))
-    manifest = read_manifest(config.data)
+    manifest = group.on_all(lambda: _open_data(stack, config, group))
+    check_same_data(config.data, manifest.root_digest, group)
     train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
     val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
     compiled = config.compiles(group.device.type)
@@ -195,6 +196,7 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
         return newest, recorded_adjustments(config.run, record, identity, config.resume.allow_changes).to_json()
 
     newest, recorded = group.on_main(prepare_run)
+    check_shared(config.run, group)
     return Checked(
         context=context,
         extension=extension,
@@ -207,6 +209,12 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
         adjustments=Adjustments.from_json(recorded),
         memory=memory,
     )
+
+
+def _open_data(stack: ExitStack, config: TrainConfig, group: Group) -> Manifest:
+    """Lock the data against a new preparation for the time of the run, and return its manifest."""
+    stack.enter_context(reading(config.data, f"run {config.run.absolute().name}" if group.is_main else None))
+    return read_manifest(config.data)
 
 
 def build(checked: Checked) -> tuple[Trainable, Adjustments]:
@@ -435,6 +443,7 @@ def _watched(context: RunContext) -> AbstractContextManager[Heartbeat]:
         rank=group.rank,
         local_rank=group.local_rank,
         processes=_processes_here(group) if enabled else (),
+        num_ranks=group.world_size,
         enabled=enabled,
     )
 
