@@ -17,9 +17,18 @@ import torch
 
 from common.files import digest_file
 from trainer.machine.gpus import driver_version
-from trainer.machine.locks import LOCKS, lock_name, unlocked_packages
+from trainer.machine.locks import LOCKS, describe_unlocked, lock_name, unlocked_packages
 
-__all__ = ["Difference", "environment_facts", "find_differences", "flattened", "from_cpuinfo", "nccl_version", "same_facts"]
+__all__ = [
+    "Difference",
+    "environment_facts",
+    "find_differences",
+    "flattened",
+    "from_cpuinfo",
+    "nccl_version",
+    "same_facts",
+    "unlocked_here",
+]
 
 _CPUINFO = Path("/proc/cpuinfo")
 _CHANGES_BITS = {"device", "torch", "threads", "attention", "cuda", "gpus", "processor", "image", "code", "nccl", "cudnn", "nodes"}
@@ -58,7 +67,6 @@ def environment_facts() -> dict[str, Any]:
 
     `lock` is the lock for this installation, and `unlocked` has the packages that are not installed as it says.
     """
-    lock = lock_name()
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -68,8 +76,8 @@ def environment_facts() -> dict[str, Any]:
         "driver": driver_version(),
         "packages": _packages(),
         "locks": {path.name: digest_file(path) for path in sorted(LOCKS.glob("requirements*.lock"))},
-        "lock": lock,
-        "unlocked": {} if lock is None else unlocked_packages((LOCKS / lock).read_text(encoding="utf-8"), _packages()),
+        "lock": lock_name(),
+        "unlocked": _unlocked(),
         "processor": next(iter(from_cpuinfo("model name")), platform.machine()),
         "platform": platform.platform(),
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
@@ -88,6 +96,16 @@ def same_facts(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[d
     common = (recorded.keys() & found.keys()) - {"unlocked", "lock"}
     older = {name: value for name, value in recorded.items() if name in common or name not in found}
     return flattened(older), flattened({name: value for name, value in found.items() if name in common})
+
+
+def unlocked_here() -> str:
+    """Return one sentence about the installed packages that differ from the lock; empty if there are none."""
+    return describe_unlocked(lock_name(), _unlocked())
+
+
+def _unlocked() -> dict[str, str]:
+    lock = lock_name()
+    return {} if lock is None else unlocked_packages((LOCKS / lock).read_text(encoding="utf-8"), _packages())
 
 
 def nccl_version() -> str | None:

@@ -37,6 +37,7 @@ from trainer.extensions.user_model import seeded_model
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
 from trainer.machine.determinism import configure_determinism, device_name
+from trainer.machine.environment import unlocked_here
 from trainer.machine.memory import PeakMeter
 from trainer.machine.peak_rates import peak_flops, rate_kind, unknown_mfu
 from trainer.metrics import Monitor, opened_monitor
@@ -321,6 +322,8 @@ def introduce(run: TrainingRun, *, continued: bool) -> None:
     context, monitor = run.data.context, run.reporter.monitor
     config, device = context.config, context.group.device
     _log.info("%s", _describe(run, continued=continued))
+    if context.group.is_main and (unlocked := unlocked_here()):
+        _log.warning("%s; results may differ from those of an installation from the lock", unlocked)
     _log.info("%s; attention %s", run.data.order.description, describe_backend(context.backend))
     if run.reporter.peak is None and device.type == "cuda":
         gpu = torch.cuda.get_device_name(device)

@@ -24,8 +24,7 @@ from trainer.data.adjustments import Adjustments
 from trainer.distributed.group import joined_group
 from trainer.extensions.trust import EXTENSION, recorded_source
 from trainer.machine.determinism import configure_determinism, device_name, flags, threads_per_rank
-from trainer.machine.environment import Difference, environment_facts, find_differences, same_facts
-from trainer.machine.locks import describe_unlocked
+from trainer.machine.environment import Difference, environment_facts, find_differences, same_facts, unlocked_here
 from trainer.model.attention import choose_backend
 from trainer.run.directory import data_folder, foreign_files, load_config, settings_here
 from trainer.run.events import TrainEvent
@@ -78,10 +77,9 @@ def verify_run(
     differences = compare_environment(run) if len(levels) > 1 or num_steps else ()
     earlier = read_record(run).get("earlier", [])
     if "environment" in levels:
-        here = environment_facts()
-        facts = {"differences": [asdict(one) for one in differences], "unlocked": here["unlocked"], "earlier": earlier}
-        unlocked = describe_unlocked(here["lock"], here["unlocked"])
-        lines = [_environment_text(differences), *([f"  {unlocked}"] if unlocked else []), *map(_earlier_text, earlier)]
+        unlocked = environment_facts()["unlocked"]
+        facts = {"differences": [asdict(one) for one in differences], "unlocked": unlocked, "earlier": earlier}
+        lines = [_environment_text(differences), *_indented(unlocked_here()), *map(_earlier_text, earlier)]
         yield Outcome("environment", "\n".join(lines), facts)
     if "data" in levels:
         directory = data_folder(run, data)
@@ -234,6 +232,10 @@ def _environment_text(differences: Sequence[Difference]) -> str:
     marked = sum(one.changes_bits for one in differences)
     head = f"environment  {len(differences)} difference{'s' * (len(differences) > 1)}, of which {marked} can change the results (*)"
     return "\n".join([head, *(f"  {one.describe()}" for one in differences)])
+
+
+def _indented(line: str) -> list[str]:
+    return [f"  {line}"] if line else []
 
 
 def _earlier_text(earlier: Mapping[str, Any]) -> str:
