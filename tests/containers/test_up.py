@@ -32,6 +32,7 @@ case "$*" in
     "ps --quiet"*service=train*) fixed training "" ;;
     "ps --quiet"*service=tensorboard*) fixed tensorboard "" ;;
     "inspect "*) echo RUN_NAME=demo ;;
+    "image inspect --format"*) fixed image-id "" ;;
     "volume inspect"*) [ -e "$STAND_IN/old-volume" ] ;;
 esac
 """
@@ -195,6 +196,25 @@ def test_a_copy_of_a_checkout_does_not_end_what_the_original_runs(machine: Machi
     assert f"belongs to {original}" in said
     assert "COMPOSE_PROJECT_NAME" in said
     assert not any(" up" in call for call in machine.calls)
+
+
+def test_the_digest_of_the_image_is_written_with_the_revision_that_was_built_and_replaced_by_the_next_build(
+    machine: Machine,
+) -> None:
+    for digest in ("a" * 64, "b" * 64):
+        machine.engine_says("image-id", f"sha256:{digest}")
+        code, said = machine.up()
+        assert code == 0, said
+        revision, _, written = machine.written["IMAGE_DIGEST"].rpartition("@")
+        assert written == f"sha256:{digest}"
+        assert f"--build-arg REVISION={revision} " in next(call for call in machine.calls if call.startswith("build "))
+    assert (machine.checkout / ".env").read_text().count("IMAGE_DIGEST=") == 1
+    machine.engine_says("training", "c0ffee")
+    machine.engine_says("would-be", " Container p-train-1  Running")
+    machine.engine_says("image-id", f"sha256:{'c' * 64}")
+    code, said = machine.up()
+    assert code == 0, said
+    assert machine.written["IMAGE_DIGEST"].endswith("b" * 64), "changed while a run trains in a container of the image before"
 
 
 def test_a_path_too_long_for_the_name_of_an_image_is_shortened(machine: Machine) -> None:

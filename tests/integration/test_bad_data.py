@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from common.files import digest_file, write_atomic
 from data_pipeline.dataset.layout import MANIFEST
 from data_pipeline.dataset.manifest import read_manifest
 from data_pipeline.dataset.shards import Rows, ShardError
+from tests.support import runs
 from tests.support.prepared import write_prepared
 from tests.support.ranks import run_ranks
 from tests.support.replays import replay_run
-from tests.support.runs import losses, metrics, tiny_config
+from tests.support.runs import losses, metrics
 from trainer import loop
 from trainer.commands.evaluate import evaluate_run
 from trainer.commands.options.evaluate import EvaluateOptions
@@ -31,7 +33,6 @@ from trainer.distributed.group import Group
 from trainer.loop import train
 from trainer.metrics import StepFacts
 from trainer.run.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
-from trainer.training import evaluator
 from trainer.training import setup as openings
 from trainer.training.saver import Saver
 from trainer.training.step_report import StepResult, StepResults
@@ -41,12 +42,7 @@ from trainer.verification.verify import check_integrity
 
 LOST = "train/b-00000.arrow"
 QUARANTINE = {"policy": "quarantine", "max_share": 0.6}
-
-
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.data.loader.RETRY_WAITS_S", (0.01, 0.01, 0.01))
-    monkeypatch.setattr(evaluator, "RETRY_WAITS_S", (0.01,))
+tiny_config = partial(runs.tiny_config, loader={"retry_waits_s": (0.01, 0.01, 0.01)})
 
 
 @pytest.fixture
@@ -246,7 +242,6 @@ def test_a_token_beyond_the_vocabulary_never_reaches_the_model(data: Path, tmp_p
 def on_each(group: Group, failing_rank: int, kind: str, *configs: TrainConfig) -> list[str]:
     """Train one run after another on each rank of a group. One rank alone cannot read a shard from the fourth step on."""
     openings.joined_group = lambda *_: nullcontext(group)
-    evaluator.RETRY_WAITS_S = (0.01,)
     read, broken = Rows.num_targets, [False]
 
     def reading(rows: Rows, indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -258,7 +253,6 @@ def on_each(group: Group, failing_rank: int, kind: str, *configs: TrainConfig) -
     results = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Rows, "num_targets", reading)
-        patch.setattr("trainer.data.loader.RETRY_WAITS_S", (0.01, 0.01, 0.01))
         for config in configs:
             path, broken[0] = str(config.data / LOST), False
             with after_step(3, lambda: broken.__setitem__(0, True)):

@@ -14,9 +14,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +26,7 @@ from tests.support.two_ranks import all_ended, command_line, descendants, launch
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 
-__all__ = ["ENDLESS", "Case", "Member", "Nodes", "Outcome", "Phase", "cases", "problems", "running", "struck"]
+__all__ = ["ENDLESS", "Case", "Member", "Nodes", "Outcome", "Phase", "Place", "cases", "problems", "running", "struck"]
 
 Member = Literal["launcher", "torchrun", "rank", "watchdog", "process group", "node"]
 """The receiver of the signal. `process group`: the group of the launcher, as with Ctrl-C in a terminal. `node`: every process of a
@@ -80,6 +80,17 @@ def cases() -> list[Case]:
     return found
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a node is started, if it differs from the other nodes."""
+
+    config: TrainConfig | None = None
+    """Its settings; None: those of the first node."""
+    command: tuple[str, ...] = ()
+    """The command that runs the launcher, such as `ip netns exec NAME`."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass
 class Nodes:
     """The launchers of a run. Each writes to `<run>-<node>.log` next to the run."""
@@ -121,9 +132,14 @@ class Nodes:
 
 
 @contextmanager
-def running(config: TrainConfig, num_nodes: int, **environment: str) -> Iterator[Nodes]:
-    """Start a run, and kill all of its processes at the end of the block."""
-    nodes = Nodes(config, [_started(config, node, variables | environment) for node, variables in enumerate(_variables(num_nodes))])
+def running(config: TrainConfig, num_nodes: int, *, places: Sequence[Place] = (), **environment: str) -> Iterator[Nodes]:
+    """Start a run, and kill all of its processes at the end of the block. Node i is started in `places[i]`."""
+    launchers = []
+    for node, variables in enumerate(_variables(num_nodes)):
+        place = places[node] if places else Place()
+        command = [*place.command, *_command(place.config or config)]
+        launchers.append(_started(command, _log_file(config, node), variables | place.variables | environment))
+    nodes = Nodes(config, launchers)
     try:
         yield nodes
     finally:
@@ -255,11 +271,15 @@ def _variables(num_nodes: int) -> list[dict[str, str]]:
     return [shared | {"PET_NODE_RANK": str(node), "GLOO_SOCKET_IFNAME": "lo"} for node in range(num_nodes)]
 
 
-def _started(config: TrainConfig, node: int, variables: dict[str, str]) -> subprocess.Popen[bytes]:
+def _command(config: TrainConfig) -> list[str]:
+    return ["env", "--default-signal=INT", str(ROOT / "entrypoints/train"), *arguments(config)]
+
+
+def _started(command: Sequence[str], log_file: Path, variables: dict[str, str]) -> subprocess.Popen[bytes]:
     own = {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "TRAIN_RESTART_DELAY_S": "0", "PET_SHUTDOWN_TIMEOUT": "30"}
-    with _log_file(config, node).open("a") as output:
+    with log_file.open("a") as output:
         return subprocess.Popen(
-            ["env", "--default-signal=INT", ROOT / "entrypoints/train", *arguments(config)],
+            command,
             cwd=ROOT,
             env=os.environ | own | variables,
             stdin=subprocess.DEVNULL,

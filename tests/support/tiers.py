@@ -40,6 +40,7 @@ PROMISES = {
         "test_two_ranks_train_stop_together_and_resume_exactly",
     ),
     "integration/test_train_extension.py": ("test_the_example_model_trains_resumes_exactly_and_can_be_evaluated",),
+    "integration/test_two_nodes.py": ("test_a_signal_to_one_node_stops_both_and_both_resume_to_the_bits_of_a_run_on_one_node",),
     "integration/test_verify_run.py": (
         "test_an_untouched_run_is_proven_up_to_the_bits_of_its_steps",
         "test_one_changed_bit_anywhere_is_found_and_its_file_named",

@@ -1,6 +1,6 @@
 """The settings of `train`."""
 
-from trainer.config.data import BadDataConfig, BatchConfig, MixtureConfig
+from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig
 from trainer.config.health import Action, AlertAction, AlertsConfig, GuardConfig
 from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
@@ -18,6 +18,7 @@ __all__ = [
     "EvalConfig",
     "GuardConfig",
     "LimitsConfig",
+    "LoaderConfig",
     "LogConfig",
     "LossConfig",
     "MixtureConfig",

@@ -1,4 +1,4 @@
-"""Settings of batches, mixture and unreadable data."""
+"""Settings of batches, mixture, loader and unreadable data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from common.settings.model import Section
 
-__all__ = ["BadDataConfig", "BatchConfig", "MixtureConfig"]
+__all__ = ["BadDataConfig", "BatchConfig", "LoaderConfig", "MixtureConfig"]
 
 
 class BatchConfig(Section):
@@ -47,6 +47,19 @@ class MixtureConfig(Section):
     weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default_factory=dict,
         description="Weight of each source by its name, relative to the others; none: all rows are drawn equally often.",
+    )
+
+
+class LoaderConfig(Section):
+    """How a rank reads the batches that `prefetch` asks for. None of these settings changes the order of rows, or a bit."""
+
+    readers: int = Field(
+        1, ge=1, le=64, description="Number of threads of a rank that read batches in advance; more than prefetch have no effect."
+    )
+    retry_waits_s: tuple[Annotated[float, Field(ge=0, le=3600)], ...] = Field(
+        (0.2, 1.0, 5.0),
+        max_length=32,
+        description="Seconds to wait before each further attempt to read a shard; one retry for each number, empty: no retry.",
     )
 
 

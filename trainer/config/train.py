@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from common.settings.model import Settings
-from trainer.config.data import BadDataConfig, BatchConfig, MixtureConfig
+from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig
 from trainer.config.health import AlertsConfig, GuardConfig, WatchdogConfig
 from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
@@ -58,6 +58,7 @@ class TrainConfig(Settings):
     compile: Literal["auto", "on", "off"] = Field("auto", description="Whether torch.compile is used; auto: on CUDA only.")
     verify_data: bool = Field(True, description="Whether a shard's digest is checked when it is first opened.")
     prefetch: int = Field(2, ge=1, le=64, description="Number of global batches that are read in advance.")
+    loader: LoaderConfig = Field(LoaderConfig(), description="Threads and retries of the reading of rows.")
     model: ModelConfig = Field(ModelConfig(), description="Shape of the decoder.")
     batch: BatchConfig = Field(BatchConfig(), description="Rows of one step.")
     mixture: MixtureConfig = Field(MixtureConfig(), description="Shares of the sources.")

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from typing import TypeVar
 
 from common.errors import ProjectError, StorageError
 from common.storage_errors import explain_os_error
 from data_pipeline.dataset.shards import Rows, ShardError
-from trainer.config import BatchConfig
+from trainer.config import BatchConfig, LoaderConfig
 from trainer.data.adjustments import Adjustments
 from trainer.data.batch import DataFault, GlobalBatch, blank_micro_batch, micro_batch, share_of_rank
 from trainer.data.order import RowOrder
 from trainer.distributed.group import Group
 
-__all__ = ["RETRY_WAITS_S", "global_batch", "prefetched_batches"]
+__all__ = ["global_batch", "prefetched_batches"]
 
 _log = logging.getLogger(__name__)
 _ValueT = TypeVar("_ValueT")
-RETRY_WAITS_S = (0.2, 1.0, 5.0)
-"""Seconds to wait before the second, third and fourth attempt to read."""
+_DEFAULTS = LoaderConfig()
 _UNADJUSTED = Adjustments()
 
 
@@ -66,6 +67,7 @@ def prefetched_batches(
     start: int,
     depth: int,
     *,
+    loader: LoaderConfig = _DEFAULTS,
     with_weights: bool = False,
     with_bounds: bool = False,
     left_out: Sequence[tuple[int, int]] = (),
@@ -73,10 +75,10 @@ def prefetched_batches(
     adjustments: Adjustments = _UNADJUSTED,
     shard_of: Callable[[BaseException | None], str | None] = lambda _: None,
 ) -> Iterator[Iterator[GlobalBatch]]:
-    """Yield an endless iterator over the global batches from position `start` on. A thread reads up to `depth` batches ahead.
+    """Yield an endless iterator over the global batches from position `start` on. Threads read up to `depth` batches ahead.
 
-    The iterator raises an error of the thread in place of the batch that failed. One thread is enough, because reading only copies
-    from mapped files: one second of CPU time read 17 to 25 million tokens (rows of 1,024 in the page cache, 2026-11-21).
+    The batches and their order are the same for any number of threads. The iterator raises an error of a thread in place of the
+    batch that failed, and no later batch is begun.
 
     Args:
         rows: the rows.
@@ -85,6 +87,7 @@ def prefetched_batches(
         order: the row at each position.
         start: position of the first row.
         depth: most global batches that are ready or being read.
+        loader: number of threads, and the waits before a read is tried again.
         with_weights: see `MicroBatch.weights` and `GlobalBatch.normaliser`.
         with_bounds: see `MicroBatch.bounds`.
         left_out: ranges of positions to skip, as first and end. A batch that would overlap a range begins at its end.
@@ -95,18 +98,17 @@ def prefetched_batches(
 
     Raises:
         PreparedDataError: from the iterator; a shard is damaged or missing.
-        StorageError: from the iterator; a shard could not be read in four attempts.
+        StorageError: from the iterator; all attempts to read a shard failed.
     """
-    ready: queue.SimpleQueue[GlobalBatch | BaseException] = queue.SimpleQueue()
-    free = threading.Semaphore(depth)
-    closed = threading.Event()
+    ahead: deque[Future[GlobalBatch]] = deque()
+    failed, closed = threading.Event(), threading.Event()
     wanted = {"with_weights": with_weights, "with_bounds": with_bounds}
 
     def read(position: int, step: int) -> GlobalBatch:
         cut, blank = adjustments.batch(config, step), adjustments.quarantined(step)
         try:
             reading = partial(global_batch, rows.without(blank) if blank else rows, order, cut, group, position, **wanted)
-            return _retried(reading, closed)
+            return _retried(reading, loader.retry_waits_s, closed)
         except ProjectError as error:
             shard = shard_of(error.__cause__ or error)
             if shard is None:
@@ -115,32 +117,36 @@ def prefetched_batches(
             num_own, indices = len(share_of_rank(cut.micro_batches, group)), order.rows_at(position, cut.global_rows)
             return GlobalBatch(position, indices, 0, 1.0, (padding,) * num_own, cut.micro_batches, DataFault(shard, error))
 
-    def work() -> None:
-        position, step = start, first_step
+    def read_unless_ended(position: int, step: int) -> GlobalBatch:
+        if failed.is_set() or closed.is_set():
+            raise RuntimeError("a batch before this one failed, or the loader was closed")  # nobody takes this batch
         try:
-            while free.acquire() and not closed.is_set():
-                position = _next_position(position, config.global_rows, left_out)
-                ready.put(read(position, step))
-                position, step = position + config.global_rows, step + 1
-        except BaseException as error:
-            ready.put(error)
+            return read(position, step)
+        except BaseException:
+            failed.set()
+            raise
+
+    def in_order() -> Iterator[Future[GlobalBatch]]:
+        position, step = start, first_step
+        while True:
+            position = _next_position(position, config.global_rows, left_out)
+            yield pool.submit(read_unless_ended, position, step)
+            position, step = position + config.global_rows, step + 1
 
     def consume() -> Iterator[GlobalBatch]:
         while True:
-            item = ready.get()
-            if isinstance(item, BaseException):
-                raise item
-            free.release()
-            yield item
+            batch = ahead.popleft().result()
+            ahead.append(next(reads))
+            yield batch
 
-    thread = threading.Thread(target=work, name="loader", daemon=True)
-    thread.start()
+    pool = ThreadPoolExecutor(min(loader.readers, depth), thread_name_prefix="loader")
+    reads = in_order()
     try:
+        ahead.extend(islice(reads, depth))
         yield consume()
     finally:
         closed.set()
-        free.release()
-        thread.join()
+        pool.shutdown(cancel_futures=True)
 
 
 def _next_position(position: int, num_rows: int, left_out: Sequence[tuple[int, int]]) -> int:
@@ -151,30 +157,31 @@ def _next_position(position: int, num_rows: int, left_out: Sequence[tuple[int, i
     return position
 
 
-def _retried(read: Callable[[], _ValueT], closed: threading.Event) -> _ValueT:
-    """Return the result of `read`, which is retried if it fails, until `closed` is set.
+def _retried(read: Callable[[], _ValueT], waits_s: Sequence[float], closed: threading.Event) -> _ValueT:
+    """Return the result of `read`, which is retried after each of `waits_s` if it fails, until `closed` is set.
 
-    An `OSError` may be temporary, so there are four attempts. A damaged shard is read once more, because somebody may have been
-    restoring it.
+    An `OSError` may be temporary, so each wait is followed by another attempt. A damaged shard is read once more, because somebody
+    may have been restoring it.
 
     Raises:
         StorageError: every attempt raised an `OSError`; the message names the file.
         ShardError: the shard was damaged in both attempts.
     """
-    waits_s = iter(RETRY_WAITS_S)
+    left_s = iter(waits_s)
     damaged_before = False
     while True:
         try:
             return read()
         except OSError as error:
-            wait_s = next(waits_s, None)
+            wait_s = next(left_s, None)
             if wait_s is None:
-                raise StorageError(f"{explain_os_error(error)} ({len(RETRY_WAITS_S) + 1} attempts to read it failed)") from error
+                attempts = "1 attempt" if not waits_s else f"{len(waits_s) + 1} attempts"
+                raise StorageError(f"{explain_os_error(error)} ({attempts} to read it failed)") from error
             _log.warning("%s; reading it again in %s s", error, wait_s)
             if closed.wait(wait_s):
                 raise
         except ShardError as error:
-            if damaged_before or closed.wait(RETRY_WAITS_S[0]):
+            if damaged_before or not waits_s or closed.wait(waits_s[0]):
                 raise
             damaged_before = True
             _log.warning("the first attempt to read a shard failed, trying once more: %s", error)

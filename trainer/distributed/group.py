@@ -83,6 +83,34 @@ class Group:
         _all_gather(out, share_C)
         return out
 
+    @property
+    def has_several_nodes(self) -> bool:
+        """True if some ranks are on other nodes."""
+        return self.local_world_size < self.world_size
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes, if each has as many ranks as this one."""
+        return -(-self.world_size // self.local_world_size)
+
+    def on_all(self, action: Callable[[], _ValueT]) -> _ValueT:
+        """Run `action` on every rank and return the own result. If it fails on any rank, every rank raises an error.
+
+        A rank raises its own error; the others raise a `RemoteError` with the exit code of the lowest failed rank.
+        """
+        try:
+            value, error = action(), None
+        except Exception as found:
+            error = found
+        code = torch.tensor([0 if error is None else int(exit_code_of(error))], dtype=torch.int64, device=self.device)
+        codes = self.gather(code, code.new_empty(self.world_size)).tolist() if self.world_size > 1 else []
+        if error is not None:
+            raise error
+        for rank, failed in enumerate(codes):
+            if failed:
+                raise RemoteError(failed, same_node=self.has_here(rank))
+        return value
+
     def on_main(self, action: Callable[[], _ValueT]) -> _ValueT:
         """Run `action` on rank 0 and return its result on every rank. An error on rank 0 is raised on every rank.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -14,9 +15,9 @@ from trainer.config import TrainConfig
 from trainer.launch.settings import openmp_threads
 from trainer.machine.environment import from_cpuinfo
 
-__all__ = ["configure_determinism", "cpu_kernels", "device_name", "flags", "seed_micro_batch", "threads_per_rank"]
+__all__ = ["FIRST_FLAGS", "configure_determinism", "cpu_kernels", "device_name", "flags", "seed_micro_batch", "threads_per_rank"]
 
-_FLAGS = (
+FIRST_FLAGS = (
     "ATEN_CPU_CAPABILITY",
     "CUBLAS_WORKSPACE_CONFIG",
     "MKL_CBWR",
@@ -27,12 +28,32 @@ _FLAGS = (
     "ONEDNN_MAX_CPU_ISA",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )
-"""Environment variables that select other kernels and thus change bits."""
+"""Environment variables that select other kernels and thus change bits. The first versions recorded only these."""
+_FLAGS = (
+    *FIRST_FLAGS,
+    "CUBLASLT_WORKSPACE_SIZE",
+    "DISABLE_ADDMM_CUDA_LT",
+    "NCCL_BUFFSIZE",
+    "NCCL_COLLNET_ENABLE",
+    "NCCL_GRAPH_FILE",
+    "NCCL_MAX_CTAS",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_MIN_CTAS",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_NTHREADS",
+    "NCCL_NVLS_ENABLE",
+    "NCCL_TOPO_FILE",
+    "NCCL_TUNER_CONFIG_FILE",
+    "NCCL_TUNER_PLUGIN",
+    "TORCH_BLAS_PREFER_CUBLASLT",
+)
+_TUNABLE_KERNELS = "PYTORCH_TUNABLEOP_"
+"""Beginning of the variables of torch's choice of kernels by timing."""
 _COMPILER = "TORCHINDUCTOR_"
 """Beginning of the settings of torch.compile. All may select other kernels, except for those that end with `_NO_KERNELS`."""
 _NO_KERNELS = ("_CACHE", "_COMPILE_THREADS", "_DIR", "_FILE", "_HOST", "_PATH", "_PORT", "_TIMEOUT", "_URL")
 _PLAIN_VALUE = re.compile(r"[\w.,:+-]{1,64}")
-"""A number, a word or a list of words. Other values, such as paths, do not belong in a record."""
+"""A number, a word or a list of words. Other values of the compiler's settings, such as addresses, do not belong in a record."""
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _REPEATABLE_WORKSPACES = (":4096:8", ":16:8")
@@ -98,13 +119,15 @@ def cpu_kernels() -> str:
 
 
 def flags() -> dict[str, str]:
-    """Return the set environment variables that select kernels, by name."""
-    of_compiler = {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if name.startswith(_COMPILER) and not name.endswith(_NO_KERNELS) and _PLAIN_VALUE.fullmatch(value)
-    }
-    return {name: os.environ[name] for name in _FLAGS if name in os.environ} | of_compiler
+    """Return the set environment variables that select kernels, by name. Of a value that is a path, the digest is returned."""
+    found = {name: value for name, value in sorted(os.environ.items()) if _selects_kernels(name, value)}
+    return {name: f"sha256:{sha256(value.encode()).hexdigest()}" if "/" in value else value for name, value in found.items()}
+
+
+def _selects_kernels(name: str, value: str) -> bool:
+    if name.startswith(_COMPILER):
+        return not name.endswith(_NO_KERNELS) and _PLAIN_VALUE.fullmatch(value) is not None
+    return name in _FLAGS or name.startswith(_TUNABLE_KERNELS)
 
 
 def seed_micro_batch(seed: int, step: int, number: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -15,12 +16,22 @@ from typing import Any
 import torch
 
 from common.files import digest_file
+from trainer.machine.gpus import driver_version
+from trainer.machine.locks import LOCKS, describe_unlocked, lock_name, unlocked_packages
 
-__all__ = ["Difference", "environment_facts", "find_differences", "flattened", "from_cpuinfo"]
+__all__ = [
+    "Difference",
+    "environment_facts",
+    "find_differences",
+    "flattened",
+    "from_cpuinfo",
+    "nccl_version",
+    "same_facts",
+    "unlocked_here",
+]
 
-_LOCKS = Path(__file__).resolve().parents[2] / "env"
 _CPUINFO = Path("/proc/cpuinfo")
-_CHANGES_BITS = {"device", "torch", "threads", "attention", "cuda", "gpus", "processor", "image", "code"}
+_CHANGES_BITS = {"device", "torch", "threads", "attention", "cuda", "gpus", "processor", "image", "code", "nccl", "cudnn", "nodes"}
 _CHANGES_BITS_BELOW = ("flags.", "packages.torch", "packages.triton", "packages.nvidia-", "packages.mkl")
 
 
@@ -52,19 +63,72 @@ def find_differences(
 
 
 def environment_facts() -> dict[str, Any]:
-    """Return the environment of this process: facts by name."""
+    """Return the environment of this process: facts by name.
+
+    `lock` is the lock for this installation, and `unlocked` has the packages that are not installed as it says.
+    """
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
+        "cudnn": _dotted(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
+        "nccl": nccl_version(),
+        "driver": driver_version(),
         "packages": _packages(),
-        "locks": {path.name: digest_file(path) for path in sorted(_LOCKS.glob("requirements*.lock"))},
+        "locks": {path.name: digest_file(path) for path in sorted(LOCKS.glob("requirements*.lock"))},
+        "lock": lock_name(),
+        "unlocked": _unlocked(),
         "processor": next(iter(from_cpuinfo("model name")), platform.machine()),
         "platform": platform.platform(),
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
+        "gpu_memory_bytes": [torch.cuda.get_device_properties(number).total_memory for number in range(torch.cuda.device_count())],
         "image": os.environ.get("IMAGE_REVISION"),
+        "image_digest": _image_digest(os.environ),
         "code": os.environ.get("CODE_REVISION") or _git_revision(),
     }
+
+
+def same_facts(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return recorded and found facts, flat, without those that an older version did not record.
+
+    The packages that differ from the lock are left out too: they follow from `packages` and `locks`.
+    """
+    common = (recorded.keys() & found.keys()) - {"unlocked", "lock"}
+    older = {name: value for name, value in recorded.items() if name in common or name not in found}
+    return flattened(older), flattened({name: value for name, value in found.items() if name in common})
+
+
+def unlocked_here() -> str:
+    """Return one sentence about the installed packages that differ from the lock; empty if there are none."""
+    return describe_unlocked(lock_name(), _unlocked())
+
+
+def _unlocked() -> dict[str, str]:
+    lock = lock_name()
+    return {} if lock is None else unlocked_packages((LOCKS / lock).read_text(encoding="utf-8"), _packages())
+
+
+def nccl_version() -> str | None:
+    """Return the version of NCCL; None if this PyTorch has none."""
+    if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
+        return None
+    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+
+
+def _dotted(cudnn: int | None) -> str | None:
+    """Return the version of cuDNN, which is 92000 for 9.20.0."""
+    return f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}" if cudnn else None
+
+
+def _image_digest(variables: Mapping[str, str]) -> str | None:
+    """Return the digest of the image from IMAGE_DIGEST, which is REVISION@sha256:…; None if it is that of another revision.
+
+    A process cannot see the digest of its image. `make up` writes the variable, and an image that was built later has another
+    revision.
+    """
+    revision, _, digest = variables.get("IMAGE_DIGEST", "").rpartition("@")
+    is_own = bool(revision) and revision == variables.get("CODE_REVISION")
+    return digest if is_own and re.fullmatch(r"sha256:[0-9a-f]{64}", digest) else None
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

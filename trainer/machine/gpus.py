@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import pynvml
 
-__all__ = ["GpuReading", "Gpus", "KernelLog", "NvmlGpus", "opened_gpus", "throttle_reasons", "xids_in"]
+__all__ = ["GpuReading", "Gpus", "KernelLog", "NvmlGpus", "driver_version", "opened_gpus", "throttle_reasons", "xids_in"]
 
 _log = logging.getLogger(__name__)
 _ValueT = TypeVar("_ValueT")
@@ -190,6 +190,17 @@ def opened_gpus(uuids: Sequence[str]) -> Gpus:
     except pynvml.NVMLError as error:
         _log.warning("GPUs are not monitored, because NVML does not respond (%s); run `nvidia-smi` to see why", error)
         return NoGpus()
+
+
+def driver_version() -> str | None:
+    """Return the version of NVIDIA's driver; None if there is none."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    version = _answer(pynvml.nvmlSystemGetDriverVersion)
+    pynvml.nvmlShutdown()
+    return version.decode() if isinstance(version, bytes) else version
 
 
 def _answer(query: Callable[[], _ValueT]) -> _ValueT | None:

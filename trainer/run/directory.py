@@ -98,7 +98,7 @@ def settings_here(config: TrainConfig) -> TrainConfig:
 
 _FILES = (
     r"record\.json|config\.toml|metrics\.jsonl|hardware-rank-\d+\.jsonl|change-\d+\.json|report\.html|training_metrics\.png"
-    r"|\.lock|\.wandb-id|\.mlflow-id"
+    r"|\.lock|\.shared-[0-9a-f]{16}|\.wandb-id|\.mlflow-id"
     r"|ledger/steps\.jsonl|heartbeat/rank-\d+|stacks/rank-\d+\.txt|tensorboard/events\.out\.tfevents\.[^/]+"
     r"|checkpoints/(\.bad-|\.)?step-\d{8,}(-\d+|\.tmp|\.deleted)?/manifest\.json"
     r"|checkpoints/objects/[0-9a-f]{64}\.safetensors|checkpoints/objects/\.\d+\.tmp"

@@ -51,8 +51,15 @@ from common.untrusted import (
 )
 from trainer.checkpoint import CheckpointStore
 from trainer.data.adjustments import Adjustment, Adjustments
-from trainer.machine.determinism import device_name, flags, threads_per_rank
-from trainer.machine.environment import Difference, environment_facts, find_differences, flattened
+from trainer.machine.determinism import FIRST_FLAGS, device_name, flags, threads_per_rank
+from trainer.machine.environment import (
+    Difference,
+    environment_facts,
+    find_differences,
+    flattened,
+    nccl_version,
+    same_facts,
+)
 from trainer.run.context import RunContext
 from trainer.run.events import SaveEvent
 from trainer.run.ledger import LEDGER
@@ -65,6 +72,7 @@ __all__ = [
     "complete_record",
     "identity_of",
     "leave_note",
+    "not_compared",
     "note_adjustment",
     "open_record",
     "read_record",
@@ -106,7 +114,7 @@ class Before:
 def identity_of(context: RunContext, *, decay_steps: int, extension_digest: str | None) -> dict[str, Any]:
     """Return all that the bits of a run depend on, flat: `{"optim.lr": 0.001, "data": "sha256:…", "world_size": 2, …}`.
 
-    Under `elastic` the number of ranks is not part of it.
+    Under `elastic` the number of ranks is not part of it. `not_compared` names the values that decide only on some devices.
     """
     config, group = context.config, context.group
     settings = config.model_dump(mode="json", include=set(_SETTINGS_THAT_CHANGE_BITS))
@@ -118,6 +126,8 @@ def identity_of(context: RunContext, *, decay_steps: int, extension_digest: str 
         "threads": threads_per_rank(config),
         "device": device_name(group.device),
         "torch": torch.__version__,
+        "nodes": group.num_nodes,
+        "nccl": nccl_version() if group.device.type == "cuda" else None,
     }
     return identity if config.reproducibility == "elastic" else identity | {"world_size": group.world_size}
 
@@ -167,8 +177,26 @@ def check_nothing_saved(run: Path, record: Mapping[str, Any] | None) -> None:
         )
 
 
+def not_compared(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> set[str]:
+    """Return the names in two identities that change no bit of this run, or that an older version did not record.
+
+    On a GPU the number of CPU threads changes no bit. NCCL adds gradients only between several GPUs, and not under `elastic`, where
+    each rank adds the parts that NCCL has moved.
+    """
+    names = recorded.keys() | identity.keys()
+    on_gpu = not str(identity.get("device")).startswith("cpu")
+    skipped = {"threads"} if on_gpu else set()
+    if not on_gpu or identity.get("reproducibility") == "elastic" or identity.get("world_size") == 1:
+        skipped |= {"nodes", "nccl", *(name for name in names if name.startswith("flags.NCCL_"))}
+    if "nccl" not in recorded:
+        first = {f"flags.{name}" for name in FIRST_FLAGS}
+        skipped |= {"nodes", "nccl", *(name for name in names if name.startswith("flags.") and name not in first)}
+    return skipped
+
+
 def _differing(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
-    return [one.name for one in find_differences(recorded, identity)]
+    skipped = not_compared(recorded, identity)
+    return [one.name for one in find_differences(recorded, identity) if one.name not in skipped]
 
 
 def _ranks(identity: Mapping[str, Any]) -> str:
@@ -266,8 +294,10 @@ def _since_before(
 ) -> tuple[list[dict[str, Any]], tuple[Difference, ...]]:
     """Return `earlier` of the record, and the differences of this start from the last one."""
     record, step = last.record, last.step
-    before = flattened(record["environment"]) | record["identity"]
-    now = flattened(environment) | dict(identity)
+    skipped = not_compared(record["identity"], identity)
+    before, now = same_facts(record["environment"], environment)
+    before |= {name: value for name, value in record["identity"].items() if name not in skipped}
+    now |= {name: value for name, value in identity.items() if name not in skipped}
     earlier = [one | {"until": min(one["until"], step)} for one in record.get("earlier", ())]
     deciding = record["identity"].keys() | identity.keys()
     if was := {one.name: one.recorded for one in find_differences(before, now)}:
@@ -369,6 +399,8 @@ class _EnvironmentForm(Form):
     packages: dict[str, str] = Field(default_factory=dict)
     locks: dict[str, str] = Field(default_factory=dict)
     gpus: list[str] = Field(default_factory=list)
+    gpu_memory_bytes: list[Count] = Field(default_factory=list)
+    unlocked: dict[str, str] = Field(default_factory=dict)
     __pydantic_extra__: dict[str, str | None]
 
 

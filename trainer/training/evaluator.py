@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from common.errors import ConfigError, ProjectError
 from data_pipeline.dataset.shards import ShardError
 from trainer.data.bad_shards import as_project_error, shared_faults
-from trainer.data.loader import RETRY_WAITS_S
 from trainer.evaluation.evaluate import EvaluationStopped, evaluate
 from trainer.evaluation.results import Evaluation
 from trainer.evaluation.tally import Grouping
@@ -95,7 +94,7 @@ class Evaluator:
                 self.adjuster.make(adjustment)
                 self.adjuster.announce(adjustment, step, after=step)
             tried |= found.keys()
-            time.sleep(RETRY_WAITS_S[0])
+            time.sleep(next(iter(context.config.loader.retry_waits_s), 0.0))
 
     def _evaluation_without(self, blank: frozenset[str], faults: dict[str, ProjectError]) -> Evaluation:
         """Return the validation loss without the rows of `blank` shards. Shards that cannot be read go into `faults`."""

@@ -27,6 +27,7 @@ from trainer.data.adjustments import Adjustments
 from trainer.data.mixture import build_order
 from trainer.distributed.group import Group, joined_group
 from trainer.distributed.replica_check import ReplicaCheck
+from trainer.distributed.shared_folders import check_same_data, check_shared
 from trainer.distributed.stragglers import DeviceMark, HostMark, OwnTimer, StragglerDetector
 from trainer.evaluation.tally import Grouping
 from trainer.extensions.hooks import Extension
@@ -36,6 +37,7 @@ from trainer.extensions.user_model import seeded_model
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
 from trainer.machine.determinism import configure_determinism, device_name
+from trainer.machine.environment import unlocked_here
 from trainer.machine.memory import PeakMeter
 from trainer.machine.peak_rates import peak_flops, rate_kind, unknown_mfu
 from trainer.metrics import Monitor, opened_monitor
@@ -164,8 +166,8 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     if config.run.resolve() == config.data.resolve():  # both have a report.html, a tokenizer and a lock
         raise ConfigError(f"{config.run}: run and data are the same folder; name another folder for the run (--run)")
     stack.enter_context(naming(config.run))  # a file that cannot be written from here on is a file of the run
-    stack.enter_context(reading(config.data, f"run {config.run.absolute().name}" if group.is_main else None))
-    manifest = read_manifest(config.data)
+    manifest = group.on_all(lambda: _open_data(stack, config, group))
+    check_same_data(config.data, manifest.root_digest, group)
     train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
     val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
     compiled = config.compiles(group.device.type)
@@ -195,6 +197,7 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
         return newest, recorded_adjustments(config.run, record, identity, config.resume.allow_changes).to_json()
 
     newest, recorded = group.on_main(prepare_run)
+    check_shared(config.run, group)
     return Checked(
         context=context,
         extension=extension,
@@ -207,6 +210,12 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
         adjustments=Adjustments.from_json(recorded),
         memory=memory,
     )
+
+
+def _open_data(stack: ExitStack, config: TrainConfig, group: Group) -> Manifest:
+    """Lock the data against a new preparation for the time of the run, and return its manifest."""
+    stack.enter_context(reading(config.data, f"run {config.run.absolute().name}" if group.is_main else None))
+    return read_manifest(config.data)
 
 
 def build(checked: Checked) -> tuple[Trainable, Adjustments]:
@@ -313,6 +322,8 @@ def introduce(run: TrainingRun, *, continued: bool) -> None:
     context, monitor = run.data.context, run.reporter.monitor
     config, device = context.config, context.group.device
     _log.info("%s", _describe(run, continued=continued))
+    if context.group.is_main and (unlocked := unlocked_here()):
+        _log.warning("%s; results may differ from those of an installation from the lock", unlocked)
     _log.info("%s; attention %s", run.data.order.description, describe_backend(context.backend))
     if run.reporter.peak is None and device.type == "cuda":
         gpu = torch.cuda.get_device_name(device)
@@ -435,6 +446,7 @@ def _watched(context: RunContext) -> AbstractContextManager[Heartbeat]:
         rank=group.rank,
         local_rank=group.local_rank,
         processes=_processes_here(group) if enabled else (),
+        num_ranks=group.world_size,
         enabled=enabled,
     )
 

@@ -50,6 +50,7 @@ class RunData:
             self.order,
             progress.rows,
             config.prefetch,
+            loader=config.loader,
             with_weights=config.loss.normalise == "sequences",
             with_bounds=self.context.backend == "varlen",
             left_out=progress.left_out,

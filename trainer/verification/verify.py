@@ -24,13 +24,13 @@ from trainer.data.adjustments import Adjustments
 from trainer.distributed.group import joined_group
 from trainer.extensions.trust import EXTENSION, recorded_source
 from trainer.machine.determinism import configure_determinism, device_name, flags, threads_per_rank
-from trainer.machine.environment import Difference, environment_facts, find_differences, flattened
+from trainer.machine.environment import Difference, environment_facts, find_differences, same_facts, unlocked_here
 from trainer.model.attention import choose_backend
 from trainer.run.directory import data_folder, foreign_files, load_config, settings_here
 from trainer.run.events import TrainEvent
 from trainer.run.ledger import LEDGER, LedgerStep, read_ledger
 from trainer.run.metrics_file import METRICS, read_events
-from trainer.run.record import read_record
+from trainer.run.record import not_compared, read_record
 from trainer.verification.audit import audit_run
 from trainer.verification.auditor import AuditReport
 from trainer.verification.data_check import prepare_again
@@ -39,7 +39,7 @@ from trainer.verification.replay import Train, replay_run
 
 __all__ = ["check_integrity", "compare_environment", "verify_run"]
 
-_IN_IDENTITY = ("device", "torch", "attention", "flags.")
+_IN_IDENTITY = ("device", "torch", "attention", "nccl", "nodes", "flags.")
 """Differences that a resume refuses, without the number of threads: a replay uses the recorded number."""
 _NAMED_FILES = 20
 
@@ -77,8 +77,10 @@ def verify_run(
     differences = compare_environment(run) if len(levels) > 1 or num_steps else ()
     earlier = read_record(run).get("earlier", [])
     if "environment" in levels:
-        facts = {"differences": [asdict(one) for one in differences], "earlier": earlier}
-        yield Outcome("environment", "\n".join([_environment_text(differences), *map(_earlier_text, earlier)]), facts)
+        unlocked = environment_facts()["unlocked"]
+        facts = {"differences": [asdict(one) for one in differences], "unlocked": unlocked, "earlier": earlier}
+        lines = [_environment_text(differences), *_indented(unlocked_here()), *map(_earlier_text, earlier)]
+        yield Outcome("environment", "\n".join(lines), facts)
     if "data" in levels:
         directory = data_folder(run, data)
         yield prepare_again(directory, read_manifest(directory), sources)
@@ -157,11 +159,13 @@ def compare_environment(run: Path) -> tuple[Difference, ...]:
     with suppress(ConfigError):  # the settings that it refuses appear among the flags below
         configure_determinism(here)
     identity = record["identity"]
-    recorded = flattened(record["environment"]) | {name: identity.get(name) for name in ("device", "threads", "attention")}
-    recorded |= {name: value for name, value in identity.items() if name.startswith("flags.")}
-    found = flattened(environment_facts()) | _machine(config) | {f"flags.{name}": value for name, value in flags().items()}
+    recorded, found = same_facts(record["environment"], environment_facts())
+    recorded |= {name: identity.get(name) for name in ("device", "threads", "attention")}
+    recorded |= {name: value for name, value in identity.items() if name == "nodes" or name.startswith("flags.")}
+    found |= _machine(config) | {"nodes": 1} | {f"flags.{name}": value for name, value in flags().items()}
     recorded.pop("world_size", None)  # a replay uses the same number
-    return find_differences(recorded, found)
+    skipped = not_compared(identity, found | {name: identity.get(name) for name in ("reproducibility", "world_size")}) - {"nccl"}
+    return tuple(one for one in find_differences(recorded, found) if one.name not in skipped)
 
 
 def _check_file(run: Path, name: str, expected: str) -> None:
@@ -228,6 +232,10 @@ def _environment_text(differences: Sequence[Difference]) -> str:
     marked = sum(one.changes_bits for one in differences)
     head = f"environment  {len(differences)} difference{'s' * (len(differences) > 1)}, of which {marked} can change the results (*)"
     return "\n".join([head, *(f"  {one.describe()}" for one in differences)])
+
+
+def _indented(line: str) -> list[str]:
+    return [f"  {line}"] if line else []
 
 
 def _earlier_text(earlier: Mapping[str, Any]) -> str:

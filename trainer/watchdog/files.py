@@ -9,7 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["MAX_BEAT_BYTES", "clear_heartbeats", "heartbeat_file", "open_own", "own_folder", "read_own", "stacks_file"]
+__all__ = [
+    "MAX_BEAT_BYTES",
+    "clear_heartbeats",
+    "heartbeat_file",
+    "open_own",
+    "own_folder",
+    "read_own",
+    "remove_heartbeat",
+    "stacks_file",
+]
 
 MAX_BEAT_BYTES = 4096
 
@@ -20,6 +29,12 @@ def clear_heartbeats(run: Path) -> None:
         for name in os.listdir(folder):  # noqa: PTH208 - the open directory, even if another has its name now
             if name.startswith("rank-"):
                 os.unlink(name, dir_fd=folder)
+
+
+def remove_heartbeat(run: Path, rank: int) -> None:
+    """Remove the heartbeat of a rank that has ended, so that other nodes do not wait for it."""
+    with own_folder(run / "heartbeat") as folder, suppress(FileNotFoundError):
+        os.unlink(heartbeat_file(run, rank).name, dir_fd=folder)
 
 
 def heartbeat_file(run: Path, rank: int) -> Path:

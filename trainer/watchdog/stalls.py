@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from trainer.watchdog.beat import Beat
 
-__all__ = ["POLL_S", "StallDetector", "Still"]
+__all__ = ["OTHER_NODE_S", "POLL_S", "StallDetector", "Still"]
 
 POLL_S = 0.5
 _ASLEEP_S = 10 * POLL_S
+OTHER_NODE_S = 60.0
+"""Seconds beyond its limit for which a rank on another node is waited for. The watchdog of that node ends it at its limit, and a
+network file system may show its heartbeats this much later."""
+_NOBODY: Mapping[int, Beat] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -23,38 +28,61 @@ class Still:
     """Its last heartbeat."""
     seconds: float
     """Time since the last heartbeat."""
+    has_moved: bool = False
+    """Whether the heartbeat has changed since the detector saw it first."""
 
 
 class StallDetector:
     """A detector that decides from repeated observations whether a group makes no progress, and which rank is the cause.
 
-    The slowest rank limits the group, because all others wait for it in the next exchange.
+    The slowest rank limits the group, because all others wait for it in the next exchange. On several nodes each node has a
+    detector, which judges the ranks of its node. Heartbeats of other nodes can only delay its decision: while a rank there is
+    behind, the ranks here are waiting for it and are not the cause.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[Beat, float]] = {}
+        self._seen: dict[int, tuple[Beat, float, bool]] = {}
         self._looked_s = -math.inf
 
-    def observe(self, now_s: float, beats: Mapping[int, Beat], stopped: Collection[int] = ()) -> tuple[Still, ...]:
+    def observe(
+        self, now_s: float, beats: Mapping[int, Beat], stopped: Collection[int] = (), elsewhere: Mapping[int, Beat] = _NOBODY
+    ) -> tuple[Still, ...]:
         """Return the ranks that stall the group, the longest silent one first; none while the slowest is within its limit.
 
         Args:
             now_s: seconds of a clock that never decreases. If much time has passed since the last observation, this process
                 did not run, so perhaps no rank did either: all times of silence begin again.
-            beats: the last beat of each rank that is alive and not done.
+            beats: the last beat of each rank of this node that is alive and not done.
             stopped: ranks that a signal has stopped.
+            elsewhere: the last beat of each rank of other nodes that is not done. A beat that has never changed counts for nothing,
+                because an earlier start may have left it.
         """
         if now_s - self._looked_s > _ASLEEP_S:
             self._seen.clear()
         self._looked_s = now_s
-        self._seen = {
-            rank: before if (before := self._seen.get(rank)) and before[0] == beat else (beat, now_s)
-            for rank, beat in beats.items()
-        }
-        still = [Still(rank, beat, now_s - since_s) for rank, (beat, since_s) in self._seen.items()]
-        lowest = min((each.beat.place for each in still), default=None)
-        slowest = [each for each in still if each.beat.place == lowest]
+        self._seen = {rank: self._updated(rank, beat, now_s) for rank, beat in {**elsewhere, **beats}.items()}
+        still = {rank: Still(rank, beat, now_s - since_s, moved) for rank, (beat, since_s, moved) in self._seen.items()}
+        slowest = _slowest([still[rank] for rank in beats])
         if not slowest or any(each.seconds <= each.beat.limit_s for each in slowest):
             return ()
-        blamed = [each for each in slowest if each.rank in stopped] or slowest
-        return tuple(sorted(blamed, key=lambda each: -each.seconds))
+        others = _slowest([still[rank] for rank in elsewhere if still[rank].has_moved])
+        if others and others[0].beat.place < slowest[0].beat.place:
+            waits = any(each.seconds <= each.beat.limit_s + OTHER_NODE_S for each in others)
+            return () if waits else _longest_first(others)
+        return _longest_first([each for each in slowest if each.rank in stopped] or slowest)
+
+    def _updated(self, rank: int, beat: Beat, now_s: float) -> tuple[Beat, float, bool]:
+        before = self._seen.get(rank)
+        if before is not None and before[0] == beat:
+            return before
+        return beat, now_s, before is not None
+
+
+def _slowest(ranks: Collection[Still]) -> list[Still]:
+    """Return the ranks with the lowest place."""
+    lowest = min((each.beat.place for each in ranks), default=None)
+    return [each for each in ranks if each.beat.place == lowest]
+
+
+def _longest_first(ranks: Collection[Still]) -> tuple[Still, ...]:
+    return tuple(sorted(ranks, key=lambda each: -each.seconds))

@@ -1,8 +1,8 @@
 """Detects a rank that makes no progress, reports which one and where, and ends the group, so that it can be started again.
 
 Every rank writes a heartbeat: its step, its phase, and how long it may be silent there. One small process on each node reads the
-heartbeats of the node's ranks. It is a separate process, because a rank that is stopped, or that holds the interpreter's lock,
-runs no thread. This module imports only the standard library, so that the process starts at once.
+heartbeats of all ranks and judges those of its node. It is a separate process, because a rank that is stopped, or that holds the
+interpreter's lock, runs no thread. This module imports only the standard library, so that the process starts at once.
 
 Heartbeats are files in the run folder, which other programs may change. So the watchdog does not take the processes of the ranks
 from these files: it receives them when it is started, and sends signals to no other process.
@@ -18,13 +18,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
 from trainer.watchdog.beat import Beat, Patience
-from trainer.watchdog.files import heartbeat_file, open_own, own_folder, read_own, stacks_file
+from trainer.watchdog.files import heartbeat_file, open_own, own_folder, read_own, remove_heartbeat, stacks_file
 from trainer.watchdog.heartbeat import Heartbeat
 from trainer.watchdog.processes import (
     LAUNCHER_VARIABLE,
@@ -45,6 +45,7 @@ _STACKS_S = 5.0
 _STACKS_SETTLED_S = 1.0
 """Seconds without a new line in any of the files. On a busy machine a rank may not run for long."""
 _GRACE_S = 3.0
+_MOST_SHOWN = 8
 _STATES = {"T": "stopped by a signal", "D": "waiting for a device or a file system", "R": "running", "S": "asleep"}
 _SCRIPT = Path(__file__).resolve().with_name("__main__.py")
 _TIED = "--tied-to"
@@ -52,7 +53,14 @@ _TIED = "--tied-to"
 
 @contextmanager
 def watched(
-    run: Path, patience: Patience, *, rank: int, local_rank: int = 0, processes: Sequence[ProcessId] = (), enabled: bool = True
+    run: Path,
+    patience: Patience,
+    *,
+    rank: int,
+    local_rank: int = 0,
+    processes: Sequence[ProcessId] = (),
+    num_ranks: int = 1,
+    enabled: bool = True,
 ) -> Iterator[Heartbeat]:
     """Yield the heartbeat of this rank. While the context lasts, the watchdog of the node watches it.
 
@@ -66,6 +74,7 @@ def watched(
         local_rank: number of this rank on its node.
         processes: of the ranks on this node, in their order; the watchdog may end them. Empty: only this process. The ranks
             report them to each other; they are never read from a file.
+        num_ranks: number of ranks on all nodes.
         enabled: False: only the heartbeat is written, and no process is ended. Always False on systems other than Linux.
 
     Raises:
@@ -77,7 +86,7 @@ def watched(
             stack.enter_context(_answering_with_stacks(stacks_file(run, rank)))
         heartbeat = Heartbeat(heartbeat_file(run, rank), patience)
         if enabled and local_rank == 0:
-            stack.enter_context(_watchdog_process(run, rank, processes or [ProcessId.own()]))
+            stack.enter_context(_watchdog_process(run, rank, processes or [ProcessId.own()], num_ranks))
         stack.callback(heartbeat.close)
         yield heartbeat
 
@@ -98,20 +107,28 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("run", type=Path, help="directory of the run")
     parser.add_argument("--first_rank", type=int, required=True, help="lowest rank on this node")
     parser.add_argument("--processes", nargs="+", type=ProcessId.parse, required=True, help="PID:START of each rank on this node")
+    parser.add_argument("--num_ranks", type=int, required=True, help="number of ranks on all nodes")
     parser.add_argument("--parent", type=int, required=True, help="pid of the process whose end also ends the watchdog")
     options = parser.parse_args(arguments)
     end_with_parent(options.parent)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # SIGINT ends this process without a traceback
     processes = dict(enumerate(options.processes, options.first_rank))
+    others = [rank for rank in range(options.num_ranks) if rank not in processes]
     detector = StallDetector()
+    known: set[int] = set()
     while True:
         time.sleep(POLL_S)
         beats, states = _look(options.run, processes)
         if "t" in states.values():  # a debugger has stopped a rank, so no time limit applies
             beats = {}
         stopped = [rank for rank, state in states.items() if state == "T"]
-        if blamed := detector.observe(time.monotonic(), beats, stopped):
-            _end_group(options.run, blamed, beats, states)
+        elsewhere = _beats_of(options.run, others)
+        known |= elsewhere.keys()
+        if blamed := detector.observe(time.monotonic(), beats, stopped, elsewhere):
+            reason = _reason(blamed, states, elsewhere, known - elsewhere.keys())
+            _end_group(options.run, reason, [still.rank for still in blamed], beats, states)
+            if others:
+                _remove_heartbeats(options.run, processes)
             return
 
 
@@ -127,21 +144,61 @@ def _look(run: Path, processes: Mapping[int, ProcessId]) -> tuple[dict[int, Beat
     A beat that names another process than the rank's is from an earlier start or was changed, so it is ignored.
     """
     beats, states = {}, {}
-    for rank, process in processes.items():
-        try:
-            beat = Beat.from_bytes(read_own(heartbeat_file(run, rank)))
-        except OSError:  # the rank has not written a beat yet
-            continue
-        if beat is not None and beat.process == process and beat.phase != "done" and (state := process_state(process)):
+    for rank, beat in _beats_of(run, processes).items():
+        if beat.process == processes[rank] and (state := process_state(beat.process)):
             beats[rank], states[rank] = beat, state
     return beats, states
 
 
-def _end_group(run: Path, blamed: Sequence[Still], beats: Mapping[int, Beat], states: Mapping[int, str]) -> None:
-    """Report the ranks that stall the group, collect the stacks of all ranks, and kill first these ranks and then the rest."""
+def _beats_of(run: Path, ranks: Iterable[int]) -> dict[int, Beat]:
+    """Return the last beats of those ranks that are not done, as they are in the files."""
+    found = {}
+    for rank in ranks:
+        with suppress(OSError):  # the rank has not written a beat yet
+            if (beat := Beat.from_bytes(read_own(heartbeat_file(run, rank)))) is not None and beat.phase != "done":
+                found[rank] = beat
+    return found
+
+
+def _reason(blamed: Sequence[Still], states: Mapping[int, str], elsewhere: Mapping[int, Beat], ended: Collection[int]) -> str:
+    """Return which ranks stall the group, and where.
+
+    Args:
+        blamed: the ranks that stall the group.
+        states: process states of the ranks of this node.
+        elsewhere: the last beats of the ranks of other nodes.
+        ended: ranks of other nodes that had a heartbeat and have none any more, or are done.
+    """
+    reasons = [_described(still, states.get(still.rank)) for still in blamed]
+    first = blamed[0].beat
+    if blamed[0].rank in states and first.phase != "data":  # it may be waiting for other nodes
+        if same := [rank for rank, beat in elsewhere.items() if beat.place == first.place]:
+            reasons.append(f"{_ranks(same)} on other nodes waits there too, so perhaps the network between the nodes is lost")
+        elif elsewhere:
+            reasons.append(
+                f"{_ranks(elsewhere)} on other nodes is further, so it is stuck or the network between the nodes is lost"
+            )
+    if ended:
+        reasons.append(f"{_ranks(ended)} on other nodes has ended, perhaps because the network between the nodes is lost")
+    return "; ".join(reasons)
+
+
+def _ranks(numbers: Collection[int]) -> str:
+    shown = sorted(numbers)
+    return f"rank {', '.join(map(str, shown[:_MOST_SHOWN]))}{' and more' if len(shown) > _MOST_SHOWN else ''}"
+
+
+def _remove_heartbeats(run: Path, ranks: Iterable[int]) -> None:
+    """Remove the heartbeats of ranks that have been ended, so that other nodes do not wait for them."""
+    for rank in ranks:
+        with suppress(OSError):
+            remove_heartbeat(run, rank)
+
+
+def _end_group(run: Path, reason: str, blamed: Sequence[int], beats: Mapping[int, Beat], states: Mapping[int, str]) -> None:
+    """Report why the group ends, collect the stacks of this node's ranks, and kill first the blamed ranks and then the rest."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # finish ending the group, even if the rank that started this process ends
     set_death_signal(0)
-    reason = "; ".join(_described(still, states[still.rank]) for still in blamed)
     _say(
         f"error: {reason}. The stacks of all threads are in {stacks_file(run, 0).parent}; the group is ended now. If it was slow "
         "and not stuck, raise watchdog.stall_s, or watchdog.slow_s for loading, evaluation, saves and the first steps\n"
@@ -156,8 +213,9 @@ def _end_group(run: Path, blamed: Sequence[Still], beats: Mapping[int, Beat], st
 
     with suppress(OSError):  # a full disk must not prevent the end of the group
         collect_stacks(run, beats, ask)
-    for still in blamed:
-        signal_if_running(still.beat.process, signal.SIGKILL)
+    for rank in blamed:
+        if rank in beats:  # not a rank of another node
+            signal_if_running(beats[rank].process, signal.SIGKILL)
     deadline = time.monotonic() + _GRACE_S
     while time.monotonic() < deadline and any(process_state(beat.process) for beat in beats.values()):
         time.sleep(0.05)
@@ -165,11 +223,12 @@ def _end_group(run: Path, blamed: Sequence[Still], beats: Mapping[int, Beat], st
         signal_if_running(beat.process, signal.SIGKILL)
 
 
-def _described(still: Still, state: str) -> str:
+def _described(still: Still, state: str | None) -> str:
     beat = still.beat
+    where = "on another node" if state is None else f"process {beat.pid}, {_STATES.get(state, f'in state {state}')}"
     return (
-        f"rank {still.rank} (process {beat.pid}, {_STATES.get(state, f'in state {state}')}) has made no progress for "
-        f"{still.seconds:.0f} s in phase {beat.phase} of step {beat.step}, which may take {beat.limit_s:.0f} s"
+        f"rank {still.rank} ({where}) has made no progress for {still.seconds:.0f} s in phase {beat.phase} of step {beat.step}, "
+        f"which may take {beat.limit_s:.0f} s"
     )
 
 
@@ -235,11 +294,12 @@ def _answering_with_stacks(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _watchdog_process(run: Path, first_rank: int, processes: Sequence[ProcessId]) -> Iterator[None]:
+def _watchdog_process(run: Path, first_rank: int, processes: Sequence[ProcessId], num_ranks: int) -> Iterator[None]:
     """Run the watchdog while the context lasts. It has a separate session, because torchrun signals every process of this one."""
     command = [
         *(sys.executable, "-I", "-S", str(_SCRIPT), str(run.resolve())),
-        *("--first_rank", str(first_rank), "--parent", str(os.getpid()), "--processes", *map(str, processes)),
+        *("--first_rank", str(first_rank), "--num_ranks", str(num_ranks), "--parent", str(os.getpid())),
+        *("--processes", *map(str, processes)),
     ]
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)

@@ -46,7 +46,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
 }
 """Categories of the custom scalars tab; tags are regular expressions."""
 
-_OF_NO_EFFECT = ("alerts", "bad_data", "checkpoint", "data", "log", "resume", "run", "watchdog")
+_OF_NO_EFFECT = ("alerts", "bad_data", "checkpoint", "data", "loader", "log", "resume", "run", "watchdog")
 
 
 def hyper_parameters(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str | float]:

@@ -1,6 +1,8 @@
 import errno
 import threading
+import time
 from collections.abc import Callable
+from itertools import islice
 from typing import cast
 
 import numpy as np
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 
 from common.errors import PreparedDataError, StorageError
 from data_pipeline.dataset.shards import RowBatch, Rows, ShardError
-from trainer.config import BatchConfig
+from trainer.config import BatchConfig, LoaderConfig
 from trainer.data.adjustments import Adjustment, Adjustments
 from trainer.data.batch import IGNORE, MicroBatch, micro_batch, num_bounds, share_of_rank
 from trainer.data.loader import global_batch, prefetched_batches
@@ -20,6 +22,8 @@ from trainer.data.order import UniformOrder, rows_at
 from trainer.distributed.group import Group
 
 LENGTH = 16
+TWO_ROWS = BatchConfig(global_rows=2, micro=2)
+AT_ONCE = LoaderConfig(retry_waits_s=(0.0, 0.0, 0.0))
 
 packed_rows = st.lists(st.lists(st.integers(1, 6), max_size=4), min_size=1, max_size=4)
 """Lengths of the documents of each row of 24 tokens; the rest is padding."""
@@ -81,7 +85,7 @@ def packed(lengths: list[list[int]], seed: int = 0) -> RowBatch:
 
 
 def loader_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "loader"]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("loader")]
 
 
 @given(lengths=packed_rows, seed=st.integers(0, 99))
@@ -250,22 +254,20 @@ def failing(numbers: range) -> Callable[[int], None]:
     return fail
 
 
-def test_a_read_that_fails_three_times_is_made_a_fourth_time(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("trainer.data.loader.RETRY_WAITS_S", (0.0, 0.0, 0.0))
+def test_a_read_that_fails_three_times_is_made_a_fourth_time(caplog: pytest.LogCaptureFixture) -> None:
     _, rows = numbered(8, failing(range(2, 5)))
     order = UniformOrder(3, 8)
-    with prefetched_batches(rows, BatchConfig(global_rows=2, micro=2), group(), order, 0, depth=1) as batches:
+    with prefetched_batches(rows, BatchConfig(global_rows=2, micro=2), group(), order, 0, depth=1, loader=AT_ONCE) as batches:
         taken = [row for _ in range(3) for row in rows_in(next(batches).micro_batches)]
     assert taken == order.rows_at(0, 6).tolist()
     assert caplog.text.count("Input/output error: 'train/a-00000.arrow'; reading it again in 0.0 s") == 3
 
 
-def test_a_read_that_fails_four_times_is_raised_at_its_batch_and_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.data.loader.RETRY_WAITS_S", (0.0, 0.0, 0.0))
+def test_a_read_that_fails_four_times_is_raised_at_its_batch_and_names_the_file() -> None:
     rows, as_rows = numbered(8, failing(range(2, 6)))
-    with prefetched_batches(as_rows, BatchConfig(global_rows=2, micro=2), group(), UniformOrder(3, 8), 0, depth=2) as batches:
+    with prefetched_batches(
+        as_rows, BatchConfig(global_rows=2, micro=2), group(), UniformOrder(3, 8), 0, depth=2, loader=AT_ONCE
+    ) as batches:
         next(batches)
         with pytest.raises(
             StorageError, match=r"train/a-00000\.arrow: input/output error.*; look .* \(4 attempts to read it failed\)"
@@ -274,8 +276,7 @@ def test_a_read_that_fails_four_times_is_raised_at_its_batch_and_names_the_file(
     assert rows.reads == 5
 
 
-def test_closing_does_not_wait_for_a_read_that_is_to_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.data.loader.RETRY_WAITS_S", (5.0, 0.0, 0.0))
+def test_closing_does_not_wait_for_a_read_that_is_to_be_made_again() -> None:
     failed = threading.Event()
 
     def fail(number: int) -> None:
@@ -283,7 +284,15 @@ def test_closing_does_not_wait_for_a_read_that_is_to_be_made_again(monkeypatch: 
         raise OSError(errno.EIO, "Input/output error")
 
     rows, as_rows = numbered(8, fail)
-    with prefetched_batches(as_rows, BatchConfig(global_rows=2, micro=2), group(), UniformOrder(3, 8), 0, depth=2):
+    with prefetched_batches(
+        as_rows,
+        BatchConfig(global_rows=2, micro=2),
+        group(),
+        UniformOrder(3, 8),
+        0,
+        depth=2,
+        loader=LoaderConfig(retry_waits_s=(5.0,)),
+    ):
         failed.wait()
     assert rows.reads == 1
     assert not loader_threads()
@@ -353,10 +362,7 @@ def test_rows_change_with_the_step_that_they_are_for() -> None:
         assert padding == blank & set(batch.rows.tolist())
 
 
-def test_a_shard_that_cannot_be_read_gives_padding_of_the_same_shape_and_the_reason(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("trainer.data.loader.RETRY_WAITS_S", (0.0, 0.0, 0.0))
+def test_a_shard_that_cannot_be_read_gives_padding_of_the_same_shape_and_the_reason(caplog: pytest.LogCaptureFixture) -> None:
 
     def fail(number: int) -> None:
         if number in (3, 4):
@@ -365,7 +371,15 @@ def test_a_shard_that_cannot_be_read_gives_padding_of_the_same_shape_and_the_rea
     rows, order = ShardedRows(16, fail), UniformOrder(2, 16)
     config = BatchConfig(global_rows=4, micro=2)
     with prefetched_batches(
-        cast(Rows, rows), config, group(1, 2), order, 0, 1, with_weights=True, shard_of=lambda error: getattr(error, "shard", None)
+        cast(Rows, rows),
+        config,
+        group(1, 2),
+        order,
+        0,
+        1,
+        with_weights=True,
+        loader=AT_ONCE,
+        shard_of=lambda error: getattr(error, "shard", None),
     ) as batches:
         taken = [next(batches) for _ in range(4)]
     assert [batch.fault is not None for batch in taken] == [False, False, True, False]
@@ -381,13 +395,77 @@ def test_a_shard_that_cannot_be_read_gives_padding_of_the_same_shape_and_the_rea
     assert caplog.text.count("the first attempt to read a shard failed, trying once more: train/1: damaged") == 1
 
 
-def test_a_damaged_shard_that_is_put_back_in_time_is_read_as_if_nothing_had_been(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.data.loader.RETRY_WAITS_S", (0.0, 0.0, 0.0))
+def test_a_damaged_shard_that_is_put_back_in_time_is_read_as_if_nothing_had_been() -> None:
 
     def fail(number: int) -> None:
         if number == 2:
             raise ShardError("train/1", "train/1: damaged")
 
     _, rows = numbered(8, fail)
-    with prefetched_batches(rows, BatchConfig(global_rows=2, micro=2), group(), UniformOrder(0, 8), 0, depth=4) as batches:
+    with prefetched_batches(
+        rows, BatchConfig(global_rows=2, micro=2), group(), UniformOrder(0, 8), 0, depth=4, loader=AT_ONCE
+    ) as batches:
         assert [row for _ in range(3) for row in rows_in(next(batches).micro_batches)] == UniformOrder(0, 8).rows_at(0, 6).tolist()
+
+
+@settings(deadline=None, max_examples=30)
+@given(readers=st.integers(1, 6), depth=st.integers(1, 6), failing_read=st.integers(1, 12), left_out=st.integers(0, 20))
+def test_any_number_of_readers_gives_the_same_batches_in_the_same_order(
+    readers: int, depth: int, failing_read: int, left_out: int
+) -> None:
+    def slow(number: int) -> None:
+        if number == failing_read:
+            time.sleep(0.002)  # later batches are ready before this one
+
+    config, order = BatchConfig(global_rows=4, micro=2), UniformOrder(7, 19)
+    taken = []
+    for loader in (LoaderConfig(), LoaderConfig(readers=readers)):
+        _, rows = numbered(19, slow)
+        with prefetched_batches(
+            rows, config, group(), order, 3, depth, loader=loader, left_out=[(left_out, left_out + 5)]
+        ) as batches:
+            taken.append([(batch.start, rows_in(batch.micro_batches)) for batch in islice(batches, 8)])
+    assert taken[0] == taken[1]
+
+
+def test_several_readers_read_at_the_same_time_and_no_more_than_the_depth() -> None:
+    together, have_met = threading.Barrier(3), threading.Event()
+
+    def meet(_: int) -> None:
+        if not have_met.is_set():
+            together.wait(10)  # raises an error if one reader waits alone
+            have_met.set()
+
+    _, rows = numbered(64, meet)
+    with prefetched_batches(rows, TWO_ROWS, group(), UniformOrder(0, 64), 0, depth=3, loader=LoaderConfig(readers=8)) as batches:
+        assert len(loader_threads()) == 3
+        next(batches)
+    assert not loader_threads()
+
+
+def test_an_error_is_raised_at_its_batch_and_closing_waits_for_no_other_reader() -> None:
+    order, config = UniformOrder(0, 64), BatchConfig(global_rows=2, micro=2)
+    bad = set(order.rows_at(4, 2).tolist())
+
+    class Damaged(NumberedRows):
+        def read(self, indices: NDArray[np.int64]) -> RowBatch:
+            if set(indices.tolist()) == bad:
+                raise PreparedDataError("train/a-00000.arrow: damaged")
+            return super().read(indices)
+
+    with prefetched_batches(cast(Rows, Damaged(64)), config, group(), order, 0, depth=6, loader=LoaderConfig(readers=4)) as batches:
+        assert [next(batches).start for _ in range(2)] == [0, 2]
+        with pytest.raises(PreparedDataError, match="a-00000"):
+            next(batches)
+    assert not loader_threads()
+
+
+def test_without_waits_a_read_is_not_tried_again() -> None:
+    rows, as_rows = numbered(8, failing(range(1, 9)))
+    config, never = BatchConfig(global_rows=2, micro=2), LoaderConfig(retry_waits_s=())
+    with (
+        prefetched_batches(as_rows, config, group(), UniformOrder(3, 8), 0, depth=1, loader=never) as batches,
+        pytest.raises(StorageError, match=r"\(1 attempt to read it failed\)"),
+    ):
+        next(batches)
+    assert rows.reads == 1

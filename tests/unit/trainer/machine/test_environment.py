@@ -1,8 +1,10 @@
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from trainer.machine.environment import Difference, _packages, environment_facts, find_differences
+from trainer.machine import environment
+from trainer.machine.environment import Difference, _packages, environment_facts, find_differences, same_facts
 
 
 def test_a_package_that_was_removed_by_half_is_no_part_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,7 +16,9 @@ def test_a_package_that_was_removed_by_half_is_no_part_of_the_environment(tmp_pa
     assert "gone" not in packages
 
 
-@pytest.mark.parametrize("name", ["device", "torch", "threads", "code", "flags.MKL_CBWR", "packages.nvidia-cublas", "gpus"])
+@pytest.mark.parametrize(
+    "name", ["device", "torch", "threads", "code", "flags.MKL_CBWR", "packages.nvidia-cublas", "gpus", "nccl", "nodes"]
+)
 def test_what_can_change_bits_is_marked(name: str) -> None:
     [found] = find_differences({name: "1", "same": 1}, {name: "2", "same": 1})
     assert found == Difference(name, "1", "2", True)
@@ -27,3 +31,52 @@ def test_what_cannot_change_bits_is_not_marked(name: str) -> None:
     assert found.describe() == f"  {name}: none before, 2 now"
     [found] = find_differences({}, {name: "2"}, deciding=(name,))
     assert found.describe() == f"* {name}: none before, 2 now", "if it is in `deciding`"
+
+
+def test_facts_that_an_older_version_did_not_record_are_not_compared() -> None:
+    recorded = {"python": "3.11", "packages": {"numpy": "2.0", "gone": "1"}, "removed": "x"}
+    found = {"python": "3.12", "packages": {"numpy": "2.1"}, "nccl": "2.27.7", "lock": "requirements.lock", "unlocked": {"a": "b"}}
+    differing = [one.name for one in find_differences(*same_facts(recorded, found))]
+    assert differing == ["packages.gone", "packages.numpy", "python", "removed"]
+    assert same_facts(found, found)[0].keys() == {"python", "packages.numpy", "nccl"}
+
+
+DIGEST = f"sha256:{'0123456789abcdef' * 4}"
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"),
+    [
+        (f"abc-dirty@{DIGEST}", DIGEST),
+        (f"old@{DIGEST}", None),
+        (f"@{DIGEST}", None),
+        (DIGEST, None),
+        ("abc-dirty@sha256:short", None),
+        ("", None),
+    ],
+)
+def test_the_digest_of_the_image_is_recorded_only_with_the_revision_of_this_code(
+    monkeypatch: pytest.MonkeyPatch, variable: str, expected: str | None
+) -> None:
+    monkeypatch.setenv("CODE_REVISION", "abc-dirty")
+    monkeypatch.setenv("IMAGE_DIGEST", variable)
+    assert environment_facts()["image_digest"] == expected
+
+
+def test_without_a_revision_there_is_no_digest_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CODE_REVISION", "")
+    monkeypatch.setenv("IMAGE_DIGEST", f"@{DIGEST}")
+    assert environment_facts()["image_digest"] is None
+
+
+def test_the_environment_names_gpus_their_memory_driver_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(environment.torch.cuda, "get_device_name", lambda number: f"GPU {number}")
+    monkeypatch.setattr(environment.torch.cuda, "get_device_properties", lambda number: SimpleNamespace(total_memory=80 << 30))
+    monkeypatch.setattr(environment.torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(environment.torch.cuda.nccl, "version", lambda: (2, 27, 7))
+    monkeypatch.setattr(environment.torch.backends.cudnn, "version", lambda: 92000)
+    monkeypatch.setattr(environment, "driver_version", lambda: "580.65.06")
+    facts = environment_facts()
+    assert (facts["gpus"], facts["gpu_memory_bytes"]) == (["GPU 0", "GPU 1"], [80 << 30] * 2)
+    assert (facts["driver"], facts["nccl"], facts["cudnn"]) == ("580.65.06", "2.27.7", "9.20.0")

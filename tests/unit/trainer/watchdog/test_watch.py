@@ -218,6 +218,42 @@ def test_a_rank_that_has_ended_is_waited_for_by_nobody() -> None:
     assert look(StallDetector(), 100, lambda second: {} if second > 20 else {0: beat()}) == []
 
 
+Beats = dict[int, Beat]
+
+
+def look_at_nodes(seconds: int, here: Callable[[int], Beats], elsewhere: Callable[[int], Beats]) -> list[int]:
+    """Observes every second; the ranks blamed when first some are, with the second in front."""
+    detector = StallDetector()
+    for second in range(seconds):
+        if blamed := detector.observe(1000.0 + second, here(second), (), elsewhere(second)):
+            return [second, *(still.rank for still in blamed)]
+    return []
+
+
+def test_a_rank_that_waits_for_another_node_is_not_blamed_while_that_node_may_be_slow_or_end_its_rank() -> None:
+    waiting = {0: beat(9, "reduce")}
+    slow = {1: beat(8, "evaluate", limit_s=600)}
+    moves_once = {1: beat(8, "evaluate", number=-1, limit_s=600)}
+    assert look_at_nodes(600, lambda _: waiting, lambda second: slow if second else moves_once) == []
+    stuck, before = {1: beat(9, "data")}, {1: beat(8, "reduce")}
+    assert look_at_nodes(200, lambda _: waiting, lambda second: stuck if second else before) == [92, 1], (
+        "30 s and 60 s after second 1"
+    )
+
+
+def test_a_rank_that_is_behind_those_of_other_nodes_or_beside_them_is_blamed_at_its_limit() -> None:
+    for place in (beat(10, "data"), beat(9, "report"), beat(9, "reduce")):
+        others = [{1: replace(place, number=-1)}, {1: place}]
+        assert look_at_nodes(200, lambda _: {0: beat(9, "reduce")}, lambda second, others=others: others[second > 0]) == [31, 0]
+
+
+def test_a_heartbeat_of_another_node_that_never_changes_or_is_gone_delays_nothing() -> None:
+    waiting, left = {0: beat(9, "reduce")}, {1: beat(3, "data")}
+    assert look_at_nodes(200, lambda _: waiting, lambda _: left) == [31, 0]
+    seen = [{1: beat(2, "data")}, left, {}]
+    assert look_at_nodes(200, lambda _: waiting, lambda second: seen[min(second // 20, 2)]) == [40, 0]
+
+
 def test_a_watchdog_that_did_not_run_for_a_while_begins_its_count_again() -> None:
     detector = StallDetector()
     assert look(detector, 30, lambda _: {0: beat()}) == []
@@ -328,9 +364,13 @@ RANK = """
     from trainer.watchdog.processes import ProcessId
     from trainer.watchdog.watch import watched
 
+    stuck_at = int(os.environ.get("STUCK_AT", "20"))
     run, rank, does = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     print(ProcessId.own(), flush=True)
     processes = [ProcessId.parse(word) for word in sys.stdin.readline().split()]
+    num_ranks, local_rank = len(processes), rank
+    if sys.argv[4:] == ["nodes"]:  # each rank is on a node of its own
+        processes, local_rank = [processes[rank]], 0
 
     def hold_the_lock():
         ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
@@ -343,18 +383,19 @@ RANK = """
 
     threading.Thread(target=another_thread, daemon=True).start()
 
-    with watched(run, Patience(1.0, 60.0), rank=rank, local_rank=rank, processes=processes) as heartbeat:
+    settings = {"local_rank": local_rank, "processes": processes, "num_ranks": num_ranks}
+    with watched(run, Patience(1.0, 60.0), rank=rank, **settings) as heartbeat:
         for step in range(1, 10_000):
             heartbeat.at("data", step)
-            if step == 20 and does == "data":
+            if step == stuck_at and does == "data":
                 wait_for_ever()
             heartbeat.at("forward")
-            if step == 20 and does == "lock":
+            if step == stuck_at and does == "lock":
                 hold_the_lock()
             if step == 10 and does in ("end", "linger"):
                 break
             heartbeat.at("reduce")
-            if step == 20 and does == "wait":
+            if step == stuck_at and does == "wait":
                 wait_for_ever()
             time.sleep(0.01)
     if does == "linger":
@@ -363,10 +404,10 @@ RANK = """
 
 
 @contextmanager
-def ranks(run: Path, *does: str, **environment: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Ranks of one node that do these things; they know each other's processes, as in a training."""
+def ranks(run: Path, *does: str, where: str = "node", **environment: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Ranks of one node that do these things, or with `where="nodes"` of one node each; they know each other's processes."""
     with ExitStack() as stack:
-        started = [stack.enter_context(python(RANK, run, rank, what, **environment)) for rank, what in enumerate(does)]
+        started = [stack.enter_context(python(RANK, run, rank, what, where, **environment)) for rank, what in enumerate(does)]
         known = [process.stdout.readline().strip() for process in started if process.stdout is not None]
         for process in started:
             assert process.stdin is not None
@@ -393,6 +434,29 @@ def test_a_rank_that_holds_the_lock_is_named_shows_its_stacks_and_takes_the_grou
         assert f"rank {rank}, process {process.pid}, step 20, phase {phase}\n" in stacks
         assert f" in {function}\n" in stacks
         assert " in another_thread\n" in stacks
+
+
+@LINUX
+def test_each_node_ends_its_own_rank_and_names_the_one_that_is_behind(tmp_path: Path) -> None:
+    with ranks(tmp_path, "wait", "data", where="nodes", STUCK_AT="200") as (waits, hangs):  # seconds after the first look
+        assert hangs.wait(20) == -signal.SIGKILL
+        assert waits.wait(20) == -signal.SIGKILL
+        assert hangs.stderr is not None
+        assert waits.stderr is not None
+        said = {0: waits.stderr.read(), 1: hangs.stderr.read()}
+    assert f"rank 1 (process {hangs.pid}, asleep) has made no progress for " in said[1]
+    assert "rank 0" not in said[1]
+    assert "in phase reduce of step 200, which may take 1 s; rank 1 on other nodes has ended, " in said[0]
+    assert list((tmp_path / "heartbeat").iterdir()) == []
+
+
+@LINUX
+def test_nodes_that_wait_for_each_other_name_the_network(tmp_path: Path) -> None:
+    with ranks(tmp_path, "wait", "wait", where="nodes") as waiting:
+        for process in waiting:
+            assert process.wait(20) == -signal.SIGKILL
+        said = [process.stderr.read() for process in waiting if process.stderr is not None]
+    assert any("waits there too, so perhaps the network between the nodes is lost" in each for each in said), said
 
 
 @LINUX
@@ -558,6 +622,16 @@ watch.main(sys.argv[1:])
 
 @LINUX
 def test_the_watchdog_ends_at_a_sigint_without_a_traceback(tmp_path: Path) -> None:
-    words = [str(tmp_path), "--first_rank", "0", "--parent", str(os.getpid()), "--processes", str(ProcessId.own())]
+    words = [
+        str(tmp_path),
+        "--first_rank",
+        "0",
+        "--num_ranks",
+        "1",
+        "--parent",
+        str(os.getpid()),
+        "--processes",
+        str(ProcessId.own()),
+    ]
     done = subprocess.run([sys.executable, "-c", ASKED_TO_STOP, *words], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")

@@ -1,0 +1,72 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.errors import ProjectError
+from tests.support.ranks import run_ranks
+from trainer.distributed import shared_folders
+from trainer.distributed.group import Group
+from trainer.distributed.shared_folders import check_same_data, check_shared
+
+
+def on_nodes(group: Group, *folders: Path) -> str:
+    """Check with each rank on a node of its own, which has its own folder; the message of the error, if there is one."""
+    shared_folders.WAIT_S = 0.5
+    try:
+        check_shared(folders[group.rank], replace(group, local_rank=0, local_world_size=1))
+    except ProjectError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def test_a_folder_that_all_nodes_share_is_accepted_and_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / ".shared-0123456789abcdef").write_text("of a killed start")
+    assert run_ranks(on_nodes, 3, tmp_path, tmp_path, tmp_path) == ["", "", ""]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("other", ["empty", "missing", "file", "mark of another start"])
+def test_a_node_with_a_folder_of_its_own_is_refused_and_named(tmp_path: Path, other: str) -> None:
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    shared.mkdir()
+    if other == "file":
+        own.write_text("")
+    elif other != "missing":
+        own.mkdir()
+    if other == "mark of another start":
+        (own / ".shared-0123456789abcdef").write_text(".shared-0123456789abcdef")
+    first, second, third = run_ranks(on_nodes, 3, shared, own, shared)
+    assert first == third == "RemoteError: a rank on another node ended the run; see the log of that node for the reason"
+    assert second.startswith(f"ConfigError: {own} on this node (")
+    assert "is not the run folder of rank 0" in second
+    assert "mount it at the same path on every node, and name it with --run" in second
+    assert list(shared.iterdir()) == []
+
+
+def same_data(group: Group, *digests: str) -> str:
+    try:
+        check_same_data(Path("/data"), digests[group.rank], replace(group, local_rank=0, local_world_size=1))
+    except ProjectError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def test_a_node_with_other_data_is_refused_and_named() -> None:
+    assert run_ranks(same_data, 2, "sha256:a", "sha256:a") == ["", ""]
+    first, second = run_ranks(same_data, 2, "sha256:a", "sha256:b")
+    assert first.startswith("RemoteError: a rank on another node")
+    assert second.startswith("PreparedDataError: /data: on this node (")
+    assert "the root digest is sha256:b, but on the node of rank 0 it is sha256:a" in second
+
+
+def on_one_node(group: Group, run: Path) -> bool:
+    check_shared(run, group)
+    check_same_data(run, f"{group.rank}", group)
+    return True
+
+
+def test_on_one_node_nothing_is_written(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    assert run_ranks(on_one_node, 2, missing) == [True, True]
+    assert not missing.exists()

@@ -1,0 +1,66 @@
+"""Compares the installed packages with the lock that they should have been installed from."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["LOCKS", "describe_unlocked", "lock_name", "unlocked_packages"]
+
+LOCKS = Path(__file__).resolve().parents[2] / "env"
+_PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)[ \t]*(;[^\\\n]*)?", re.MULTILINE)
+_MOST_NAMED = 8
+
+
+def lock_name() -> str | None:
+    """Return the name of the lock in `env/` for this installation; None if the file is missing.
+
+    In the image, PyTorch and its libraries come from the base, and the rest from a lock without them.
+    """
+    name = "requirements-image.lock" if os.environ.get("IMAGE_REVISION") else "requirements.lock"
+    return name if (LOCKS / name).is_file() else None
+
+
+def unlocked_packages(lock: str, installed: Mapping[str, str]) -> dict[str, str]:
+    """Return the packages that are not installed as a lock says, by name: the version here, and the version of the lock.
+
+    A lock can have several versions of a package, each for some machines, and each of them is accepted. A package that a lock has
+    for some machines only may be missing. A build of a version, such as `2.13.0+cpu`, counts as that version.
+
+    Args:
+        lock: content of the lock.
+        installed: version of each installed package by its name.
+    """
+    versions = {_plain(name): version for name, version in installed.items()}
+    pins: dict[str, list[str]] = {}
+    for_some: set[str] = set()
+    for name, version, marker in _PIN.findall(lock):
+        pins.setdefault(_plain(name), []).append(version)
+        if marker:
+            for_some.add(_plain(name))
+    unlocked = {}
+    for name, wanted in pins.items():
+        found = versions.get(name)
+        if found is None and name in for_some:
+            continue
+        if found is None or (found not in wanted and found.partition("+")[0] not in wanted):
+            unlocked[name] = f"{found or 'missing'} (lock: {' or '.join(wanted)})"
+    return unlocked
+
+
+def describe_unlocked(lock: str | None, unlocked: Mapping[str, str]) -> str:
+    """Return one sentence about the packages that differ from the lock; empty if there are none."""
+    if lock is None:
+        return "the lock env/requirements.lock is missing, so the installed packages were not compared with it"
+    if not unlocked:
+        return ""
+    named = ", ".join(f"{name} {versions}" for name, versions in list(unlocked.items())[:_MOST_NAMED])
+    more = f" and {len(unlocked) - _MOST_NAMED} more" if len(unlocked) > _MOST_NAMED else ""
+    return f"{len(unlocked)} package{'s differ' if len(unlocked) > 1 else ' differs'} from env/{lock}: {named}{more}"
+
+
+def _plain(name: str) -> str:
+    """Return the normal form of a package's name (PyPA, name normalization)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
