@@ -43,7 +43,7 @@ class GuardConfig(Section):
         description="A loss this many standard deviations of the noise above the last losses is a spike; as far below, a drop.",
     )
     spike_floor: float = Field(
-        0.25, gt=0, description="A spike or drop must also differ from the median loss by more than this share of it."
+        0.17, gt=0, description="A spike or drop must also differ from the median loss by more than this share of it."
     )
     max_skips: int = Field(20, ge=0, description="Training stops when more than this many updates in a row were withheld.")
     max_rollbacks: int = Field(3, ge=0, description="Training stops when the run would be rolled back more than this many times.")
