@@ -43,7 +43,7 @@ class GuardConfig(Section):
         description="A loss this many standard deviations of the noise above the last losses is a spike; as far below, a drop.",
     )
     spike_floor: float = Field(
-        0.25, gt=0, description="A spike or drop must also differ from the median loss by more than this share of it."
+        0.17, gt=0, description="A spike or drop must also differ from the median loss by more than this share of it."
     )
     max_skips: int = Field(20, ge=0, description="Training stops when more than this many updates in a row were withheld.")
     max_rollbacks: int = Field(3, ge=0, description="Training stops when the run would be rolled back more than this many times.")
@@ -82,6 +82,22 @@ class AlertsConfig(Section):
         "log", description="Alert when the run's memory on the host grows faster than host_memory_mb allows."
     )
     host_memory_mb: float = Field(100.0, gt=0, description="Alert when host memory grows by more than this many MB in 1,000 steps.")
+    gpu_utilisation: AlertAction = Field("log", description="Alert when GPUs are busy for less time than gpu_utilisation_share.")
+    gpu_utilisation_share: float = Field(
+        0.7,
+        gt=0,
+        lt=1,
+        description="Alert when the GPUs of a machine are busy for less than this share of gpu_utilisation_minutes.",
+    )
+    gpu_utilisation_minutes: float = Field(
+        5.0, gt=0, le=1440, description="Number of last minutes over which the utilisation of GPUs is measured."
+    )
+    gpu_memory: AlertAction = Field(
+        "log", description="Alert when the used memory of a GPU grows faster than gpu_memory_mb allows."
+    )
+    gpu_memory_mb: float = Field(
+        100.0, gt=0, description="Alert when the used memory of a GPU grows by more than this many MB in 1,000 steps."
+    )
     disk: AlertAction = Field("log", description="Alert when less than disk_free_gb is free on the run's disk.")
     disk_free_gb: float = Field(5.0, ge=0, description="Alert when fewer than this many GB are free on the run's disk.")
     plateau: AlertAction = Field("log", description="Alert when the validation loss has stopped falling.")

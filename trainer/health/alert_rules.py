@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from statistics import fmean
 
 from trainer.config import AlertAction, AlertsConfig
 from trainer.distributed.stragglers import SlowRank
 from trainer.health.alerts import Alert, Rule, Severity
-from trainer.health.detectors import RECOVERED, Debounce, MemoryTrend, SpeedDrop, WaitShare
+from trainer.health.detectors import RECOVERED, Debounce, IdleShare, MemoryTrend, SpeedDrop, WaitShare
 from trainer.machine.gpus import GpuReading
 from trainer.machine.sampler import HardwareReading
 
@@ -23,6 +24,8 @@ _SETTING: dict[str, str] = {"ecc": "gpu_errors", "xid": "gpu_errors", "gpu_lost"
 _HARMFUL = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
 """Throttle reasons that are a fault of cooling or power supply. A GPU at its power cap works as designed."""
 _THROTTLED_READINGS, _COOL_READINGS = 2, 3
+_GPU_WARM_UP_READINGS = 30
+"""The caching allocator takes more memory during the first minutes, because it sees new shapes."""
 
 
 class AlertRules:
@@ -33,6 +36,8 @@ class AlertRules:
         self._wait = WaitShare(config.window_steps, config.loader_wait_share)
         self._speed = SpeedDrop(config.window_steps, config.throughput_drop)
         self._memory = MemoryTrend(config.host_memory_mb)
+        self._idle = IdleShare(60 * config.gpu_utilisation_minutes, 1 - config.gpu_utilisation_share)
+        self._gpu_memory: dict[int, MemoryTrend] = {}
         self._disk = Debounce()
         self._throttled: dict[int, Debounce] = {}
         self._lost: dict[int, Debounce] = {}
@@ -43,6 +48,12 @@ class AlertRules:
     def memory_trend(self) -> float | None:
         """Growth of the run's private memory on the host in MB per 1,000 steps; None while there are too few readings."""
         return self._memory.mb_per_1000_steps
+
+    @property
+    def gpu_memory_trends(self) -> dict[int, float]:
+        """Growth of the used memory in MB per 1,000 steps by the index of the GPU; without those with too few readings."""
+        trends = {index: trend.mb_per_1000_steps for index, trend in self._gpu_memory.items()}
+        return {index: growth for index, growth in trends.items() if growth is not None}
 
     def after_step(self, step: int, *, seconds: float | None, waited_s: float, tokens_per_s: float) -> list[Alert]:
         """Return the alerts about the speed of a step; steps come in order.
@@ -81,7 +92,7 @@ class AlertRules:
 
     def after_reading(self, step: int, reading: HardwareReading) -> list[Alert]:
         """Return the alerts about a reading of the machine; `step` is the last one that was reported."""
-        found = [*self._host(step, reading), *self._xids(step, reading)]
+        found = [*self._host(step, reading), *self._xids(step, reading), *self._utilisation(step, reading)]
         for gpu in reading.gpus:
             found += self._gpu(step, gpu)
         return found
@@ -110,7 +121,7 @@ class AlertRules:
                 step,
                 "warning",
                 f"step {step}: the run's memory on the host grows by {growth:,.0f} MB per 1,000 steps, more than "
-                f"alerts.host_memory_mb = {config.host_memory_mb:g}, and {host.available_mib:,.0f} MiB are left. Check "
+                f"alerts.host_memory_mb = {config.host_memory_mb:g}, and {_mb(host.available_mib)} MB are left. Check "
                 "that an extension does not keep its arguments; a restart of the run frees the memory",
                 growth,
                 config.host_memory_mb,
@@ -139,6 +150,42 @@ class AlertRules:
                 float(reading.xids[-1]),
             )
 
+    def _utilisation(self, step: int, reading: HardwareReading) -> Iterator[Alert]:
+        config = self._config
+        busy = [gpu.utilisation for gpu in reading.gpus if gpu.utilisation is not None]
+        idle = self._idle.observe(step, reading.taken_s, 1 - fmean(busy)) if busy and reading.taken_s is not None else None
+        if idle is not None:
+            yield from self._alert(
+                "gpu_utilisation",
+                step,
+                "warning",
+                f"step {step}: the GPUs were busy for {1 - idle:.0%} of the last {config.gpu_utilisation_minutes:g} minutes, "
+                f"less than alerts.gpu_utilisation_share = {config.gpu_utilisation_share:g}; the last steps waited for data for "
+                f"{self._wait.share:.0%} of their time. If that is much, raise prefetch or use a faster disk; otherwise raise "
+                "batch.micro",
+                1 - idle,
+                config.gpu_utilisation_share,
+            )
+
+    def _gpu_growth(self, step: int, gpu: GpuReading, where: str) -> Iterator[Alert]:
+        if gpu.memory_used_mib is None:
+            return
+        limit = self._config.gpu_memory_mb
+        trend = self._gpu_memory.setdefault(gpu.index, MemoryTrend(limit, _GPU_WARM_UP_READINGS))
+        growth = trend.observe(step, gpu.memory_used_mib)
+        if growth is not None:
+            total = "" if gpu.memory_total_mib is None else f" of {_mb(gpu.memory_total_mib)} MB"
+            yield from self._alert(
+                "gpu_memory",
+                step,
+                "warning",
+                f"{where}: its used memory grows by {growth:,.0f} MB per 1,000 steps, more than alerts.gpu_memory_mb = {limit:g}; "
+                f"{_mb(gpu.memory_used_mib)} MB{total} are used. Check that an extension does not keep tensors, and "
+                "that no other program uses the GPU; a restart of the run frees the memory",
+                growth,
+                limit,
+            )
+
     def _gpu(self, step: int, gpu: GpuReading) -> Iterator[Alert]:
         where = f"step {step}: GPU {gpu.index} ({gpu.name})"
         if self._lost.setdefault(gpu.index, Debounce()).begins(bad=not gpu.answers):
@@ -159,6 +206,7 @@ class AlertRules:
                 f"{where} slows itself down{heat}{clock}: {', '.join(harmful)}. Look at its cooling and power supply",
                 gpu.temperature_c,
             )
+        yield from self._gpu_growth(step, gpu, where)
         yield from self._ecc(step, gpu, where)
 
     def _ecc(self, step: int, gpu: GpuReading, where: str) -> Iterator[Alert]:
@@ -190,6 +238,10 @@ class AlertRules:
         self, rule: Rule, step: int, severity: Severity, message: str, value: float | None = None, threshold: float | None = None
     ) -> list[Alert]:
         return self.configured(Alert(rule, step, severity, message, "log", value, threshold))
+
+
+def _mb(mib: float) -> str:
+    return f"{mib * 2**20 / 1e6:,.0f}"
 
 
 def _risen(known: dict[int, int], index: int, count: int | None, least: int) -> int:

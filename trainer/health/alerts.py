@@ -23,6 +23,8 @@ Rule = Literal[
     "xid",
     "gpu_lost",
     "host_memory",
+    "gpu_memory",
+    "gpu_utilisation",
     "disk",
     "plateau",
     "overfitting",

@@ -1,19 +1,20 @@
-"""Detectors of slow steps and growing memory in the numbers of a run."""
+"""Detectors of slow steps, idle GPUs and growing memory in the numbers of a run."""
 
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
+from statistics import fmean, median
 
 from trainer.health.trend import trend
 
-__all__ = ["RECOVERED", "Debounce", "MemoryTrend", "SpeedDrop", "WaitShare"]
+__all__ = ["RECOVERED", "Debounce", "IdleShare", "MemoryTrend", "SpeedDrop", "WaitShare"]
 
 _RECENT_RATES = 10
 _REFERENCE_RATES = 200
 RECOVERED = 0.8
 """Share of a limit below which a state counts as good again; between that and the limit the state does not change."""
 _WARM_UP_READINGS, _MEMORY_READINGS, _LEAST_MEMORY_READINGS = 6, 60, 30
+_START_STEPS, _LEAST_IDLE_READINGS = 3, 5
 _LEAST_SCORE = 6.0
 _LEAST_GROWTH_MIB = 64.0
 
@@ -55,9 +56,41 @@ class WaitShare:
         self._steps.append((seconds, waited_s))
         if len(self._steps) < (self._steps.maxlen or 0):
             return None
-        share = sum(waited for _, waited in self._steps) / max(1e-9, sum(duration for duration, _ in self._steps))
+        share = self.share
         limit = self._limit * (RECOVERED if self._state.is_bad else 1)
         return share if self._state.begins(bad=share > limit) else None
+
+    @property
+    def share(self) -> float:
+        """The share over the last steps, up to `window`."""
+        return sum(waited for _, waited in self._steps) / max(1e-9, sum(duration for duration, _ in self._steps))
+
+
+class IdleShare:
+    """The mean share of the last `window_s` seconds in which GPUs were idle: bad above `limit`, good again below 0.8 of it.
+
+    The first steps are left out, because a run compiles its model and fills its caches in them.
+    """
+
+    def __init__(self, window_s: float, limit: float) -> None:
+        self._window_s, self._limit = window_s, limit
+        self._since: float | None = None
+        self._readings: deque[tuple[float, float]] = deque()
+        self._state = Debounce()
+
+    def observe(self, step: int, taken_s: float, idle: float) -> float | None:
+        """Take a reading at a time in seconds. Returns the mean if it turns bad with this reading, else None."""
+        if step <= _START_STEPS:
+            return None
+        self._since = taken_s if self._since is None else self._since
+        self._readings.append((taken_s, idle))
+        while self._readings[0][0] <= taken_s - self._window_s:
+            self._readings.popleft()
+        if taken_s - self._since < self._window_s or len(self._readings) < _LEAST_IDLE_READINGS:
+            return None
+        mean = fmean(idle for _, idle in self._readings)
+        limit = self._limit * (RECOVERED if self._state.is_bad else 1)
+        return mean if self._state.begins(bad=mean > limit) else None
 
 
 class SpeedDrop:
@@ -89,30 +122,35 @@ class SpeedDrop:
 
 
 class MemoryTrend:
-    """Growth of the run's private memory on the host, from the trend of its last 60 readings.
+    """Growth of the memory of a run on the host or of a GPU, from the trend of its last 60 readings.
 
     It counts as a leak if it is faster than the limit in MB per 1,000 steps, if most pairs of readings rise (a score of 6 standard
-    deviations, which noise without a trend reaches once in 10^9), and if it amounts to 64 MiB. The first six readings are left out,
+    deviations, which noise without a trend reaches once in 10^9), and if it amounts to 64 MiB. The first readings are left out,
     because a run takes memory when it begins.
+
+    Args:
+        limit_mb: the limit, in MB (10^6 bytes) per 1,000 steps.
+        warm_up_readings: number of first readings that are left out.
     """
 
-    def __init__(self, limit_mb: float) -> None:
+    def __init__(self, limit_mb: float, warm_up_readings: int = _WARM_UP_READINGS) -> None:
         self._limit = limit_mb
+        self._warm_up_readings = warm_up_readings
         self._seen = 0
         self._readings: deque[tuple[float, float]] = deque(maxlen=_MEMORY_READINGS)
         self._state = Debounce(recovery=_WARM_UP_READINGS)
         self.mb_per_1000_steps: float | None = None
         """The growth; None while there are too few readings."""
 
-    def observe(self, step: int, private_mib: float) -> float | None:
-        """Take a reading. Returns the growth in MB per 1,000 steps if a leak begins with it, else None."""
+    def observe(self, step: int, used_mib: float) -> float | None:
+        """Take a reading in MiB. Returns the growth in MB per 1,000 steps if a leak begins with it, else None."""
         self._seen += 1
-        if self._seen <= _WARM_UP_READINGS:
+        if self._seen <= self._warm_up_readings:
             return None
         if self._readings and step < self._readings[-1][0]:  # after a rollback, pairs across it would have a negative slope
             self._readings.clear()
             self.mb_per_1000_steps = None
-        self._readings.append((step, private_mib))
+        self._readings.append((step, used_mib))
         if len(self._readings) < _LEAST_MEMORY_READINGS:
             return None
         steps, mib = zip(*self._readings, strict=True)

@@ -6,6 +6,10 @@ The loss is compared with the last healthy losses. Their level is the median. Th
 which a falling loss hardly widens: the successive differences of von Neumann, Kent, Bellinson and Hart (1941), with a median
 (Hampel, 1974) in place of the mean. A spike is measured from the level. A drop is measured from the lowest loss, because the
 median of a falling loss lags behind it.
+
+A divergence may climb too slowly for that. It is found by the median of the newest eighth of the losses: while this median is too
+far above the level, each loss that is as far above the level counts as a spike. In the first steps of a run the noise is not known
+yet. There a loss is a spike if it is a large share of the level above it.
 """
 
 from __future__ import annotations
@@ -27,7 +31,13 @@ GuardRule = Literal["non_finite", "exploding", "vanishing", "spike", "drop"]
 
 _SEVERITY: dict[Action, int] = {"log": 0, "skip": 1, "rollback": 2, "stop": 3}
 _LEAST_HISTORY = 8
-"""Losses that a reliable median needs; with fewer, only the norms and finiteness are judged."""
+"""Losses that a reliable estimate of the noise needs; with fewer, no loss is a drop."""
+_SURE_HISTORY = 12
+"""With n losses, fewer than this, the floor is this over n times as large, because their level and noise are uncertain."""
+_NEWEST_PART = 8
+"""The newest losses are the last of so many equal parts of the known losses."""
+_DEVIATION_OF_MEDIAN = math.sqrt(math.pi / 2)
+"""Standard deviation of the median of n normal draws, over that of their mean (Laplace, 1818)."""
 _LEAST_LEVEL = 0.01
 """In nats. A loss below this level counts as this level, so that its small changes are not relatively large."""
 _DEVIATION_PER_DIFFERENCE = 1 / (0.674490 * math.sqrt(2))
@@ -201,13 +211,20 @@ class Guard:
         config, known = self._config, step - 2
         oldest = self._level_since + 1 if self._level_since <= known else 0
         losses = [loss for at, loss in self._losses if oldest <= at <= known][-config.loss_window :]
-        if len(losses) < _LEAST_HISTORY:
+        if not losses:
             return _LossRange()
-        level, lowest = median(losses), min(losses)
+        level, lowest, num = median(losses), min(losses), len(losses)
+        floor = config.spike_floor * max(1, _SURE_HISTORY / num) * max(abs(level), _LEAST_LEVEL)
+        described = f"the limit after the last {num} loss{'es' * (num > 1)} (median {level:.6g}, lowest {lowest:.6g}"
+        if num < _LEAST_HISTORY:
+            return _LossRange(high=level + floor, described=f"{described})")
         noise = _DEVIATION_PER_DIFFERENCE * median(abs(after - before) for before, after in pairwise(losses))
-        margin = max(config.spike_factor * noise, config.spike_floor * max(abs(level), _LEAST_LEVEL))
-        described = f"the limit after the last {len(losses)} losses (median {level:.6g}, lowest {lowest:.6g}, noise {noise:.3g})"
-        return _LossRange(lowest - margin, level + margin, described)
+        margin = max(config.spike_factor * noise, floor)
+        newest = losses[-(num // _NEWEST_PART) :]
+        climb = max(config.spike_factor * noise * _DEVIATION_OF_MEDIAN / math.sqrt(len(newest)), floor) / 2
+        described = f"{described}, newest {len(newest)} {median(newest):.6g}, noise {noise:.3g})"
+        diverges = median(newest) > level + climb
+        return _LossRange(lowest - margin, level + (climb if diverges else margin), described)
 
     def _bounded(self, rule: GuardRule, action: Action) -> tuple[Action, str]:
         """Return the action, which is a stop if a bound is used up, and a sentence about its effect."""
@@ -233,6 +250,7 @@ _ADVICE: dict[GuardRule, str] = {
     "non_finite": "Look at the rows of this step, lower optim.lr, or use precision bf16 or fp32",
     "exploding": "If the norm stays high, lower optim.lr or raise schedule.warmup_steps; if it is usual, raise the limit",
     "vanishing": "Look for rows without targets, frozen weights or a constant loss; if precision is fp16, use bf16",
-    "spike": "Look at the rows of this step; if spikes come back, lower optim.lr, or set guard.spike to skip or rollback",
+    "spike": "Look at the rows of this step; if the loss stays high or spikes come back, lower optim.lr or raise "
+    "schedule.warmup_steps, or set guard.spike to skip or rollback",
     "drop": "Look at the rows of this step for text that repeats itself or has few targets",
 }

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trainer.machine.gpus import GpuReading, Gpus, KernelLog
 from trainer.machine.host import Host, HostReading
@@ -31,6 +32,8 @@ class HardwareReading:
     host: HostReading
     xids: tuple[int, ...] = ()
     """Xid errors that the driver has reported since the last reading."""
+    taken_s: float | None = field(default=None, compare=False)
+    """When it was taken, in seconds of a clock that never goes back; None if that is not known."""
 
 
 class HardwareSampler:
@@ -69,7 +72,7 @@ class HardwareSampler:
         gpus, host = self._gpus.read(), self._host.read()
         # Read both sources, or the same error is reported twice. Read them last, or a failed reading loses their errors.
         logged = () if self._kernel_log is None else self._kernel_log.xids()
-        return HardwareReading(gpus, host, self._gpus.xids() or logged)
+        return HardwareReading(gpus, host, self._gpus.xids() or logged, time.monotonic())
 
     def _work(self) -> None:
         fails = False

@@ -102,7 +102,7 @@ class Monitor:
     def hardware(self, step: int, reading: HardwareReading) -> None:
         """Report what the machine did at about this step."""
         alerts = self._rules.after_reading(step, reading)
-        self.write(HardwareEvent.of(step, reading, self._rules.memory_trend))
+        self.write(HardwareEvent.of(step, reading, self._rules.memory_trend, self._rules.gpu_memory_trends))
         self._alert_all(alerts)
 
     def slow_rank(self, step: int, slow: SlowRank | None) -> None:

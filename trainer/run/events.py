@@ -37,6 +37,7 @@ __all__ = [
 
 _GROUPS = ("source", "kind", "length")
 _NUMBERS = {"train": ("loss", "grad_norm"), "eval": ("val_loss",)}
+_GPU_GROWTH = "memory_growth_mb_per_1000_steps"
 _EXACT = {"loss": "loss_hex", "val_loss": "val_loss_hex"}
 
 
@@ -235,7 +236,7 @@ class HardwareEvent(_Event):
     name: ClassVar = "hardware"
     step: int
     gpus: tuple[Mapping[str, Any], ...] = field(metadata={"digits": 3})
-    """For each GPU the fields of `trainer.machine.gpus.GpuReading`."""
+    """For each GPU the fields of `trainer.machine.gpus.GpuReading`, and the growth of its memory (`_GPU_GROWTH`) if it is known."""
     host: Mapping[str, Any] = field(metadata={"digits": 3})
     """The fields of `trainer.machine.host.HostReading`."""
     xids: tuple[int, ...] = ()
@@ -244,9 +245,13 @@ class HardwareEvent(_Event):
     """Growth of the run's private memory on the host; None while there are too few readings."""
 
     @staticmethod
-    def of(step: int, reading: HardwareReading, memory_trend: float | None) -> HardwareEvent:
-        """Return the event for a reading."""
-        gpus, host = tuple(_known(asdict(gpu)) for gpu in reading.gpus), _known(asdict(reading.host))
+    def of(
+        step: int, reading: HardwareReading, memory_trend: float | None, gpu_memory_trends: Mapping[int, float] | None = None
+    ) -> HardwareEvent:
+        """Return the event for a reading, with the growth of memory in MB per 1,000 steps on the host and by the index of a GPU."""
+        growth = gpu_memory_trends or {}
+        gpus = tuple(_known(asdict(gpu) | {_GPU_GROWTH: growth.get(gpu.index)}) for gpu in reading.gpus)
+        host = _known(asdict(reading.host))
         return HardwareEvent(step, gpus, host, reading.xids, memory_trend)
 
     def to_json(self) -> dict[str, Any]:

@@ -40,6 +40,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
         "steps that were not finite": ["Multiline", ["health/non_finite_steps$"]],
         "alerts": ["Multiline", ["health/alerts_.*"]],
         "growth of host memory, MB per 1,000 steps": ["Multiline", ["host/memory_growth_mb_per_1000_steps$"]],
+        "growth of GPU memory, MB per 1,000 steps": ["Multiline", ["gpu_.*/memory_growth_mb_per_1000_steps$"]],
         "throttled": ["Multiline", ["gpu_.*/throttled$"]],
         "ECC errors": ["Multiline", ["gpu_.*/ecc_.*"]],
     },

@@ -13,7 +13,7 @@ from trainer.config import AlertsConfig, GuardConfig
 from trainer.distributed.stragglers import SlowRank
 from trainer.health.alert_rules import AlertRules
 from trainer.health.alerts import Alert, Rule, guard_alert
-from trainer.health.detectors import Debounce, MemoryTrend, SpeedDrop, WaitShare
+from trainer.health.detectors import Debounce, IdleShare, MemoryTrend, SpeedDrop, WaitShare
 from trainer.health.guard import Guard
 from trainer.machine.gpus import GpuReading
 from trainer.machine.host import HostReading
@@ -226,6 +226,91 @@ def test_a_lost_gpu_is_told_once() -> None:
 def test_a_disk_that_trembles_about_its_limit_is_told_once() -> None:
     free = [10.0, 4.9, 5.1, 4.9, 6.0, 4.0, 6.5, 4.9]
     assert readings(rules(), [with_host(disk_free_gb=value) for value in free]) == [("disk", 20), ("disk", 80)]
+
+
+def busy(shares: Iterable[float], every_s: float = 10.0) -> list[HardwareReading]:
+    """Readings of two GPUs whose mean utilisation is each of these shares."""
+    pairs = [(share - 0.05, share + 0.05) for share in shares]
+    return [
+        HardwareReading(
+            (replace(GPU, utilisation=low), replace(GPU, index=1, utilisation=high)), HOST, taken_s=1000 + every_s * number
+        )
+        for number, (low, high) in enumerate(pairs)
+    ]
+
+
+def test_gpus_that_are_idle_for_minutes_are_told_once_with_the_loader_s_wait_beside_it() -> None:
+    watch = rules(gpu_utilisation_minutes=3, loader_wait="off")
+    paced(watch, [1000.0] * 50, [0.4] * 50)
+    series = busy([0.9] * 30 + [0.5] * 40)
+    found = [alert for number, reading in enumerate(series) for alert in watch.after_reading(10 + number, reading)]
+    [alert] = found
+    assert (alert.rule, alert.threshold, alert.action) == ("gpu_utilisation", 0.7, "log")
+    assert alert.step == 10 + 30 + 9  # 9 of the last 18 readings at 50 % and 9 at 90 % are 70 %
+    assert alert.value == pytest.approx(0.7 - 0.4 / 18, abs=0.03)
+    assert "busy for 68% of the last 3 minutes" in alert.message
+    assert "waited for data for 40% of their time" in alert.message
+
+
+def test_idle_gpus_are_told_again_only_after_they_were_busy() -> None:
+    watch = rules(gpu_utilisation_minutes=2)
+    shares = [0.5] * 20 + [0.72] * 30 + [0.5] * 20 + [0.9] * 30 + [0.5] * 20
+    assert [rule for rule, _ in readings(watch, busy(shares))] == ["gpu_utilisation"] * 2
+
+
+@pytest.mark.parametrize("utilisation", [0.71, 1.0, None])
+def test_busy_gpus_and_gpus_that_do_not_say_are_no_alert(utilisation: float | None) -> None:
+    series = [replace(reading, gpus=(replace(GPU, utilisation=utilisation),)) for reading in busy([0.0] * 100)]
+    assert readings(rules(), series) == []
+
+
+def test_gpus_that_wait_while_the_run_starts_or_for_less_than_the_minutes_are_no_alert() -> None:
+    watch = rules(gpu_utilisation_minutes=5)
+    starting = busy([0.0] * 60)
+    assert all(watch.after_reading(3, reading) == [] for reading in starting)
+    after = [
+        replace(reading, taken_s=2000 + 10.0 * number) for number, reading in enumerate(busy([1.0] * 40 + [0.0] * 8 + [1.0] * 40))
+    ]
+    assert readings(watch, after) == []
+
+
+def test_a_mean_over_too_few_readings_is_none() -> None:
+    watch = IdleShare(60, 0.3)
+    found = [watch.observe(10, 20.0 * number, 1.0) for number in range(10)]
+    assert found == [None] * 10
+    closer = IdleShare(60, 0.3)
+    assert [number for number in range(10) if closer.observe(10, 12.0 * number, 1.0)] == [5]
+
+
+def growing_gpu(mib_each: float, count: int, *, index: int = 0) -> list[HardwareReading]:
+    return [with_gpu(index=index, memory_used_mib=20_000 + mib_each * number, memory_total_mib=81_559.0) for number in range(count)]
+
+
+def test_gpu_memory_that_grows_is_told_once_with_its_gpu() -> None:
+    watch = rules(gpu_memory_mb=200)
+    found = [
+        alert for number, reading in enumerate(growing_gpu(5, 120, index=3)) for alert in watch.after_reading(10 * number, reading)
+    ]
+    [alert] = found
+    assert (alert.rule, alert.step, alert.threshold) == ("gpu_memory", 590, 200.0)  # 30 readings of warm-up and 30 of the trend
+    assert alert.value == pytest.approx(500 * 2**20 / 1e6)
+    assert "GPU 3 (NVIDIA H100 80GB HBM3): its used memory grows by 524 MB per 1,000 steps" in alert.message
+    assert "of 85,521 MB are used" in alert.message
+    assert watch.gpu_memory_trends == {3: pytest.approx(500 * 2**20 / 1e6)}
+
+
+@pytest.mark.parametrize(
+    "used", [[20_000.0] * 120, [20_000.0 + 100 * min(number, 29) for number in range(120)], [20_000.0, 22_000.0] * 60, [None] * 120]
+)
+def test_gpu_memory_that_does_not_grow_for_long_is_no_alert(used: list[float | None]) -> None:
+    assert readings(rules(), [with_gpu(memory_used_mib=mib) for mib in used]) == []
+
+
+def test_the_rules_about_gpus_can_be_switched_off() -> None:
+    idle = [replace(reading, gpus=growing_gpu(50, 1 + number)[-1].gpus) for number, reading in enumerate(busy([0.1] * 120))]
+    idle = [replace(reading, gpus=(replace(reading.gpus[0], utilisation=0.1),)) for reading in idle]
+    assert {rule for rule, _ in readings(rules(), idle)} == {"gpu_utilisation", "gpu_memory"}
+    assert readings(rules(gpu_utilisation="off", gpu_memory="off"), idle) == []
 
 
 def test_a_slow_rank_and_a_plateau_are_alerts_too() -> None:

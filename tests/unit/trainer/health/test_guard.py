@@ -144,9 +144,79 @@ def test_a_constant_loss_has_room_for_small_changes(level: float) -> None:
     assert guard.judge(404, level - large, 1.0).rule == "drop"
 
 
-def test_losses_are_judged_from_the_tenth_step_on() -> None:
-    assert settled(8).judge(9, *BAD["spike"]) == Verdict()
-    assert settled(9).judge(10, *BAD["spike"]).rule == "spike"
+def found_spikes(losses: Iterable[float]) -> list[int]:
+    """The steps at which the guard reports a spike. Any other verdict fails."""
+    verdicts = judged(Guard(GuardConfig()), ((float(loss), 1.0) for loss in losses))
+    assert {verdict.rule for verdict in verdicts} <= {None, "spike"}
+    return [step for step, verdict in enumerate(verdicts, 1) if verdict.rule]
+
+
+def noisy(levels: Iterable[float], noise: float, seed: int) -> list[float]:
+    """Losses with normal noise of this share of their level."""
+    rng = random.Random(seed)
+    return [level * (1 + rng.gauss(0, noise)) for level in levels]
+
+
+@pytest.mark.parametrize("noise", [0.001, 0.005, 0.01])
+def test_an_isolated_loss_that_is_higher_by_0_6_nats_at_3_nats_is_a_spike(noise: float) -> None:
+    for seed in range(50):
+        losses = noisy([3.0] * 151, noise, seed)
+        losses[150] += 0.6
+        assert found_spikes(losses) == [151]
+
+
+@pytest.mark.parametrize("level", [0.5, 3.0])
+@pytest.mark.parametrize("noise", [0.001, 0.005, 0.01, 0.02, 0.05])
+def test_a_divergence_to_more_than_three_times_the_loss_over_1000_steps_is_found_within_100(noise: float, level: float) -> None:
+    climb = [level * (1 + 7 / 3 * n / 1000) for n in range(100)]
+    for seed in range(2):
+        steps = found_spikes(noisy([level] * 300 + climb, noise, seed))
+        assert steps[:1] > [300]
+
+
+def test_a_divergence_after_a_fall_is_found_too() -> None:
+    losses = [*falling_losses(5, "normal", 1200), *noisy((2.6 + 0.007 * n for n in range(100)), 0.01, 5)]
+    assert found_spikes(losses)[:1] > [1200]
+
+
+@pytest.mark.parametrize("noise", [0.001, 0.005, 0.02, 0.05])
+def test_normal_noise_is_no_spike_at_any_level(noise: float) -> None:
+    for level in (0.5, 3.0, 11.0):
+        assert found_spikes(noisy([level] * 500, noise, seed=1)) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("noise", [0.005, 0.01, 0.02, 0.05])
+def test_40_000_steps_of_normal_noise_have_no_spike(noise: float) -> None:
+    assert found_spikes(noisy([3.0] * 40_000, noise, seed=2)) == []
+
+
+def test_losses_of_short_and_noisy_starts_are_no_spikes() -> None:
+    for seed in range(100):
+        assert found_spikes(noisy([5.5] * 30, 0.05, seed)) == []
+
+
+@pytest.mark.parametrize("begin", range(1, 9))
+@pytest.mark.parametrize("growth", [1.15, 1.5, 3.0])
+def test_a_run_that_diverges_in_its_first_ten_steps_is_found_there(begin: int, growth: float) -> None:
+    losses = [5.55 * (1 + 0.01 * (n % 2)) * growth ** max(0, n - begin) for n in range(1, 13)]
+    found = found_spikes(losses)
+    assert begin < found[0] <= max(begin + 4, 10 if growth < 1.5 else 3)
+
+
+def test_the_first_steps_of_runs_without_warm_up_are_judged_by_whether_they_diverge() -> None:
+    """Recorded with two layers, width 32, AdamW, no warm-up, at learning rates of 0.1, 0.3 and 1."""
+    fast = [5.76, 4.08, 3.04, 2.75, 3.74, 3.22, 3.18, 2.87, 2.64, 2.77, 2.77, 2.72, 2.6, 2.67]
+    spiking = [5.76, 4.9, 4.98, 15.73, 6.68, 5.26, 4.45, 3.67, 2.96, 4.0, 3.67, 3.22, 2.74, 2.86]
+    diverging = [5.76, 11.84, 25.9, 14.0, 15.62, 32.1, 27.22, 24.78, 21.8, 28.13, 26.55, 26.65, 24.84, 18.18]
+    assert [found_spikes(losses)[:1] for losses in (fast, spiking, diverging)] == [[], [4], [3]]
+
+
+def test_drops_are_judged_from_the_tenth_step_on_and_spikes_from_the_third() -> None:
+    assert settled(8).judge(9, *BAD["drop"]) == Verdict()
+    assert settled(9).judge(10, *BAD["drop"]).rule == "drop"
+    assert settled(1).judge(2, *BAD["spike"]) == Verdict()
+    assert settled(2).judge(3, *BAD["spike"]).rule == "spike"
 
 
 def test_noise_widens_the_range() -> None:

@@ -27,6 +27,7 @@ from trainer.machine.sampler import HardwareReading
 from trainer.metrics import JsonLinesSink, Monitor, RunFacts, Sink, StepMetrics, TerminalSink, opened_monitor
 from trainer.metrics.layers import LayerNorms, LayerReading
 from trainer.metrics.sinks import json_lines
+from trainer.metrics.sinks.points import points_of
 from trainer.metrics.totals import RunningNumbers
 from trainer.model.loss import perplexity
 from trainer.run.events import Event, HardwareEvent, LayersEvent, SampleEvent, ScoresEvent, TrainEvent
@@ -58,6 +59,18 @@ class Recorder(Sink):
                 self.alerts.append(event)
             case HardwareEvent():
                 self.readings.append(event)
+
+
+def test_growing_memory_of_a_gpu_reaches_the_sinks_as_a_curve_and_an_alert() -> None:
+    recorder = Recorder()
+    grown = iter([replace(READING, gpus=(replace(READING.gpus[0], memory_used_mib=1000.0 + 10 * number),)) for number in range(80)])
+    monitor = Monitor([recorder], readings=lambda: [next(grown)])
+    for step in range(1, 81):
+        monitor.train(step_metrics(step))
+    assert [(alert.rule, alert.step) for alert in recorder.alerts] == [("gpu_memory", 60)]
+    assert points_of(recorder.readings[0]).keys() >= {"gpu_0/memory_used_mib"}
+    assert "gpu_0/memory_growth_mb_per_1000_steps" not in points_of(recorder.readings[0])
+    assert points_of(recorder.readings[-1])["gpu_0/memory_growth_mb_per_1000_steps"] == pytest.approx(10_000 * 2**20 / 1e6)
 
 
 def test_a_loss_is_kept_exactly(tmp_path: Path) -> None:

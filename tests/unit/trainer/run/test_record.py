@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
-from trainer.config import TrainConfig
+from trainer.config import GuardConfig, TrainConfig
 from trainer.machine.determinism import flags
+from trainer.machine.environment import flattened
 from trainer.run.record import _SETTINGS_THAT_CHANGE_BITS, check_identity
 
 RESOLVED = {"data", "attention", "extension", "threads", "device"}
@@ -93,3 +94,14 @@ def test_flags_of_kernels_are_recorded_and_paths_only_as_digests(monkeypatch: py
     assert (found["NCCL_MAX_CTAS"], found["PYTORCH_TUNABLEOP_TUNING"]) == ("16", "0")
     assert found["NCCL_TUNER_PLUGIN"].startswith("sha256:")
     assert "NCCL_DEBUG" not in found
+
+
+@pytest.mark.parametrize("name", ["spike_factor", "spike_floor"])
+def test_limits_of_the_loss_may_differ_at_a_resume_while_spikes_are_only_logged(name: str) -> None:
+    def identity(**changes: object) -> dict[str, object]:
+        return flattened({"guard": GuardConfig.model_validate(changes).model_dump()})
+
+    check_identity(Path("run"), identity(), identity(**{name: 0.5}), ())
+    for recorded, now in (({"spike": "skip"}, {"spike": "skip"}), ({"drop": "stop"}, {"drop": "stop"})):
+        with pytest.raises(ConfigError, match=rf"guard\.{name} was"):
+            check_identity(Path("run"), identity(**recorded), identity(**now, **{name: 0.5}), ())
