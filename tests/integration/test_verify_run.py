@@ -24,6 +24,7 @@ from trainer.checkpoint import CheckpointStore
 from trainer.commands.evaluate import evaluate_run
 from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.loop import train
+from trainer.machine import environment
 from trainer.run.ledger import LEDGER
 from trainer.run.record import read_record
 from trainer.training.step import train_step
@@ -460,3 +461,38 @@ def test_no_secret_gets_into_anything_that_a_run_writes(tmp_path: Path) -> None:
     done = run_command("trainer", "train", "--data", address, "--run", str(tmp_path / "none"), "--limits.steps", "1", **variables)
     assert done.returncode == ExitCode.DATA
     assert [path for path in (tmp_path / "none").rglob("*") if path.is_file() and canary.encode() in path.read_bytes()] == []
+
+
+def test_packages_that_differ_from_the_lock_are_named_at_the_start_and_by_verify_and_are_recorded(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    installed = {**environment._packages(), "tqdm": "4.0.1"}
+    monkeypatch.setattr(environment, "_packages", lambda: installed)
+    train(tiny_config(data, tmp_path / "run"))
+    [named] = [message for message in caplog.messages if "env/requirements.lock" in message]
+    assert "tqdm 4.0.1 (lock: 4." in named
+    recorded = read_record(tmp_path / "run")["environment"]
+    assert recorded["lock"] == "requirements.lock"
+    assert recorded["unlocked"]["tqdm"].startswith("4.0.1 (lock: ")
+    outcome = held(verify_run(tmp_path / "run"))["environment"]
+    assert outcome.text.startswith("environment  as recorded\n  ")
+    assert "tqdm 4.0.1 (lock: " in outcome.text
+    assert "tqdm" in outcome.facts["unlocked"]
+
+
+def test_a_run_of_a_version_that_recorded_less_resumes_and_differs_in_nothing(
+    data: Path, run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = read_record(run)
+    for name in ("nodes", "nccl"):
+        del record["identity"][name]
+    for name in ("cudnn", "nccl", "driver", "lock", "unlocked", "gpu_memory_bytes", "image_digest"):
+        del record["environment"][name]
+    (run / "record.json").write_bytes(sealed(record))
+    assert compare_environment(run) == ()
+    caplog.set_level("INFO")
+    train(tiny_config(data, run, limits={"steps": 14}, **KEEP_ALL))
+    [differences] = [message for message in caplog.messages if "differences from the previous start" in message]
+    assert differences.splitlines()[1:] == ["    limits.steps: 12 before, 14 now"]
+    assert read_record(run)["earlier"] == []
+    assert read_record(run)["identity"]["nodes"] == 1

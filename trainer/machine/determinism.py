@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,9 +17,17 @@ from trainer.config import TrainConfig
 from trainer.launch.settings import openmp_threads
 from trainer.machine.environment import from_cpuinfo
 
-__all__ = ["FIRST_FLAGS", "configure_determinism", "cpu_kernels", "device_name", "flags", "seed_micro_batch", "threads_per_rank"]
+__all__ = [
+    "configure_determinism",
+    "cpu_kernels",
+    "device_name",
+    "flags",
+    "not_compared",
+    "seed_micro_batch",
+    "threads_per_rank",
+]
 
-FIRST_FLAGS = (
+_FIRST_FLAGS = (
     "ATEN_CPU_CAPABILITY",
     "CUBLAS_WORKSPACE_CONFIG",
     "MKL_CBWR",
@@ -30,7 +40,7 @@ FIRST_FLAGS = (
 )
 """Environment variables that select other kernels and thus change bits. The first versions recorded only these."""
 _FLAGS = (
-    *FIRST_FLAGS,
+    *_FIRST_FLAGS,
     "CUBLASLT_WORKSPACE_SIZE",
     "DISABLE_ADDMM_CUDA_LT",
     "NCCL_BUFFSIZE",
@@ -128,6 +138,23 @@ def _selects_kernels(name: str, value: str) -> bool:
     if name.startswith(_COMPILER):
         return not name.endswith(_NO_KERNELS) and _PLAIN_VALUE.fullmatch(value) is not None
     return name in _FLAGS or name.startswith(_TUNABLE_KERNELS)
+
+
+def not_compared(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> set[str]:
+    """Return the names in two identities that change no bit of this run, or that an older version did not record.
+
+    On a GPU the number of CPU threads changes no bit. NCCL adds gradients only between several GPUs, and not under `elastic`, where
+    each rank adds the parts that NCCL has moved.
+    """
+    names = recorded.keys() | identity.keys()
+    on_gpu = not str(identity.get("device")).startswith("cpu")
+    skipped = {"threads"} if on_gpu else set()
+    if not on_gpu or identity.get("reproducibility") == "elastic" or identity.get("world_size") == 1:
+        skipped |= {"nodes", "nccl", *(name for name in names if name.startswith("flags.NCCL_"))}
+    if "nccl" not in recorded:
+        first = {f"flags.{name}" for name in _FIRST_FLAGS}
+        skipped |= {"nodes", "nccl", *(name for name in names if name.startswith("flags.") and name not in first)}
+    return skipped
 
 
 def seed_micro_batch(seed: int, step: int, number: int) -> None:

@@ -51,7 +51,7 @@ from common.untrusted import (
 )
 from trainer.checkpoint import CheckpointStore
 from trainer.data.adjustments import Adjustment, Adjustments
-from trainer.machine.determinism import FIRST_FLAGS, device_name, flags, threads_per_rank
+from trainer.machine.determinism import device_name, flags, not_compared, threads_per_rank
 from trainer.machine.environment import (
     Difference,
     environment_facts,
@@ -72,7 +72,6 @@ __all__ = [
     "complete_record",
     "identity_of",
     "leave_note",
-    "not_compared",
     "note_adjustment",
     "open_record",
     "read_record",
@@ -114,7 +113,7 @@ class Before:
 def identity_of(context: RunContext, *, decay_steps: int, extension_digest: str | None) -> dict[str, Any]:
     """Return all that the bits of a run depend on, flat: `{"optim.lr": 0.001, "data": "sha256:…", "world_size": 2, …}`.
 
-    Under `elastic` the number of ranks is not part of it. `not_compared` names the values that decide only on some devices.
+    Under `elastic` the number of ranks is not part of it. `not_compared` names the values that count only on some devices.
     """
     config, group = context.config, context.group
     settings = config.model_dump(mode="json", include=set(_SETTINGS_THAT_CHANGE_BITS))
@@ -175,23 +174,6 @@ def check_nothing_saved(run: Path, record: Mapping[str, Any] | None) -> None:
             f"{run}: steps up to {max(saved)} were saved, and no checkpoint is there any more; put `checkpoints` back, "
             "or, to start again, use another --run or remove this folder"
         )
-
-
-def not_compared(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> set[str]:
-    """Return the names in two identities that change no bit of this run, or that an older version did not record.
-
-    On a GPU the number of CPU threads changes no bit. NCCL adds gradients only between several GPUs, and not under `elastic`, where
-    each rank adds the parts that NCCL has moved.
-    """
-    names = recorded.keys() | identity.keys()
-    on_gpu = not str(identity.get("device")).startswith("cpu")
-    skipped = {"threads"} if on_gpu else set()
-    if not on_gpu or identity.get("reproducibility") == "elastic" or identity.get("world_size") == 1:
-        skipped |= {"nodes", "nccl", *(name for name in names if name.startswith("flags.NCCL_"))}
-    if "nccl" not in recorded:
-        first = {f"flags.{name}" for name in FIRST_FLAGS}
-        skipped |= {"nodes", "nccl", *(name for name in names if name.startswith("flags.") and name not in first)}
-    return skipped
 
 
 def _differing(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:

@@ -23,14 +23,14 @@ from trainer.config import TrainConfig
 from trainer.data.adjustments import Adjustments
 from trainer.distributed.group import joined_group
 from trainer.extensions.trust import EXTENSION, recorded_source
-from trainer.machine.determinism import configure_determinism, device_name, flags, threads_per_rank
+from trainer.machine.determinism import configure_determinism, device_name, flags, not_compared, threads_per_rank
 from trainer.machine.environment import Difference, environment_facts, find_differences, same_facts, unlocked_here
 from trainer.model.attention import choose_backend
 from trainer.run.directory import data_folder, foreign_files, load_config, settings_here
 from trainer.run.events import TrainEvent
 from trainer.run.ledger import LEDGER, LedgerStep, read_ledger
 from trainer.run.metrics_file import METRICS, read_events
-from trainer.run.record import not_compared, read_record
+from trainer.run.record import read_record
 from trainer.verification.audit import audit_run
 from trainer.verification.auditor import AuditReport
 from trainer.verification.data_check import prepare_again
