@@ -59,6 +59,11 @@ def test_training_lowers_the_validation_loss_and_leaves_a_complete_run(uninterru
     evaluations = metrics(run, "eval")
     assert [event["step"] for event in evaluations] == [0, 4, 8, 12]
     assert evaluations[-1]["val_loss"] < evaluations[0]["val_loss"] - 0.5
+    trained = [event["loss"] for event in metrics(run, "train")]
+    assert [event.get("train_loss") for event in evaluations] == [None, *(sum(trained[n : n + 4]) / 4 for n in (0, 4, 8))]
+    assert evaluations[-1]["gap"] == evaluations[-1]["val_loss"] - evaluations[-1]["train_loss"]
+    assert ["trend_per_1000_steps" in event for event in evaluations] == [False, False, True, True]
+    assert evaluations[-1]["trend_per_1000_steps"] < -1
     assert [step for step, _ in losses(run)] == list(range(1, 13))
     assert result.startswith("weights sha256:")
     assert result.endswith("steps 12")

@@ -54,7 +54,8 @@ def example_events(num_steps: int = 60, words: str = "plain words") -> list[Even
         loss = math.nan if step == num_steps // 2 else 2 + 4 * math.exp(-step / 20) + float(generator.normal(0, 0.05))
         events.append(train_event(step, loss))
         if step % 10 == 0:
-            events.append(eval_event(step, 2.1 + 4 * math.exp(-step / 20), **_groups(3.0, words)))
+            convergence = {"train_loss": 2.0, "gap": 0.1 + step / 1000, "trend_per_1000_steps": -100 / step}
+            events.append(eval_event(step, 2.1 + 4 * math.exp(-step / 20), **_groups(3.0, words), **convergence))
             events += [{"event": "sample", "step": step, "prompt": words, "text": f"{words} go on {place}"} for place in (1, 2)]
             events.append({"event": "scores", "step": step, "distinct_2": 0.81, "self_bleu": 0.2, "note": words})
             events.append({"event": "layers", "step": step} | {name: _layers(step) for name in ("gradient_norm", "update_ratio")})

@@ -1,9 +1,12 @@
 """Convergence of a run: trend, plateau, overfitting and early stopping, as pure functions of its evaluations.
 
-All but early stopping use the last `eval.plateau_window` evaluations:
+All but the gap and early stopping use the last `eval.plateau_window` evaluations:
 
 - The **trend** is the Theil-Sen slope of the validation loss over the steps (see `trainer.health.trend`). Two outliers among ten
   evaluations do not move it far.
+- The **gap** is the validation loss less the mean of the training losses since the evaluation before. It is not known if training
+  minimises another loss than evaluations measure: an extension's own loss, smoothing, z-loss, a temperature, or a mean over
+  sequences.
 - A **plateau**: the trend changes the loss from the first to the last evaluation by less than `eval.plateau_threshold` of the
   median loss, up or down.
 - **Overfitting**: the validation loss rises while the training loss falls. The trends of both change by more than that threshold,
@@ -22,17 +25,20 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from trainer.config import EvalConfig
+from trainer.config import EvalConfig, LossConfig
 from trainer.health.alerts import Alert
 from trainer.health.trend import Trend, trend
+from trainer.run.events import EvalEvent
 from trainer.run.progress import Evaluated
 
-__all__ = ["LossMean", "judge_convergence"]
+__all__ = ["LossMean", "is_comparable", "judge_convergence", "with_convergence"]
 
+_LEAST_TREND = 3
+"""Evaluations that a trend needs."""
 _LEAST_SCORE = 3.0
 
 
@@ -61,6 +67,28 @@ class LossMean:
     def to_json(self) -> dict[str, float]:
         """Return the arguments of the constructor; floats survive JSON exactly."""
         return {"total": self._total, "steps": self._steps}
+
+
+def is_comparable(loss: LossConfig, *, own_loss: bool) -> bool:
+    """Return whether the training loss is the cross-entropy over all targets, which evaluations measure."""
+    plain = LossConfig(chunk_tokens=loss.chunk_tokens)
+    return not own_loss and loss == plain
+
+
+def with_convergence(event: EvalEvent, evaluations: Sequence[Evaluated], settings: EvalConfig, *, comparable: bool) -> EvalEvent:
+    """Return the event of the last of these evaluations with its training loss, gap and trend.
+
+    Args:
+        event: the event of the last evaluation.
+        evaluations: all evaluations, with this one.
+        settings: `plateau_window` is the number of last evaluations that give the trend.
+        comparable: see `is_comparable`.
+    """
+    last = evaluations[-1]
+    gap = last.val_loss - last.train_loss if comparable and last.val_loss is not None and last.train_loss is not None else None
+    numbers = [evaluated for evaluated in evaluations if evaluated.val_loss is not None][-settings.plateau_window :]
+    slope = _Losses.of(numbers, "val_loss").trend.slope * 1000 if len(numbers) >= _LEAST_TREND else None
+    return replace(event, train_loss=last.train_loss, gap=gap, trend=slope)
 
 
 def judge_convergence(evaluations: Sequence[Evaluated], settings: EvalConfig) -> list[Alert]:

@@ -14,6 +14,7 @@ from trainer.run.events import HardwareEvent, LayersEvent
 
 __all__ = [
     "GROUPS",
+    "convergence_charts",
     "group_charts",
     "hardware_charts",
     "hardware_curves",
@@ -91,6 +92,20 @@ def smoothed(run: RecordedRun, name: str) -> Curve:
     """Return the moving average of a metric of the training steps."""
     curve = run.curve(name)
     return moving_average(curve, average_window(len(curve)))
+
+
+def convergence_charts(run: RecordedRun) -> list[Chart]:
+    """Return the charts of the gap between validation and training loss and of the validation trend, if they were recorded."""
+    titles = {
+        "gap": ("Gap of the validation loss", "nats above the training loss"),
+        "trend": ("Trend of the validation loss", "nats per 1,000 steps"),
+    }
+    curves = {name: run.validation(name) for name in ("gap", "trend")}
+    return [
+        Chart(*titles[name], (Line(name, curve, look=1, points=True),), from_zero=True)
+        for name, curve in curves.items()
+        if len(curve)
+    ]
 
 
 def group_charts(run: RecordedRun) -> list[Chart]:

@@ -110,7 +110,7 @@ class RecordedRun:
         """Return the events of one class, in their order."""
         return cast(Sequence[T], self.events.get(kind, ()))
 
-    def validation(self, name: Literal["val_loss", "perplexity", "bits_per_byte"]) -> Curve:
+    def validation(self, name: Literal["val_loss", "perplexity", "bits_per_byte", "gap", "trend"]) -> Curve:
         """Return the curve of a number of the evaluations, empty if it was not measured."""
         points = ((event.step, getattr(event, name)) for event in self.evaluations)
         return Curve.of((step, value) for step, value in points if value is not None)

@@ -139,6 +139,12 @@ class EvalEvent(_Event):
     """The scores of each group, by what divides the text: `source`, `kind` and `length`."""
     num_rows: int | None = None
     """Rows of the validation text; not in the file."""
+    train_loss: float | None = None
+    """Mean of the training losses since the evaluation before; None if there are none."""
+    gap: float | None = None
+    """`val_loss - train_loss`, None if the two cannot be compared: see `trainer.health.convergence`."""
+    trend: float | None = None
+    """Slope of the validation loss over the last evaluations, in nats per 1,000 steps; None if there are too few."""
 
     @property
     def perplexity(self) -> float:
@@ -155,16 +161,28 @@ class EvalEvent(_Event):
             "perplexity": self.perplexity,
             "targets": self.targets,
         }
-        bits = {} if self.bits_per_byte is None else {"bits_per_byte": self.bits_per_byte}
+        more = {
+            "bits_per_byte": self.bits_per_byte,
+            "train_loss": self.train_loss,
+            "gap": self.gap,
+            "trend_per_1000_steps": self.trend,
+        }
         groups = {by: {name: score.to_json() for name, score in scores.items()} for by, scores in self.groups.items()}
-        return facts | bits | {f"by_{by}": scores for by, scores in groups.items() if scores}
+        return facts | _known(more) | {f"by_{by}": scores for by, scores in groups.items() if scores}
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> Self:
         """Return the event with these fields. A group without a loss is left out."""
         groups = {by: _scores(facts.get(f"by_{by}")) for by in _GROUPS}
         return cls(
-            facts["step"], float(facts["val_loss"]), _count(facts.get("targets")), number(facts.get("bits_per_byte")), groups
+            facts["step"],
+            float(facts["val_loss"]),
+            _count(facts.get("targets")),
+            number(facts.get("bits_per_byte")),
+            groups,
+            train_loss=number(facts.get("train_loss")),
+            gap=number(facts.get("gap")),
+            trend=number(facts.get("trend_per_1000_steps")),
         )
 
 

@@ -14,7 +14,7 @@ from trainer.data.bad_shards import as_project_error, shared_faults
 from trainer.evaluation.evaluate import EvaluationStopped, evaluate
 from trainer.evaluation.results import Evaluation
 from trainer.evaluation.tally import Grouping
-from trainer.health.convergence import judge_convergence
+from trainer.health.convergence import is_comparable, judge_convergence, with_convergence
 from trainer.inference.samples import prompts_of, sample_and_score
 from trainer.inference.text_model import Continuation, Sampling, TextModel
 from trainer.inference.text_scores import Scores
@@ -63,13 +63,15 @@ class Evaluator:
                 self.data.context.group.smallest(0)
         except EvaluationStopped:
             return progress
-        monitor.write(evaluation.event(progress.step))
+        config = self.data.context.config
+        after = progress.after_evaluation(evaluation.loss, self.reporter.train_losses.take())
+        comparable = is_comparable(config.loss, own_loss=trainable.extension.own_loss is not None)
+        monitor.write(with_convergence(evaluation.event(progress.step), after.evaluations, config.eval, comparable=comparable))
         if samples is not None:
             texts, scores = samples
             events = [SampleEvent(progress.step, one.prompt, one.text) for one in texts]
             monitor.samples(progress.step, events, None if scores is None else ScoresEvent(progress.step, scores.to_json()))
-        after = progress.after_evaluation(evaluation.loss, self.reporter.train_losses.take())
-        monitor.convergence(judge_convergence(after.evaluations, self.data.context.config.eval))
+        monitor.convergence(judge_convergence(after.evaluations, config.eval))
         trainable.extension.evaluated(trainable.view(after), evaluation)
         self.saver.saved_step = None  # the saved state lacks this evaluation
         return after

@@ -39,6 +39,8 @@ def points_of(event: Event) -> Points:
                 "validation/loss": event.val_loss,
                 "validation/perplexity": event.perplexity,
                 "validation/bits_per_byte": event.bits_per_byte,
+                "validation/gap": event.gap,
+                "validation/trend_per_1000_steps": event.trend,
             }
             for by, scores in event.groups.items():
                 points |= {encodable(f"validation_{by}/{name}"): score.perplexity for name, score in scores.items()}

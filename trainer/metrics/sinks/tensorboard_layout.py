@@ -10,6 +10,8 @@ __all__ = ["LAYOUT", "hyper_parameters"]
 LAYOUT: dict[str, dict[str, list[Any]]] = {
     "Loss": {
         "training, its average, validation": ["Multiline", ["train/loss$", "train/loss_average$", "validation/loss$"]],
+        "gap: validation less training": ["Multiline", ["validation/gap$"]],
+        "trend of the validation loss, per 1,000 steps": ["Multiline", ["validation/trend_per_1000_steps$"]],
         "perplexity": ["Multiline", ["train/perplexity$", "validation/perplexity$"]],
         "perplexity by source": ["Multiline", ["validation_source/.*"]],
     },

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.config import EvalConfig
+from trainer.config import EvalConfig, LossConfig
 from trainer.health.alerts import Alert
-from trainer.health.convergence import LossMean, judge_convergence
+from trainer.health.convergence import LossMean, is_comparable, judge_convergence, with_convergence
+from trainer.run.events import EvalEvent
 from trainer.run.limits import early_stop, evaluations_without_gain
 from trainer.run.progress import Evaluated
 
@@ -190,3 +191,55 @@ def test_an_evaluation_that_is_no_number_tells_nothing_again() -> None:
     assert [alert.rule for alert in judge_convergence(flat, SETTINGS)] == ["plateau"]
     assert judge_convergence([*flat, Evaluated(10, None, 3.0)], SETTINGS) == []
     assert evaluations_without_gain([*flat, Evaluated(10, None, 3.0)], SETTINGS.min_delta)[0] == 10
+
+
+def completed(evaluations: list[Evaluated], *, comparable: bool = True, **changes: int) -> EvalEvent:
+    last = evaluations[-1]
+    loss = math.nan if last.val_loss is None else last.val_loss
+    choice = EvalConfig(**changes)  # type: ignore[arg-type]
+    return with_convergence(EvalEvent(last.step, loss, 60), evaluations, choice, comparable=comparable)
+
+
+def test_an_evaluation_has_the_gap_to_the_training_loss_and_the_trend_over_the_window() -> None:
+    evaluations = history(lambda number: 5 - 0.1 * number if number < 20 else 3 + 0.02 * (number - 20), lambda _: 2.5, 30)
+    event = completed(evaluations)
+    assert event.train_loss == 2.5
+    assert event.gap == pytest.approx(3.18 - 2.5)
+    assert event.trend == pytest.approx(0.02 * 1000 / EVERY)
+    assert completed(evaluations, plateau_window=30).trend == pytest.approx(-0.1 * 1000 / EVERY, rel=0.3)
+
+
+def test_the_first_evaluations_have_no_trend_and_one_without_training_no_gap() -> None:
+    evaluations = history(falling, falling, 3)
+    assert [completed(evaluations[:end]).trend is None for end in (1, 2, 3)] == [True, True, False]
+    assert [completed(evaluations[:end]).gap is None for end in (1, 2, 3)] == [True, False, False]
+
+
+def test_an_evaluation_that_is_no_number_has_no_gap_and_leaves_the_trend_as_it_was() -> None:
+    evaluations = history(lambda number: 4 - 0.1 * number, lambda _: 2.5, 9)
+    broken = completed([*evaluations, Evaluated(EVERY * 9, None, 2.5)])
+    assert (broken.gap, broken.train_loss) == (None, 2.5)
+    assert broken.trend == pytest.approx(-1.0)
+
+
+def test_a_training_loss_of_another_kind_has_no_gap() -> None:
+    event = completed(history(falling, falling, 5), comparable=False)
+    assert (event.gap, event.train_loss is None, event.trend is None) == (None, False, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "own_loss", "expected"),
+    [
+        ({}, False, True),
+        ({"chunk_tokens": 16}, False, True),
+        ({}, True, False),
+        ({"label_smoothing": 0.1}, False, False),
+        ({"z_loss": 1e-4}, False, False),
+        ({"temperature": 2.0}, False, False),
+        ({"normalise": "sequences"}, False, False),
+    ],
+)
+def test_losses_are_compared_where_training_minimises_what_evaluations_measure(
+    changes: dict[str, float], own_loss: bool, expected: bool
+) -> None:
+    assert is_comparable(LossConfig.model_validate(changes), own_loss=own_loss) is expected

@@ -55,6 +55,8 @@ def test_the_page_shows_everything_that_the_run_recorded(page: str) -> None:
         "By kind of text, at step 60",
         "By length of the document, at step 60",
         "bits per byte",
+        "gap to training",
+        "trend per 1,000 steps",
         "plain words go on 2",
         "distinct 2",
         "10.0 % of it waiting for data",
@@ -67,7 +69,17 @@ def test_the_page_shows_everything_that_the_run_recorded(page: str) -> None:
         assert words in shown.text, words
     titles = re.findall(r"<figcaption><b>(.*?)</b>", page)
     assert {"Loss", "Perplexity", "Learning rate", "Gradient norm", "Throughput", "Loader wait", "Bits per byte"} <= set(titles)
+    assert {"Gap of the validation loss", "Trend of the validation loss"} <= set(titles)
     assert {"Validation loss by source", "Update-to-weight ratio of the layers", "GPU: temperature", "Host: rss"} <= set(titles)
+
+
+def test_a_run_of_an_earlier_version_has_a_page_without_gap_and_trend(tmp_path: Path) -> None:
+    new = ("train_loss", "gap", "trend_per_1000_steps")
+    events = [{name: value for name, value in event.items() if name not in new} for event in example_events()]
+    page = render_report(read_run(write_run(tmp_path / "old", events)))
+    assert "validation loss" in Page(page).text
+    for words in ("gap to training", "trend per 1,000", "Gap of the validation loss", "Trend of the validation loss"):
+        assert words not in page
 
 
 def test_the_page_needs_no_network_and_allows_itself_none(page: str) -> None:

@@ -49,6 +49,11 @@ WRITTEN: list[tuple[Event, str]] = [
         '"targets": 60, "bits_per_byte": 1.5, "by_source": {"code": {"loss": 0.0, "perplexity": 1.0, "bits_per_byte": 0.0, '
         '"targets": 40, "bytes": 70}}}',
     ),
+    (
+        EvalEvent(3, 0.5, 60, train_loss=0.25, gap=0.25, trend=-1.5),
+        '{"event": "eval", "step": 3, "val_loss": 0.5, "val_loss_hex": "0x1.0000000000000p-1", "perplexity": 1.6487212707001282, '
+        '"targets": 60, "train_loss": 0.25, "gap": 0.25, "trend_per_1000_steps": -1.5}',
+    ),
     (SampleEvent(3, "Once ", "upon"), '{"event": "sample", "step": 3, "prompt": "Once ", "text": "Once upon"}'),
     (ScoresEvent(4, {"mtld": None, "distinct_1": 0.5}), '{"event": "scores", "step": 4, "mtld": null, "distinct_1": 0.5}'),
     (
