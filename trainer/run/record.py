@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,6 +51,7 @@ from common.untrusted import (
     read_run_file,
 )
 from trainer.checkpoint import CheckpointStore
+from trainer.config import ModelConfig
 from trainer.data.adjustments import Adjustment, Adjustments
 from trainer.machine.determinism import device_name, flags, threads_per_rank
 from trainer.machine.environment import Difference, environment_facts, find_differences, flattened
@@ -168,7 +170,18 @@ def check_nothing_saved(run: Path, record: Mapping[str, Any] | None) -> None:
 
 
 def _differing(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
-    return [one.name for one in find_differences(recorded, identity)]
+    return [one.name for one in find_differences(_with_newer_settings(recorded), identity)]
+
+
+def _with_newer_settings(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded identity, with the defaults of the settings that did not exist when the run was recorded."""
+    return _settings_newer_than_a_record() | dict(recorded)
+
+
+@cache
+def _settings_newer_than_a_record() -> dict[str, Any]:
+    model = ModelConfig().model_dump(mode="json", include={"attention_dropout", "residual_dropout", "embedding_dropout"})
+    return flattened({"model": model})
 
 
 def _ranks(identity: Mapping[str, Any]) -> str:
@@ -266,7 +279,7 @@ def _since_before(
 ) -> tuple[list[dict[str, Any]], tuple[Difference, ...]]:
     """Return `earlier` of the record, and the differences of this start from the last one."""
     record, step = last.record, last.step
-    before = flattened(record["environment"]) | record["identity"]
+    before = flattened(record["environment"]) | _with_newer_settings(record["identity"])
     now = flattened(environment) | dict(identity)
     earlier = [one | {"until": min(one["until"], step)} for one in record.get("earlier", ())]
     deciding = record["identity"].keys() | identity.keys()
