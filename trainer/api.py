@@ -1,7 +1,8 @@
 """The names that extension files may import. Everything else in this package can change without notice.
 
 Arguments of hooks and their fields: `RunView`, `TrainConfig`, `Progress`, `StepMetrics`, `Evaluation`, `checkpoint_files`.
-Models: `ModelConfig`, `Decoder`, `Layout`, `attend`. Losses: `IGNORE`, `cross_entropy_sum`. To stop the training: `GuardError`.
+Models: `ModelConfig`, `Decoder`, `Layout`, `attend`. Losses: `IGNORE`,
+`cross_entropy_sum`, `linear_cross_entropy_sum`. Training steps: `MicroStep`, `PassInputs`. To stop the training: `GuardError`.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from trainer.config import ModelConfig, TrainConfig
 from trainer.data.batch import IGNORE
 from trainer.evaluation.results import Evaluation
 from trainer.extensions.hooks import RunView
+from trainer.extensions.micro_step import MicroStep
 from trainer.metrics import StepMetrics
 from trainer.model.attention import Layout, attend
 from trainer.model.decoder import Decoder
-from trainer.model.loss import cross_entropy_sum
+from trainer.model.forward import PassInputs
+from trainer.model.loss import cross_entropy_sum, linear_cross_entropy_sum
 from trainer.run.progress import Progress
 
 __all__ = [
@@ -24,7 +27,9 @@ __all__ = [
     "Evaluation",
     "GuardError",
     "Layout",
+    "MicroStep",
     "ModelConfig",
+    "PassInputs",
     "Progress",
     "RunView",
     "StepMetrics",
@@ -32,4 +37,5 @@ __all__ = [
     "attend",
     "checkpoint_files",
     "cross_entropy_sum",
+    "linear_cross_entropy_sum",
 ]

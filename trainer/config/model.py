@@ -26,6 +26,15 @@ class ModelConfig(Section):
     tie_embeddings: bool = Field(True, description="Whether the output projection shares the embedding's weights.")
     vocab_multiple: int = Field(64, ge=1, le=1024, description="The vocabulary is padded to a multiple of this for faster kernels.")
     init_std: float = Field(0.02, gt=0, lt=1, description="Standard deviation of the initial weights.")
+    attention_dropout: float = Field(
+        0.0, ge=0, lt=1, description="Share of the attention's probabilities that training sets to zero; 0: no dropout."
+    )
+    residual_dropout: float = Field(
+        0.0, ge=0, lt=1, description="Share of each block's output that training sets to zero before it is added; 0: no dropout."
+    )
+    embedding_dropout: float = Field(
+        0.0, ge=0, lt=1, description="Share of the embeddings' numbers that training sets to zero; 0: no dropout."
+    )
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none",
         description="Activations that backward recomputes to save memory. full: all; selective: not matrix products and attention.",
@@ -42,6 +51,11 @@ class ModelConfig(Section):
         if self.heads % self.num_kv_heads:
             raise ValueError(f"model.kv_heads = {self.kv_heads} must divide model.heads = {self.heads}")
         return self
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether any share of dropout is above 0."""
+        return max(self.attention_dropout, self.residual_dropout, self.embedding_dropout) > 0
 
     @property
     def head_size(self) -> int:

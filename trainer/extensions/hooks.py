@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from common.errors import ConfigError, ProjectError
 from trainer.config import TrainConfig
+from trainer.extensions.micro_step import MicroStep
 from trainer.extensions.places import described, line_in, line_of, place_of
+from trainer.machine.memory import is_out_of_memory
 from trainer.run.progress import Progress
 
 __all__ = ["HOOKS", "LIKENESS", "Extension", "RunView"]
@@ -27,6 +29,7 @@ HOOKS = {
     "on_train_end": ("run",),
     "build_model": ("model_config", "vocab_size"),
     "loss": ("logits_BLV", "targets_BL", "weights_BL"),
+    "training_step": ("micro",),
 }
 LIKENESS = 0.8
 
@@ -67,6 +70,11 @@ class Extension:
     def own_loss(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
         """`loss_sum` if the file defines a loss, else None."""
         return self.loss_sum if "loss" in self.hooks else None
+
+    @property
+    def has_step(self) -> bool:
+        """Whether the file defines a training step: see `step_loss`."""
+        return "training_step" in self.hooks
 
     @property
     def build_model(self) -> Callable[..., Any] | None:
@@ -115,6 +123,25 @@ class Extension:
             raise self._wrong("loss", "returned a sum without a gradient; compute it from logits_BLV, without .detach() or .item()")
         return result.float()
 
+    def step_loss(self, micro: MicroStep) -> Tensor:
+        """Let the user's training step make all passes over a micro-batch. Return the sum of its losses, without a gradient.
+
+        Raises:
+            ConfigError: the function failed, made no backward pass or returned no number. The message names file and line.
+            ProjectError: the function raised a ProjectError. Its class and exit code are kept.
+        """
+        try:
+            result = self.hooks["training_step"](micro)
+        except Exception as error:
+            self._fail("training_step", error)
+        if not isinstance(result, Tensor) or result.ndim or not result.is_floating_point():
+            raise self._wrong(
+                "training_step", f"returned {described(result)}; it must return the sum of its losses, a scalar tensor"
+            )
+        if not micro.num_backward:
+            raise self._wrong("training_step", "made no backward pass; call micro.backward with a sum of losses")
+        return result.detach().float()
+
     def _notify(self, name: str, run: RunView, *arguments: object) -> None:
         hook = self.hooks.get(name)
         if hook is None:
@@ -131,7 +158,7 @@ class Extension:
 
     def _fail(self, name: str, error: BaseException) -> NoReturn:
         place = f"{place_of(self.path, line_in(self.path, error) or line_of(self.hooks[name]))}, in {name}"
-        if isinstance(error, torch.OutOfMemoryError):  # the trainer continues with smaller micro-batches
+        if is_out_of_memory(error):  # the trainer continues with smaller micro-batches
             raise error
         if isinstance(error, ProjectError):
             error.args = (f"{place}: {error}",)

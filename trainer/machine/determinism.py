@@ -157,12 +157,13 @@ def not_compared(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> se
     return skipped
 
 
-def seed_micro_batch(seed: int, step: int, number: int) -> None:
-    """Seed torch's generators for one micro-batch of one step, by its number within the global batch.
+def seed_micro_batch(seed: int, step: int, number: int, draw: int = 0) -> None:
+    """Seed torch's generators for one pass over a micro-batch of one step, by its number within the global batch.
 
-    The state of the generators is then a function of the counters. It is not saved, and does not depend on the ranks.
+    `draw` distinguishes several passes over one micro-batch. The state of the generators is then a function of the counters. It is
+    not saved, and does not depend on the ranks.
     """
-    mixed = (seed * 1_000_003 + step) * 65_537 + number & (1 << 63) - 1
+    mixed = (seed * 1_000_003 + step) * 65_537 + number + (draw << 48) & (1 << 63) - 1
     torch.default_generator.manual_seed(mixed)  # torch.manual_seed also queries missing devices, 1.2 ms for each call
     if torch.cuda.is_available():
         torch.cuda.manual_seed(mixed)

@@ -38,6 +38,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from common.errors import ConfigError
 from trainer.config import ModelConfig
 from trainer.model.cost import FP32_BYTES, ActivationBytes, computed_bytes
+from trainer.model.dropout import ScoreChange, attention_with_dropout, documents_with_dropout, doubled_keys
 
 __all__ = [
     "Backend",
@@ -69,6 +70,7 @@ _DESCRIPTIONS: dict[Backend, str] = {
 }
 _VARLEN_MODULE = "torch.nn.attention.varlen"
 _HALF_PRECISIONS = ("bf16", "fp16", "float8")
+_NO_DROPOUT = "has no dropout, and model.attention_dropout is above 0"
 _MAX_FLASH_HEAD, _FLASH_HEAD_MULTIPLE, _MIN_FLEX_HEAD = 256, 8, 16
 
 
@@ -104,6 +106,8 @@ class Layout(NamedTuple):
     """For `flex`: the same mask by blocks."""
     lengths: tuple[int, ...] = ()
     """For `documents`: tokens of each document, in order; they add up to T."""
+    keys_B: Tensor | None = None
+    """For dropout: the keys of the rows, in a layer those of the rows in this layer: see `row_keys`. None: no dropout."""
 
 
 def capability_of(device: torch.device) -> Capability:
@@ -119,6 +123,7 @@ def choose_backend(
     head_size: int,
     *,
     compiled: bool = False,
+    dropout: float = 0.0,
     capability: Capability | None = None,
 ) -> Backend:
     """Return the backend of a run: the one that is set, or for `auto` the first of varlen, flex, documents, sdpa that can run.
@@ -129,6 +134,7 @@ def choose_backend(
         precision: `train.precision`; `varlen` takes 16-bit numbers only.
         head_size: width of a head.
         compiled: whether the model is compiled; torch.compile would compile `documents` again for every micro-batch.
+        dropout: `model.attention_dropout`; the kernel of `varlen` has none.
         capability: for tests; None: that of `device`.
 
     Raises:
@@ -136,7 +142,7 @@ def choose_backend(
     """
     has = capability or capability_of(device)
     obstacles: dict[Backend, str | None] = {
-        "varlen": _obstacle_to_varlen(has, precision, head_size),
+        "varlen": _obstacle_to_varlen(has, precision, head_size) or (_NO_DROPOUT if dropout else None),
         "flex": _obstacle_to_flex(has, head_size),
         "documents": _obstacle_to_documents(has, compiled=compiled),
         "sdpa": None,
@@ -154,7 +160,15 @@ def describe_backend(backend: Backend) -> str:
     return _DESCRIPTIONS[backend]
 
 
-def make_layout(segments_BL: Tensor, positions_BL: Tensor, backend: Backend = "sdpa", bounds: Tensor | None = None) -> Layout:
+def make_layout(
+    segments_BL: Tensor,
+    positions_BL: Tensor,
+    backend: Backend = "sdpa",
+    bounds: Tensor | None = None,
+    *,
+    keys_B: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Layout:
     """Return the layout of a micro-batch, which every layer uses.
 
     Args:
@@ -163,6 +177,8 @@ def make_layout(segments_BL: Tensor, positions_BL: Tensor, backend: Backend = "s
         backend: backend that will read the layout.
         bounds: int32 first position of every piece of a document in the flattened micro-batch, then T once or more, which adds
             empty pieces. Only `varlen` needs it: computing it on the GPU would make the CPU wait for the GPU.
+        keys_B: keys of the rows for dropout, from `row_keys`; None: no dropout.
+        dropout: `model.attention_dropout`.
 
     Raises:
         ValueError: `backend` is `varlen` and there are no bounds.
@@ -170,12 +186,13 @@ def make_layout(segments_BL: Tensor, positions_BL: Tensor, backend: Backend = "s
     if backend == "varlen":
         if bounds is None:
             raise ValueError("the varlen backend got no bounds of documents; make the micro-batch with with_bounds = True")
-        return Layout(positions_BL, bounds_M=bounds, max_length=segments_BL.shape[1], varlen=_varlen_attention())
+        return Layout(positions_BL, bounds_M=bounds, max_length=segments_BL.shape[1], varlen=_varlen_attention(), keys_B=keys_B)
     if backend == "flex":
-        return Layout(positions_BL, block_mask=_block_mask(segments_BL))
+        twice = keys_B is not None and dropout > 0
+        return Layout(positions_BL, block_mask=_block_mask(segments_BL, 2 if twice else 1), keys_B=keys_B)
     if backend == "documents":
-        return Layout(positions_BL, lengths=_lengths(segments_BL))
-    return Layout(positions_BL, mask_B1LL=document_mask(segments_BL))
+        return Layout(positions_BL, lengths=_lengths(segments_BL), keys_B=keys_B)
+    return Layout(positions_BL, mask_B1LL=document_mask(segments_BL), keys_B=keys_B)
 
 
 def cached_layout(positions_BT: Tensor, num_used: int) -> Layout:
@@ -198,13 +215,18 @@ def document_mask(segments_BL: Tensor) -> Tensor:
     return (same_BLL & causal_LL)[:, None]
 
 
-def attend(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, layout: Layout) -> Tensor:
+def attend(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, layout: Layout, *, dropout: float = 0.0) -> Tensor:
     """Return `softmax(q k^T / sqrt(H)) v` over each token and the earlier tokens of its document; shape (B, N, L, H).
+
+    In training a share `dropout` of the probabilities is set to zero, and the others are divided by `1 - dropout`. `dropout` must
+    be `model.attention_dropout` or 0.
 
     Queries and keys are converted to the type of the values. Under autocast the values come from a matrix product in 16 bits, but
     normalisation and rotation may return queries and keys in fp32, which `varlen` and `flex` do not accept.
     """
     q_BNLH, k_BKLH = q_BNLH.to(v_BKLH.dtype), k_BKLH.to(v_BKLH.dtype)
+    if dropout and layout.keys_B is not None:
+        return _attend_with_dropout(q_BNLH, k_BKLH, v_BKLH, layout, dropout)
     if layout.varlen is not None:
         assert layout.bounds_M is not None
         q_TNH, k_TKH, v_TKH = (x.transpose(1, 2).flatten(0, 1) for x in (q_BNLH, k_BKLH, v_BKLH))
@@ -212,9 +234,7 @@ def attend(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, layout: Layout) -> Te
         return y_TNH.view(q_BNLH.transpose(1, 2).shape).transpose(1, 2)
     grouped = q_BNLH.shape[1] != k_BKLH.shape[1]
     if layout.block_mask is not None:
-        compiles_alone = q_BNLH.is_cuda and not torch.compiler.is_compiling()  # a compiled model includes flex
-        flex = _compiled_flex() if compiles_alone else cast("Callable[..., Any]", flex_attention)
-        return cast(Tensor, flex(q_BNLH, k_BKLH, v_BKLH, block_mask=layout.block_mask, enable_gqa=grouped))
+        return _flex(q_BNLH, k_BKLH, v_BKLH, layout.block_mask)
     if layout.lengths:
         return _attend_documents(q_BNLH, k_BKLH, v_BKLH, layout.lengths)
     if grouped and q_BNLH.is_cuda:
@@ -308,13 +328,36 @@ def _lengths(segments_BL: Tensor) -> tuple[int, ...]:
     return tuple(torch.diff(firsts_P, append=end).tolist())
 
 
-def _block_mask(segments_BL: Tensor) -> BlockMask:
+def _block_mask(segments_BL: Tensor, copies: int) -> BlockMask:
+    """Return the mask over `copies` times the keys of a row: see `doubled_keys`."""
+    num_rows, length = segments_BL.shape
+
     def may_look(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        key = key % length if copies > 1 else key
         return (segments_BL[row, query] == segments_BL[row, key]) & (query >= key)
 
-    num_rows, length = segments_BL.shape
     create = _compiled_create_block_mask() if segments_BL.is_cuda else create_block_mask
-    return cast(BlockMask, create(may_look, num_rows, None, length, length, device=segments_BL.device))
+    return cast(BlockMask, create(may_look, num_rows, None, length, copies * length, device=segments_BL.device))
+
+
+def _flex(q_BNLH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask: BlockMask, change_score: ScoreChange | None = None) -> Tensor:
+    compiles_alone = q_BNLH.is_cuda and not torch.compiler.is_compiling()  # a compiled model includes flex
+    flex = _compiled_flex() if compiles_alone else cast("Callable[..., Any]", flex_attention)
+    grouped = q_BNLH.shape[1] != k_BKSH.shape[1]
+    return cast(Tensor, flex(q_BNLH, k_BKSH, v_BKSH, score_mod=change_score, block_mask=mask, enable_gqa=grouped))
+
+
+def _attend_with_dropout(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, layout: Layout, rate: float) -> Tensor:
+    assert layout.varlen is None, "choose_backend refuses varlen with dropout"
+    assert layout.keys_B is not None
+    if layout.block_mask is not None:
+        k_BKSH, v_BKSH, change_score = doubled_keys(q_BNLH, k_BKLH, v_BKLH, layout.keys_B, rate)
+        return _flex(q_BNLH, k_BKSH, v_BKSH, layout.block_mask, change_score)
+    if layout.lengths:
+        return documents_with_dropout(q_BNLH, k_BKLH, v_BKLH, layout.lengths, layout.keys_B, rate)
+    assert layout.mask_B1LL is not None
+    places_1L = torch.arange(q_BNLH.shape[2], device=q_BNLH.device)[None]
+    return attention_with_dropout(q_BNLH, k_BKLH, v_BKLH, layout.mask_B1LL, layout.keys_B, places_1L, rate)
 
 
 @cache

@@ -20,6 +20,7 @@ from trainer.config import ModelConfig
 from trainer.data.batch import MICRO_BATCH_BYTES
 from trainer.model.attention import Backend, Layout, attention_operators, cached_layout, layout_bytes
 from trainer.model.cost import FP32_BYTES
+from trainer.model.dropout import EMBEDDING, below, dropout
 from trainer.model.kv_cache import KeyValueCache
 from trainer.model.layers import DecoderLayer, RMSNorm, rotary_bytes, rotary_table
 from trainer.model.linear import Linear, product_operators
@@ -50,17 +51,22 @@ class Decoder(nn.Module):
         if config.tie_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
-    def hidden(self, tokens_BL: Tensor, layout: Layout) -> Tensor:
+    def hidden(self, tokens_BL: Tensor, layout: Layout, shift_BLD: Tensor | None = None) -> Tensor:
         """Return the last normalised state at each position, (B, L, D), in the type of the computation.
 
         Args:
             tokens_BL: int64 ids.
             layout: documents of the micro-batch; attention stays inside a document.
+            shift_BLD: added to the embeddings, for adversarial training; None: nothing.
         """
         rotation = rotary_table(layout.positions_BL, self.config.head_size, self.config.rope_theta)
         x_BLD = self.model.embed_tokens(tokens_BL)
-        for layer in self.model.layers:
-            x_BLD = self._through(layer, x_BLD, rotation, layout)
+        if shift_BLD is not None:
+            x_BLD = x_BLD + shift_BLD
+        x_BLD = dropout(x_BLD, self.config.embedding_dropout, layout.keys_B, EMBEDDING)
+        for number, layer in enumerate(self.model.layers, start=1):
+            of_layer = layout if layout.keys_B is None else layout._replace(keys_B=below(layout.keys_B, number))
+            x_BLD = self._through(layer, x_BLD, rotation, of_layer)
         return cast(Tensor, self.model.norm(x_BLD))
 
     def forward(self, tokens_BL: Tensor, layout: Layout) -> Tensor:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +16,35 @@ from trainer.data.batch import MicroBatch, blank_micro_batch
 from trainer.machine.memory import is_out_of_memory, release_memory
 from trainer.model.attention import Backend, Layout, make_layout
 from trainer.model.decoder import Decoder
+from trainer.model.dropout import row_keys
 from trainer.model.loss import cross_entropy_rows, cross_entropy_sum, linear_cross_entropy_rows, linear_cross_entropy_sum
 
-__all__ = ["LossModule", "autocast", "empty_micro_batch", "forward_pass"]
+__all__ = ["LossModule", "OwnPass", "PassInputs", "autocast", "empty_micro_batch", "forward_pass"]
 
 LossFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Maps logits (B, L, V), targets (B, L) and weights (B, L) or None to the weighted sum over all targets, a fp32 scalar."""
 _log = logging.getLogger(__name__)
 _AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float8": torch.bfloat16}
+
+
+class PassInputs(NamedTuple):
+    """The tensors of a micro-batch in a forward pass."""
+
+    tokens: Tensor
+    """int64 ids, (B, L)."""
+    layout: Layout
+    """The documents of the rows, for `Decoder.hidden` and `attend`."""
+    targets: Tensor
+    """(B, L), int64 ids of the next tokens, IGNORE at positions without a target."""
+    weights: Tensor | None
+    """(B, L), fp32 weight of each target, or None if all weights are 1."""
+
+
+class OwnPass(NamedTuple):
+    """A forward pass of an extension: `function(model, inputs, *tensors)`."""
+
+    function: Callable[..., Any]
+    tensors: tuple[Tensor, ...] = ()
 
 
 class LossModule(nn.Module):
@@ -37,10 +59,22 @@ class LossModule(nn.Module):
         """Most rows in one forward pass of an evaluation, because more rows ran out of memory; None: no limit."""
 
     def forward(
-        self, tokens_BL: Tensor, layout: Layout, targets_BL: Tensor, weights_BL: Tensor | None = None, *, by_row: bool = False
-    ) -> Tensor:
-        """Return the sum of the loss over all targets, a fp32 scalar, or with `by_row` each position's cross-entropy, (B, L)."""
+        self,
+        tokens_BL: Tensor,
+        layout: Layout,
+        targets_BL: Tensor,
+        weights_BL: Tensor | None = None,
+        *,
+        by_row: bool = False,
+        own: OwnPass | None = None,
+    ) -> Any:
+        """Return the sum of the loss over all targets, a fp32 scalar, or with `by_row` each position's cross-entropy, (B, L).
+
+        With `own` it returns the result of the extension's function.
+        """
         model = self.model
+        if own is not None:
+            return own.function(model, PassInputs(tokens_BL, layout, targets_BL, weights_BL), *own.tensors)
         if isinstance(model, Decoder) and (by_row or self.own_loss is None):  # no logits of the whole micro-batch
             hidden_BLD = model.hidden(tokens_BL, layout)
             if by_row:
@@ -58,8 +92,16 @@ def empty_micro_batch(num_rows: int, row_length: int, backend: Backend, *, with_
 
 
 def forward_pass(
-    module: nn.Module, rows: MicroBatch, config: TrainConfig, device: torch.device, backend: Backend, *, by_row: bool = False
-) -> Tensor:
+    module: nn.Module,
+    rows: MicroBatch,
+    config: TrainConfig,
+    device: torch.device,
+    backend: Backend,
+    *,
+    by_row: bool = False,
+    keys_B: Tensor | None = None,
+    own: OwnPass | None = None,
+) -> Any:
     """Return the result of `LossModule.forward` for a micro-batch, in the run's precision.
 
     With `by_row`, a micro-batch that runs out of memory is halved until its parts fit; the result of a row does not depend on
@@ -71,31 +113,42 @@ def forward_pass(
         config: all settings.
         device: device of the module.
         backend: backend of the attention.
-        by_row: see `LossModule.forward`.
+        by_row: see `LossModule.forward`. There is then no dropout.
+        keys_B: keys of the rows for dropout, from `row_keys`; None: those of a trial pass.
+        own: see `LossModule.forward`.
     """
     if by_row and config.parallel != "fsdp" and isinstance(module, LossModule):
         return _pass_in_parts(module, rows, config, device, backend)
-    return _pass(module, rows, config, device, backend, by_row=by_row)
+    if config.model.has_dropout and not by_row and keys_B is None:
+        keys_B = row_keys(config.seed, 0, 0, len(rows.tokens), device)
+    return _pass(module, rows, config, device, backend, keys_B=keys_B, by_row=by_row, own=own)
 
 
 def _pass(
-    module: nn.Module, rows: MicroBatch, config: TrainConfig, device: torch.device, backend: Backend, *, by_row: bool
-) -> Tensor:
+    module: nn.Module,
+    rows: MicroBatch,
+    config: TrainConfig,
+    device: torch.device,
+    backend: Backend,
+    *,
+    keys_B: Tensor | None = None,
+    **options: Any,
+) -> Any:
     micro = rows.to(device)
     if micro.bounds is not None and config.compiles(device.type):
         # Otherwise a micro-batch with more pieces than all before it would compile the model again.
         torch._dynamo.maybe_mark_dynamic(micro.bounds, 0)
-    layout = make_layout(micro.segments, micro.positions, backend, micro.bounds)
+    share = config.model.attention_dropout
+    layout = make_layout(micro.segments, micro.positions, backend, micro.bounds, keys_B=keys_B, dropout=share)
     with autocast(config, device):
-        result: Tensor = module(micro.tokens, layout, micro.targets, micro.weights, by_row=by_row)
-    return result
+        return module(micro.tokens, layout, micro.targets, micro.weights, **options)
 
 
 def _pass_in_parts(loss: LossModule, rows: MicroBatch, config: TrainConfig, device: torch.device, backend: Backend) -> Tensor:
     num_rows = len(rows.tokens)
     if loss.most_rows is None or num_rows <= loss.most_rows:
         try:
-            return _pass(loss, rows, config, device, backend, by_row=True)
+            return cast(Tensor, _pass(loss, rows, config, device, backend, by_row=True))
         except Exception as error:
             if num_rows == 1 or not is_out_of_memory(error):
                 raise

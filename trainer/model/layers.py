@@ -15,6 +15,7 @@ from torch.nn import functional
 from trainer.config import ModelConfig
 from trainer.model.attention import Backend, Layout, attend, attention_bytes, attention_flops
 from trainer.model.cost import FP32_BYTES, ActivationBytes, computed_bytes
+from trainer.model.dropout import ATTENTION_OUTPUT, MLP_OUTPUT, dropout
 from trainer.model.kv_cache import LayerCache
 from trainer.model.linear import Linear
 
@@ -76,6 +77,7 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_dim = config.head_size
+        self.dropout = config.attention_dropout
         width_q, width_kv = config.heads * config.head_size, config.num_kv_heads * config.head_size
         self.q_proj = Linear(config.width, width_q)
         self.k_proj = Linear(config.width, width_kv)
@@ -93,7 +95,7 @@ class Attention(nn.Module):
         if cache is not None:
             assert layout.mask_B1LL is not None
             k_BKLH, v_BKLH = cache.extend(k_BKLH, v_BKLH, layout.positions_BL, layout.mask_B1LL.shape[-1])
-        y_BNLH = attend(q_BLNH.transpose(1, 2), k_BKLH, v_BKLH, layout)
+        y_BNLH = attend(q_BLNH.transpose(1, 2), k_BKLH, v_BKLH, layout, dropout=self.dropout)
         return cast(Tensor, self.o_proj(y_BNLH.transpose(1, 2).flatten(2)))
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -157,10 +159,11 @@ class SwiGLU(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then SwiGLU, each on the normalised residual stream."""
+    """Attention, then SwiGLU, each on the normalised residual stream. Dropout acts on the outputs of both."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.dropout = config.residual_dropout
         self.input_layernorm = RMSNorm(config.width, config.norm_eps)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = RMSNorm(config.width, config.norm_eps)
@@ -168,8 +171,9 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout, cache: LayerCache | None = None) -> Tensor:
         """Return the residual stream after this layer, (B, L, D)."""
-        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), rotation, layout, cache)
-        return x_BLD + cast(Tensor, self.mlp(self.post_attention_layernorm(x_BLD)))
+        attended_BLD = self.self_attn(self.input_layernorm(x_BLD), rotation, layout, cache)
+        x_BLD = x_BLD + dropout(attended_BLD, self.dropout, layout.keys_B, ATTENTION_OUTPUT)
+        return x_BLD + dropout(self.mlp(self.post_attention_layernorm(x_BLD)), self.dropout, layout.keys_B, MLP_OUTPUT)
 
     @staticmethod
     def num_matrix_weights(config: ModelConfig) -> int:

@@ -6,14 +6,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import cast
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer.distributed.group import Group
 from trainer.parallel.ddp_buckets import BucketExchange
 from trainer.parallel.fsdp import ShardedModule
 from trainer.parallel.gradient_tree import GradientTree
 
-__all__ = ["Accumulation", "DdpAccumulation", "FsdpAccumulation", "TreeAccumulation"]
+__all__ = ["Accumulation", "DdpAccumulation", "FsdpAccumulation", "LateAccumulation", "TreeAccumulation"]
+
+_LATE_NUMBERS = 8 << 20
+"""Gradients that `LateAccumulation` adds at one time, at least one weight's: 32 MiB are enough to use a network fully."""
 
 
 class Accumulation:
@@ -80,6 +85,48 @@ class DdpAccumulation(Accumulation):
         del num_passes
         super().begin()
         self._exchange.complete()
+
+
+class LateAccumulation(Accumulation):
+    """Adds gradients over the ranks after the last backward pass.
+
+    An extension's training step makes any number of passes over a micro-batch, and a weight may have no gradient in some of them.
+    DDP can do neither. The exchange does not overlap with the backward pass.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], group: Group) -> None:
+        super().__init__(parameters)
+        self._group = group
+        self._parts: list[list[nn.Parameter]] = []
+        self._num_done = 0
+        size = _LATE_NUMBERS
+        for parameter in self._parameters:
+            if size + parameter.numel() > _LATE_NUMBERS:
+                self._parts.append([])
+                size = 0
+            self._parts[-1].append(parameter)
+            size += parameter.numel()
+
+    def begin(self) -> None:
+        """Drop the gradients of the last step."""
+        super().begin()
+        self._num_done = 0
+
+    def finish(self) -> None:
+        """Add the gradients of all ranks. A missing gradient counts as zero."""
+        for part in self._parts[self._num_done :]:
+            gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in part]
+            sum_P = torch.cat([gradient.flatten() for gradient in gradients])
+            self._group.sum(sum_P)
+            self._num_done += 1
+            for weight, gradient in zip(part, torch.split(sum_P, [weight.numel() for weight in part]), strict=True):
+                weight.grad = gradient.view_as(weight)
+
+    def join(self, num_passes: int) -> None:
+        """Send zeros for the gradients that this rank has not sent."""
+        del num_passes
+        super().begin()
+        self.finish()
 
 
 class FsdpAccumulation(Accumulation):

@@ -10,7 +10,7 @@ from trainer.machine.memory import fits_in_memory
 from trainer.model.decoder import Decoder
 from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
 from trainer.model.parameters import parameters_by_name
-from trainer.parallel.accumulation import Accumulation, DdpAccumulation, FsdpAccumulation, TreeAccumulation
+from trainer.parallel.accumulation import Accumulation, DdpAccumulation, FsdpAccumulation, LateAccumulation, TreeAccumulation
 from trainer.parallel.fsdp import shard
 from trainer.parallel.gradient_tree import GradientTree
 from trainer.run.context import RunContext
@@ -49,6 +49,8 @@ def wrap_for_training(loss: LossModule, context: RunContext) -> tuple[nn.Module,
         return loss, TreeAccumulation(GradientTree(parameters, group))
     if group.world_size == 1:
         return loss, Accumulation(parameters)
+    if context.own_step:
+        return loss, LateAccumulation(parameters, group)
     device_ids = [group.device] if group.device.type == "cuda" else None
     # Buffers need no exchange: they are equal on all ranks from the start, and are no state (trainer.extensions.user_model).
     module = DistributedDataParallel(loss, device_ids=device_ids, gradient_as_bucket_view=True, forward_sync_buffers=False)
@@ -69,7 +71,7 @@ def _settle_buckets(module: DistributedDataParallel, context: RunContext) -> Non
     empty = empty_micro_batch(config.batch.micro_rows, context.manifest.row_length, backend, with_weights=by_sequence)
 
     def backward() -> None:
-        forward_pass(module, empty, config, group.device, backend).backward()  # type: ignore[no-untyped-call]
+        forward_pass(module, empty, config, group.device, backend).backward()
         module.zero_grad(set_to_none=True)
 
     def backward_alone() -> None:

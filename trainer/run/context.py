@@ -22,3 +22,5 @@ class RunContext:
     group: Group
     backend: Backend
     """The backend of the attention."""
+    own_step: bool = False
+    """Whether an extension makes the passes of each micro-batch itself."""

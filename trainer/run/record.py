@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,6 +51,7 @@ from common.untrusted import (
     read_run_file,
 )
 from trainer.checkpoint import CheckpointStore
+from trainer.config import ModelConfig
 from trainer.data.adjustments import Adjustment, Adjustments
 from trainer.machine.determinism import device_name, flags, not_compared, threads_per_rank
 from trainer.machine.environment import (
@@ -180,7 +182,18 @@ def _differing(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> list
     skipped = not_compared(recorded, identity)
     if all(one.get(f"guard.{rule}") == "log" for one in (recorded, identity) for rule in ("spike", "drop")):
         skipped |= {"guard.spike_factor", "guard.spike_floor"}  # they change no bit while spikes and drops are only logged
-    return [one.name for one in find_differences(recorded, identity) if one.name not in skipped]
+    return [one.name for one in find_differences(_with_newer_settings(recorded), identity) if one.name not in skipped]
+
+
+def _with_newer_settings(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded identity, with the defaults of the settings that did not exist when the run was recorded."""
+    return _settings_newer_than_a_record() | dict(recorded)
+
+
+@cache
+def _settings_newer_than_a_record() -> dict[str, Any]:
+    model = ModelConfig().model_dump(mode="json", include={"attention_dropout", "residual_dropout", "embedding_dropout"})
+    return flattened({"model": model})
 
 
 def _ranks(identity: Mapping[str, Any]) -> str:
@@ -280,7 +293,7 @@ def _since_before(
     record, step = last.record, last.step
     skipped = not_compared(record["identity"], identity)
     before, now = same_facts(record["environment"], environment)
-    before |= {name: value for name, value in record["identity"].items() if name not in skipped}
+    before |= {name: value for name, value in _with_newer_settings(record["identity"]).items() if name not in skipped}
     now |= {name: value for name, value in identity.items() if name not in skipped}
     earlier = [one | {"until": min(one["until"], step)} for one in record.get("earlier", ())]
     deciding = record["identity"].keys() | identity.keys()

@@ -13,9 +13,10 @@ from common.errors import ConfigError
 from common.text import format_bytes
 from trainer.config import BatchConfig, TrainConfig
 from trainer.extensions.hooks import Extension
+from trainer.extensions.micro_step import MicroStep
 from trainer.extensions.user_model import seeded_model
 from trainer.machine.memory import USABLE_SHARE, available_bytes, fits_in_memory, isolated_rng, release_memory
-from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
+from trainer.model.forward import LossModule, empty_micro_batch
 from trainer.model.memory_estimate import MemoryEstimate, estimate
 from trainer.optim.optimizers import state_bytes_per_weight
 from trainer.run.context import RunContext
@@ -140,18 +141,22 @@ class _Trial:
         config, device = context.config, context.group.device
         model = seeded_model(extension, config.model, context.manifest.vocab_size, config.seed).to(device)
         self._loss = LossModule(model, config.loss, extension.own_loss)
-        self._context = context
+        self._context, self._extension = context, extension
         needs = expected_memory(context, 1)
         taken = needs.gradients + needs.optimizer + needs.average + needs.tree
         self._taken = torch.empty(taken, dtype=torch.uint8, device=device)
 
     def __call__(self, rows: int) -> None:
         """Run one forward and backward pass over `rows` rows of padding."""
-        config, backend = self._context.config, self._context.backend
+        context, config, backend = self._context, self._context.config, self._context.backend
         by_sequence = config.loss.normalise == "sequences"
-        empty = empty_micro_batch(rows, self._context.manifest.row_length, backend, with_weights=by_sequence)
+        empty = empty_micro_batch(rows, context.manifest.row_length, backend, with_weights=by_sequence)
         try:
-            forward_pass(self._loss, empty, config, self._context.group.device, backend).backward()  # type: ignore[no-untyped-call]
+            micro = MicroStep(self._loss, self._loss, empty, context, (0, 0), lambda loss_sum: loss_sum)
+            if context.own_step:
+                self._extension.step_loss(micro)
+            else:
+                micro.backward(micro.loss_sum())
         finally:
             self._loss.zero_grad(set_to_none=True)
 

@@ -171,9 +171,16 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
     val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
     compiled = config.compiles(group.device.type)
-    backend = choose_backend(config.attention, group.device, config.precision, config.model.head_size, compiled=compiled)
+    backend = choose_backend(
+        config.attention,
+        group.device,
+        config.precision,
+        config.model.head_size,
+        compiled=compiled,
+        dropout=config.model.attention_dropout,
+    )
     memory = PeakMeter(group.device)
-    context = RunContext(config, manifest, group, backend)
+    context = RunContext(config, manifest, group, backend, extension.has_step)
     context = with_micro(context, extension, group.on_main(lambda: _first_look(config.run)))
     config = context.config
     _check_fit(config, manifest, len(train_rows), len(val_rows), group)

@@ -13,10 +13,9 @@ from torch.distributed.tensor import DTensor
 from common.errors import ProjectError
 from trainer.data.batch import GlobalBatch, share_of_rank
 from trainer.distributed.stragglers import OwnTime
+from trainer.extensions.micro_step import MicroStep
 from trainer.health.guard import Thresholds
-from trainer.machine.determinism import seed_micro_batch
 from trainer.machine.memory import is_out_of_memory, release_memory
-from trainer.model.forward import forward_pass
 from trainer.optim.optimizers import step_unless
 from trainer.training.step_report import Gradient, PendingStep, StepInputs, StepReport, encode_report
 from trainer.training.trainable import Trainable
@@ -81,21 +80,27 @@ def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> 
         CannotContinueError: this rank ran out of memory and cannot take part in the exchanges of the other ranks.
     """
     context, accumulation = trainable.context, trainable.accumulation
-    config, group = context.config, context.group
+    group = context.group
     own = share_of_rank(batch.num_micro_batches, group)
-    scale = (group.world_size if accumulation.averages else 1) / batch.normaliser
+    factor = (group.world_size if accumulation.averages else 1) / batch.normaliser
     losses = torch.zeros(batch.num_micro_batches, dtype=torch.float64, device=group.device)
     own_time = OwnTime(0.0, 0.0)
+
+    def scaled(loss_sum: Tensor) -> Tensor:
+        return trainable.scaler.scale(loss_sum * factor)
+
     with out_of_memory_is_final(inputs.step):
         accumulation.begin()
     try:
         for number, rows in zip(own, batch.micro_batches, strict=True):
-            seed_micro_batch(config.seed, inputs.step, number)
-            with accumulation.micro_batch(last=number == own[-1]):
-                loss_sum = forward_pass(trainable.module, rows, config, group.device, context.backend)
-                if number == own[-1]:
+            last = number == own[-1]
+            micro = MicroStep(trainable.loss, trainable.module, rows, context, (inputs.step, number), scaled)
+            with accumulation.micro_batch(last=last):
+                loss_sum = trainable.extension.step_loss(micro) if context.own_step else micro.loss_sum()
+                if last:
                     own_time = inputs.before_exchange()  # from here on this rank may have to wait for others
-                trainable.scaler.scale(loss_sum * scale).backward()  # type: ignore[no-untyped-call]
+                if not context.own_step:
+                    micro.backward(loss_sum)
             losses[number] = loss_sum.detach()
         accumulation.finish()
         trainable.unscale_gradients()
