@@ -216,7 +216,9 @@ def _machine(config: TrainConfig) -> dict[str, Any]:
     try:
         with joined_group(config.device) as group:
             compiled = config.compiles(group.device.type)
-            backend = choose_backend(config.attention, group.device, config.precision, config.model.head_size, compiled=compiled)
+            backend = choose_backend(
+                config.attention, group.device, config.number_format, config.model.head_size, compiled=compiled
+            )
             return {"device": device_name(group.device), "threads": threads_per_rank(config), "attention": backend}
     except ConfigError as error:
         return {"device": str(error), "threads": threads_per_rank(config), "attention": None}
