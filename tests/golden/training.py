@@ -42,7 +42,20 @@ def train_recipe(recipe: str, folder: Path) -> dict[str, list[str]]:
     words = ["--recipe", recipe, "--data", str(folder / "data"), "--run", str(folder / "run"), "--limits.steps", str(STEPS)]
     config = load_settings(TrainConfig, words, help_parser(TrainConfig, "train", ""), {})
     write_prepared(folder / "data", row_length=config.model.context)
-    words += ["--device", "cpu", "--threads", "2", "--eval.every_steps", "25", "--eval.sample_tokens", "0", "--log.report", "false"]
+    words += [
+        "--device",
+        "cpu",
+        "--precision",
+        "fp32",
+        "--threads",
+        "2",
+        "--eval.every_steps",
+        "25",
+        "--eval.sample_tokens",
+        "0",
+        "--log.report",
+        "false",
+    ]
     words += ["--schedule.warmup_steps", "10", *OVERRIDES.get(recipe, ())]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRAIN_")}
     subprocess.run([sys.executable, "-m", "trainer", "train", *words], cwd=ROOT, env=environment, check=True, capture_output=True)

@@ -288,6 +288,45 @@ def test_all_ranks_go_on_when_one_runs_out_of_memory(data: Path, tmp_path: Path)
     audit_run(tmp_path / "failed")
 
 
+def settling_on_each(group: Group, failing_pass: int, place: str, config: TrainConfig) -> tuple[str, int]:
+    """Train on each rank. Rank 1 runs out of memory in one of the passes that make DDP choose its buckets."""
+    forward, passes = wrapping.forward_pass, []
+
+    def fail(_: Tensor) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def passing(module: nn.Module, *args: Any) -> Tensor:
+        passes.append(1)
+        fails = group.rank == 1 and len(passes) == failing_pass
+        if fails and place == "forward":
+            fail(torch.empty(0))
+        loss = forward(module, *args)
+        if fails:
+            weight = next(weight for name, weight in module.named_parameters() if "layers.1.mlp" in name)
+            handle = weight.register_hook(lambda gradient: (handle.remove(), fail(gradient)))
+        return loss
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wrapping, "forward_pass", passing)
+        [result] = on_each(group, {}, config)
+    return result, len(passes)
+
+
+@pytest.mark.parametrize("place", ["forward", "backward"])
+@pytest.mark.parametrize("failing_pass", [1, 2, 3])
+def test_no_rank_waits_if_memory_runs_out_while_ddp_chooses_its_buckets(
+    data: Path, tmp_path: Path, failing_pass: int, place: str
+) -> None:
+    failed = of_micro(data, tmp_path / "failed", 8, 3)
+    results = run_ranks(settling_on_each, 2, failing_pass, place, failed, timeout_s=200)
+    assert {passes for _, passes in results} == {failing_pass + 3}
+    assert changes_of(tmp_path / "failed") == [(1, 4)]
+    whole = of_micro(data, tmp_path / "whole", 4, 3)
+    expected = run_ranks(on_each, 2, {}, whole, timeout_s=200)
+    assert {result for result, _ in results} == {found[0] for found in expected}
+    assert losses(tmp_path / "failed") == losses(tmp_path / "whole")
+
+
 def late_on_each(group: Group, failures: dict[int, list[Failure]], *configs: TrainConfig) -> list[str]:
     """As `on_each`, on a device whose results arrive one step late."""
     late = partial(StepResults, lag=1)

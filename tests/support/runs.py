@@ -27,6 +27,7 @@ def tiny_config(data: Path, run: Path, /, **changes: Any) -> TrainConfig:
         "run": run,
         "threads": 1,
         "device": "cpu",
+        "precision": "fp32",
         "model": {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "context": 32},
         "batch": {"global_rows": 8, "micro": 2},
         "optim": {"lr": 3e-3},

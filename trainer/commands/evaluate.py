@@ -66,7 +66,7 @@ def evaluate_run(options: EvaluateOptions) -> str:
             model, step = load_model(run, config, options.checkpoint, trust_code=options.trust_code)
             model.to(group.device)
             lost = _quarantined(run, manifest, step)
-            backend = choose_backend(config.attention, group.device, config.precision, config.model.head_size)
+            backend = choose_backend(config.attention, group.device, config.number_format, config.model.head_size)
             context = RunContext(config.model_copy(update={"eval": settings}), manifest, group, backend)
             grouping = Grouping.of(manifest, tokenizer)
             result = evaluate(LossModule(model, config.loss), context, rows.without(lost), grouping=grouping)

@@ -5,7 +5,7 @@ from trainer.config.health import Action, AlertAction, AlertsConfig, GuardConfig
 from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
 from trainer.config.run import CheckpointConfig, EvalConfig, LimitsConfig, LogConfig, ResumeConfig
-from trainer.config.train import TrainConfig
+from trainer.config.train import Precision, TrainConfig
 
 __all__ = [
     "Action",
@@ -24,6 +24,7 @@ __all__ = [
     "MixtureConfig",
     "ModelConfig",
     "OptimConfig",
+    "Precision",
     "ResumeConfig",
     "ScheduleConfig",
     "TrainConfig",

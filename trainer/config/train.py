@@ -18,7 +18,10 @@ from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
 from trainer.config.run import CheckpointConfig, EvalConfig, LimitsConfig, LogConfig, ResumeConfig
 
-__all__ = ["TrainConfig"]
+__all__ = ["Precision", "TrainConfig"]
+
+Precision = Literal["fp32", "bf16", "fp16", "float8"]
+"""Number format of a run's matrix products."""
 
 
 class TrainConfig(Settings):
@@ -35,9 +38,10 @@ class TrainConfig(Settings):
     threads: int | None = Field(
         None, ge=1, le=1024, description="Number of CPU threads of one rank; none: OMP_NUM_THREADS or its share of the cores."
     )
-    precision: Literal["fp32", "bf16", "fp16", "float8"] = Field(
-        "fp32",
-        description="Number format of forward and backward; weights stay fp32. float8: matrix products; bf16 for the rest.",
+    precision: Literal["auto"] | Precision = Field(
+        "auto",
+        description="Number format of forward and backward; weights stay fp32. auto: bf16 on GPUs (fp16 if they have no bf16), "
+        "fp32 on CPUs (bf16 with AMX from model.width = 256 on). float8: matrix products; bf16 for the rest.",
     )
     tf32: bool = Field(
         False, description="Whether GPUs round the inputs of fp32 matrix products to a mantissa of 10 bits, which is faster."
@@ -75,6 +79,12 @@ class TrainConfig(Settings):
     watchdog: WatchdogConfig = Field(WatchdogConfig(), description="Ranks that make no progress.")
     bad_data: BadDataConfig = Field(BadDataConfig(), description="Shards that cannot be read.")
     resume: ResumeConfig = Field(ResumeConfig(), description="Differences that a resume allows.")
+
+    @property
+    def number_format(self) -> Precision:
+        """`precision` as a format. `auto` is replaced by a format before the model is built."""
+        assert self.precision != "auto"
+        return self.precision
 
     def compiles(self, device_type: str) -> bool:
         """Return whether the model is compiled on devices of this type."""

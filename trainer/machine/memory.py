@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from common.host_memory import available_host_bytes, process_bytes
 
@@ -15,20 +16,31 @@ __all__ = ["PeakMeter", "available_bytes", "fits_in_memory", "is_out_of_memory",
 
 USABLE_SHARE = 0.9
 """Share of the free memory that a run plans to use. The rest covers fragmentation and errors of the estimate."""
-_OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+_OUT_OF_MEMORY_TEXTS = (
+    "out of memory",
+    "can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # of cublasCreate, which finds no memory for its workspace
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return True if an allocation failed on a GPU or on the host. Also checks the causes of the error."""
+    """Return True if an allocation failed on a GPU or on the host. Also checks the causes of the error.
+
+    An error of NCCL is never one, even if NCCL found no memory: its communicator cannot be used again, and peers may wait in it.
+    """
     if error is None:
         return False
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
+    if isinstance(error, dist.DistBackendError) or "NCCL" in str(error):
+        return False
     matches = isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS)
     return matches or is_out_of_memory(error.__cause__)
 
 
-def fits_in_memory(run: Callable[[], None]) -> bool:
+def fits_in_memory(run: Callable[[], object]) -> bool:
     """Call a function. Returns False if it runs out of memory; its other errors are raised.
 
     On return the error is freed, and with it the tensors that its traceback holds.

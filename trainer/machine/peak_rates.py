@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trainer.config import Precision
+
 __all__ = ["PEAK_RATES", "PeakRates", "RateKind", "mfu", "peak_flops", "rate_kind", "unknown_mfu"]
 
 RateKind = Literal["fp32", "tf32", "bf16", "fp16", "float8"]
@@ -81,7 +83,7 @@ PEAK_RATES: tuple[PeakRates, ...] = (
 )
 
 
-def rate_kind(precision: Literal["fp32", "bf16", "fp16", "float8"], *, tf32: bool) -> RateKind:
+def rate_kind(precision: Precision, *, tf32: bool) -> RateKind:
     """Return the kind of rate that the matrix products of a run are compared with.
 
     For float8 this is the float8 rate, although attention and output projection are computed in bf16.

@@ -160,6 +160,6 @@ def _pass_in_parts(loss: LossModule, rows: MicroBatch, config: TrainConfig, devi
 
 def autocast(config: TrainConfig, device: torch.device) -> torch.autocast | nullcontext[None]:
     """Return the context of a forward pass in the run's precision."""
-    if config.precision == "fp32":
+    if config.number_format == "fp32":
         return nullcontext()
-    return torch.autocast(device.type, _AUTOCAST_TYPES[config.precision])
+    return torch.autocast(device.type, _AUTOCAST_TYPES[config.number_format])

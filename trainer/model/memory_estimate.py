@@ -86,7 +86,7 @@ def estimate(
     sharded = world_size if config.parallel == "fsdp" else 1
     of_matrix, of_other = optimizer_bytes
     micro_batches = -(-config.batch.global_rows // micro // world_size)
-    mixed = config.precision != "fp32"
+    mixed = config.number_format != "fp32"
     gathered = 0
     if sharded > 1:
         # The weights outside the layers, those of a layer and the next layer, and the gradients of one group, or of all groups

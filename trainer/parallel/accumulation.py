@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import cast
 
@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.distributed.group import Group
+from trainer.machine.memory import fits_in_memory, release_memory
 from trainer.parallel.ddp_buckets import BucketExchange
 from trainer.parallel.fsdp import ShardedModule
 from trainer.parallel.gradient_tree import GradientTree
@@ -85,6 +86,23 @@ class DdpAccumulation(Accumulation):
         del num_passes
         super().begin()
         self._exchange.complete()
+
+    def settle(self, backward: Callable[[], None]) -> Iterator[bool]:
+        """Run passes that make DDP choose its final buckets. Yield after each part whether memory sufficed on this rank.
+
+        DDP regroups its gradient buckets after the first backward pass. The second pass shows the new buckets. No rank may continue
+        with the next part until all ranks have completed this one.
+
+        Args:
+            backward: makes a forward and a backward pass and clears the gradients, also after an error.
+        """
+        for _ in range(2):
+            self._exchange.begin()
+            if not (fits := fits_in_memory(backward)):
+                release_memory()
+                self._exchange.complete_first(self._module)
+            yield fits
+            yield fits_in_memory(self._module.reducer._rebuild_buckets)  # otherwise the next forward pass does it
 
 
 class LateAccumulation(Accumulation):

@@ -7,6 +7,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 __all__ = ["BucketExchange"]
 
@@ -43,7 +44,12 @@ class BucketExchange:
         return cast("torch.futures.Future[Tensor]", work.get_future().then(lambda done: done.value()[0]))
 
     def complete(self) -> None:
-        """Take part in the exchange of all buckets that this rank has not started."""
+        """Take part in the exchange of all buckets that this rank has not started. It has completed a pass with these buckets."""
         for num_elements, dtype, device in self._sizes[self._num_done :]:
             dist.all_reduce(torch.zeros(num_elements, dtype=dtype, device=device))
         self._num_done = len(self._sizes)
+
+    def complete_first(self, module: DistributedDataParallel) -> None:
+        """As `complete`, without an earlier pass: DDP makes the zeros, for all buckets at once."""
+        for bucket in module.reducer._get_zeros_like_grad_buckets()[self._num_done :]:
+            dist.all_reduce(bucket.buffer())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -55,30 +57,30 @@ def wrap_for_training(loss: LossModule, context: RunContext) -> tuple[nn.Module,
     # Buffers need no exchange: they are equal on all ranks from the start, and are no state (trainer.extensions.user_model).
     module = DistributedDataParallel(loss, device_ids=device_ids, gradient_as_bucket_view=True, forward_sync_buffers=False)
     accumulation = DdpAccumulation(module, parameters)
-    _settle_buckets(module, context)
+    _settle_buckets(module, accumulation, context)
     return module, accumulation
 
 
-def _settle_buckets(module: DistributedDataParallel, context: RunContext) -> None:
+def _settle_buckets(module: DistributedDataParallel, accumulation: DdpAccumulation, context: RunContext) -> None:
     """Run passes over an empty batch, so that gradients are added in the same order in a new run and in a resumed one.
 
-    DDP regroups its gradient buckets after the first backward pass. With three or more ranks other buckets change the order of
-    addition. The second pass shows the new buckets. A pass without an exchange comes first, because a rank that runs out of
-    memory before it knows the buckets cannot take part in the exchange.
+    With three or more ranks the order of addition depends on DDP's buckets: see `DdpAccumulation.settle`. A pass without an
+    exchange comes first: if the micro-batch is too large, this pass finds it before a rank can wait for another one.
     """
     config, group, backend = context.config, context.group, context.backend
     by_sequence = config.loss.normalise == "sequences"
     empty = empty_micro_batch(config.batch.micro_rows, context.manifest.row_length, backend, with_weights=by_sequence)
 
     def backward() -> None:
-        forward_pass(module, empty, config, group.device, backend).backward()
-        module.zero_grad(set_to_none=True)
+        try:
+            forward_pass(module, empty, config, group.device, backend).backward()  # type: ignore[no-untyped-call]
+        finally:
+            module.zero_grad(set_to_none=True)
 
     def backward_alone() -> None:
         with module.no_sync():
             backward()
 
-    if not group.smallest(fits_in_memory(backward_alone)):
-        raise MicroTooLarge
-    backward()
-    backward()
+    for fits in chain([fits_in_memory(backward_alone)], accumulation.settle(backward)):
+        if not group.smallest(fits):
+            raise MicroTooLarge

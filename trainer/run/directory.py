@@ -47,8 +47,9 @@ def load_config(run: Path) -> TrainConfig:
         raise CheckpointError(f"{path}: {explain(TrainConfig, error)}; {_RESTORE}") from None
     except (ValueError, KeyError) as error:
         raise CheckpointError(f"{path}: the settings cannot be read ({error}); {_RESTORE}") from None
-    if config.batch.micro == "auto":
-        raise CheckpointError(f"{path}: batch.micro = auto, but a run writes the number that it chose; {_RESTORE}")
+    for name, value in (("batch.micro", config.batch.micro), ("precision", config.precision)):
+        if value == "auto":
+            raise CheckpointError(f"{path}: {name} = auto, but a run writes the value that it chose; {_RESTORE}")
     return config
 
 

@@ -2,6 +2,7 @@
 
 `identity` holds all that the bits of the run depend on. A run is resumed only if its identity is the same.
 `changes` lists the adjustments: from which step on micro-batches were smaller than in the identity, or shards were left out.
+`precision` holds the setting, the number format that it gave, and the reason; the identity and `config.toml` hold the format.
 `earlier` lists starts of the run with another identity or environment, oldest first: the last step, and the differing values.
 The record is sealed with a digest, and `files` holds the digests of the other files. It contains no host, user or path, and only
 those environment variables that this program names or that set torch.compile, so it contains no secret.
@@ -16,10 +17,10 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 import torch
 from pydantic import Field, field_validator
@@ -51,7 +52,7 @@ from common.untrusted import (
     read_run_file,
 )
 from trainer.checkpoint import CheckpointStore
-from trainer.config import ModelConfig
+from trainer.config import ModelConfig, Precision
 from trainer.data.adjustments import Adjustment, Adjustments
 from trainer.machine.determinism import device_name, flags, not_compared, threads_per_rank
 from trainer.machine.environment import (
@@ -62,6 +63,7 @@ from trainer.machine.environment import (
     nccl_version,
     same_facts,
 )
+from trainer.machine.precision import ChosenPrecision
 from trainer.run.context import RunContext
 from trainer.run.events import SaveEvent
 from trainer.run.ledger import LEDGER
@@ -80,6 +82,7 @@ __all__ = [
     "read_record_if_any",
     "recorded_adjustments",
     "recorded_micro",
+    "recorded_precision",
 ]
 
 _log = logging.getLogger(__name__)
@@ -240,7 +243,12 @@ def _notes(run: Path) -> list[Adjustment]:
 
 
 def open_record(
-    context: RunContext, identity: Mapping[str, Any], extension: bytes | None, adjustments: Adjustments, before: Before | None
+    context: RunContext,
+    identity: Mapping[str, Any],
+    extension: bytes | None,
+    adjustments: Adjustments,
+    before: Before | None,
+    precision: ChosenPrecision,
 ) -> None:
     """Write `config.toml`, the tokenizer, the extension's source and `record.json` of a run that starts or resumes.
 
@@ -270,6 +278,7 @@ def open_record(
         "status": "training",
         "identity": dict(identity),
         "changes": adjustments.to_json(),
+        "precision": asdict(precision),
         "data": {"root_digest": manifest.root_digest, "tokenizer_digest": manifest.tokenizer_digest},
         "environment": environment,
         "earlier": earlier,
@@ -441,6 +450,23 @@ def recorded_micro(run: Path, record: Mapping[str, Any] | None) -> int | None:
             "restore it from a copy"
         )
     return micro
+
+
+def recorded_precision(run: Path, record: Mapping[str, Any] | None) -> Precision | None:
+    """Return the number format with which a run was started, None if there is no run.
+
+    Raises:
+        CheckpointError: the record holds a value that this program does not write.
+    """
+    if record is None:
+        return None
+    found = record["identity"].get("precision")
+    if (precision := next((one for one in get_args(Precision) if one == found), None)) is None:
+        raise CheckpointError(
+            f"{run / 'record.json'}: identity has precision = {found!r}, but one of {', '.join(get_args(Precision))} was expected; "
+            "restore it from a copy"
+        )
+    return cast("Precision", precision)
 
 
 def _digests(run: Path, names: Iterable[str]) -> dict[str, str]:

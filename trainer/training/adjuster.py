@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -10,6 +11,7 @@ from torch import nn
 from common.errors import ConfigError, ProjectError
 from trainer.data.adjustments import Adjustment, Adjustments, smaller_micro
 from trainer.data.bad_shards import decide
+from trainer.distributed.group import LET_GO_S
 from trainer.health.alerts import Alert, Rule
 from trainer.machine.memory import release_memory
 from trainer.metrics import Monitor
@@ -95,6 +97,7 @@ def wrapped(
             adjusted = replace(context, config=context.config.model_copy(update={"batch": batch}))
             return *wrap_for_training(loss, adjusted), adjustments
         except MicroTooLarge:
+            time.sleep(LET_GO_S)  # before this handler drops DDP, which may have made exchanges: see `trainer.distributed.group`
             adjustment = smaller_batches(context, adjustments, step)
         adjustments = adjustments.plus(adjustment)
         release_memory()

@@ -129,7 +129,9 @@ def with_micro(context: RunContext, extension: Extension, recorded: int | None) 
     micro = choose_micro(config, estimated, free, context.manifest.row_length, group.world_size)
     if config.parallel == "ddp":  # a pass of FSDP exchanges weights: if one rank ran out of memory, the others would wait for it
         candidates = [rows for rows in micro_candidates(config.batch.global_rows, group.world_size) if rows <= micro]
-        micro = group.smallest(probe(_Trial(context, extension), candidates))
+        fitting = probe(_Trial(context, extension), candidates)
+        release_memory()  # the cache of the trial, because NCCL takes its memory outside of PyTorch's cache
+        micro = group.smallest(fitting)
     _log.info("batch.micro = auto: %d rows; %s", micro, estimated(micro).describe())
     return _with(context, micro)
 

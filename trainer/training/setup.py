@@ -22,7 +22,7 @@ from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, check_space, required_bytes, steps_to_keep
-from trainer.config import CheckpointConfig, TrainConfig
+from trainer.config import CheckpointConfig, Precision, TrainConfig
 from trainer.data.adjustments import Adjustments
 from trainer.data.mixture import build_order
 from trainer.distributed.group import Group, joined_group
@@ -40,6 +40,7 @@ from trainer.machine.determinism import configure_determinism, device_name
 from trainer.machine.environment import unlocked_here
 from trainer.machine.memory import PeakMeter
 from trainer.machine.peak_rates import peak_flops, rate_kind, unknown_mfu
+from trainer.machine.precision import ChosenPrecision, with_precision
 from trainer.metrics import Monitor, opened_monitor
 from trainer.metrics.layers import LayerObserver
 from trainer.metrics.sinks.tensorboard_graph import model_graph
@@ -70,6 +71,7 @@ from trainer.run.record import (
     read_record_if_any,
     recorded_adjustments,
     recorded_micro,
+    recorded_precision,
 )
 from trainer.run.record import open_record as write_record
 from trainer.run.signals import StopRequest, stop_request
@@ -99,6 +101,7 @@ class Checked:
     """A run whose settings fit the data, the machine and the files of an earlier start. These files are not changed yet."""
 
     context: RunContext
+    precision: ChosenPrecision
     extension: Extension
     data: RunData
     limits: Plan
@@ -170,18 +173,20 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     check_same_data(config.data, manifest.root_digest, group)
     train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
     val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
+    recorded_rows, recorded_format = group.on_main(lambda: _first_look(config.run))
+    config, precision = with_precision(config, group, recorded_format)
     compiled = config.compiles(group.device.type)
     backend = choose_backend(
         config.attention,
         group.device,
-        config.precision,
+        config.number_format,
         config.model.head_size,
         compiled=compiled,
         dropout=config.model.attention_dropout,
     )
     memory = PeakMeter(group.device)
     context = RunContext(config, manifest, group, backend, extension.has_step)
-    context = with_micro(context, extension, group.on_main(lambda: _first_look(config.run)))
+    context = with_micro(context, extension, recorded_rows)
     config = context.config
     _check_fit(config, manifest, len(train_rows), len(val_rows), group)
     check_parallel(config, group)
@@ -207,6 +212,7 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     check_shared(config.run, group)
     return Checked(
         context=context,
+        precision=precision,
         extension=extension,
         data=RunData(context, train_rows, val_rows, order, _tokenizer(config.data, manifest)),
         limits=limits,
@@ -234,7 +240,7 @@ def build(checked: Checked) -> tuple[Trainable, Adjustments]:
     model = seeded_model(extension, config.model, context.manifest.vocab_size, config.seed)
     if config.parallel == "ddp" or group.world_size == 1:
         model.to(group.device)  # FSDP moves each part when it cuts the weights
-    if config.precision == "float8":
+    if config.number_format == "float8":
         convert_to_float8(model, group.device)
     loss = LossModule(model, config.loss, extension.own_loss)
     module, accumulation, adjustments = wrapped(loss, context, checked.adjustments, (checked.newest or 0) + 1)
@@ -265,8 +271,8 @@ def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: St
     """Write the record of a new or resumed run, and open everything that the training writes to."""
     context, trainable, heartbeat = checked.context, restored.trainable, restored.heartbeat
     config, group, step = context.config, context.group, restored.progress.step
-    source, before = checked.extension.source, checked.before
-    group.on_main(lambda: write_record(context, checked.identity, source, restored.adjustments, before))
+    source, before, precision = checked.extension.source, checked.before, checked.precision
+    group.on_main(lambda: write_record(context, checked.identity, source, restored.adjustments, before, precision))
     if group.is_main and config.log.report:
         stack.callback(report_at_end, config.run)  # after everything else is closed, for any end of the run
     ending = stack.enter_context(opened_ending(config, group, step))
@@ -310,13 +316,13 @@ def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: 
         stop=stop,
         monitor=adjuster.monitor,
         ledger=adjuster.ledger,
-        guard=Guard(config.guard, scaled=config.precision == "fp16"),
+        guard=Guard(config.guard, scaled=config.number_format == "fp16"),
         train_losses=LossMean(),
         observer=LayerObserver(restored.trainable.model, group, config.log.layers_every_steps, config.log.histograms_every_steps),
         adjuster=adjuster,
         ending=ending,
         flops_each=flops_per_token(config.model, manifest.vocab_size, manifest.row_length),
-        peak=peak_flops(device_name(group.device), rate_kind(config.precision, tf32=config.tf32)),
+        peak=peak_flops(device_name(group.device), rate_kind(config.number_format, tf32=config.tf32)),
         stragglers=StragglerDetector(),
     )
     if restored.state is not None:
@@ -334,7 +340,7 @@ def introduce(run: TrainingRun, *, continued: bool) -> None:
     _log.info("%s; attention %s", run.data.order.description, describe_backend(context.backend))
     if run.reporter.peak is None and device.type == "cuda":
         gpu = torch.cuda.get_device_name(device)
-        _log.info("%s", unknown_mfu(gpu, rate_kind(config.precision, tf32=config.tf32)))
+        _log.info("%s", unknown_mfu(gpu, rate_kind(config.number_format, tf32=config.tf32)))
     if not continued and context.group.is_main and run.extension.build_model is None:  # a user's model may need real values
         monitor.model(model_graph(partial(Decoder, config.model, context.manifest.vocab_size), context.manifest.row_length))
 
@@ -347,14 +353,16 @@ def _describe(run: TrainingRun, *, continued: bool) -> str:
         f"{f'resuming {config.run} at step {run.resumed.step}' if continued else f'training in {config.run}'}  "
         f"{num_weights / 1e6:.2f}M weights, vocabulary {context.manifest.vocab_size}, {len(data.train_rows)} training and "
         f"{len(data.val_rows)} validation rows of {context.manifest.row_length} tokens, "
-        f"{group.world_size} rank{'s' * (group.world_size > 1)} on {group.device.type}, {config.precision}"
+        f"{group.world_size} rank{'s' * (group.world_size > 1)} on {group.device.type}, {config.number_format}"
     )
 
 
-def _first_look(run: Path) -> int | None:
-    """Return the micro-batch of an earlier start. The check comes first: until then no file of the run may be read."""
+def _first_look(run: Path) -> tuple[int | None, Precision | None]:
+    """Return micro-batch and number format of an earlier start. No file of the run may be read before its places are checked."""
     check_places(run)
-    return recorded_micro(run, read_record_if_any(run))
+    record = read_record_if_any(run)
+    continues = CheckpointStore(run / "checkpoints").steps()  # otherwise no weights exist that depend on the format
+    return recorded_micro(run, record), recorded_precision(run, record) if continues else None
 
 
 def _checked_run(

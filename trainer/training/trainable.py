@@ -129,7 +129,7 @@ class Trainable:
 def make_scaler(context: RunContext) -> torch.amp.GradScaler:
     """Return a scaler of fp16 losses, which keeps small gradients above zero. It does nothing in other precisions."""
     device = context.group.device
-    scaler = torch.amp.GradScaler(device.type, enabled=context.config.precision == "fp16")
+    scaler = torch.amp.GradScaler(device.type, enabled=context.config.number_format == "fp16")
     scaler.scale(torch.zeros((), device=device))  # creates its state on the device now, not in the first step
     return scaler
 

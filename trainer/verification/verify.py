@@ -223,7 +223,7 @@ def _machine(config: TrainConfig) -> dict[str, Any]:
             backend = choose_backend(
                 config.attention,
                 group.device,
-                config.precision,
+                config.number_format,
                 config.model.head_size,
                 compiled=compiled,
                 dropout=config.model.attention_dropout,

@@ -1,0 +1,87 @@
+"""The number format of a run with `precision = auto`: the fastest one that all ranks have, and the same after a resume."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+
+import torch
+
+from common.errors import ConfigError
+from trainer.config import Precision, TrainConfig
+from trainer.distributed.group import Group
+
+__all__ = ["ChosenPrecision", "choose_precision", "has_amx", "with_precision"]
+
+_log = logging.getLogger(__name__)
+_LEAST_WIDTH = 256
+"""Narrower models are not clearly faster in bf16 with AMX: see docs/decisions.md, 2026-11-23."""
+
+
+@dataclass(frozen=True)
+class ChosenPrecision:
+    """The number format of a run, and where it comes from."""
+
+    setting: str
+    """The value that the user set: `auto` or a format."""
+    value: Precision
+    reason: str
+
+    def describe(self) -> str:
+        """Return one line for the log."""
+        return f"precision = {self.setting}: {self.value}, because {self.reason}"
+
+
+def with_precision(config: TrainConfig, group: Group, recorded: Precision | None) -> tuple[TrainConfig, ChosenPrecision]:
+    """Return the settings with a number format for `precision = auto`, the same on all ranks, and how it was chosen.
+
+    A rank without fast bf16 decides for all ranks. All ranks must call this.
+
+    Args:
+        config: the settings. They are returned unchanged if `precision` is a format.
+        group: the ranks, which may have different devices.
+        recorded: the format with which the run was started, None for a new run. It is used again, because the bits depend on it.
+
+    Raises:
+        ConfigError: the run was started in bf16, and the GPU of a rank has none.
+    """
+    if config.precision != "auto":
+        return config, ChosenPrecision(config.precision, config.precision, "the settings say so")
+    device_type = group.device.type
+    all_fast = bool(group.smallest(torch.cuda.is_bf16_supported(including_emulation=False) if device_type == "cuda" else has_amx()))
+    value, reason = choose_precision(device_type, config.model.width, all_fast=all_fast)
+    if recorded is not None:
+        if device_type != "cuda" or all_fast or recorded != "bf16":
+            value, reason = recorded, "the run was started with it"
+        elif "precision" not in config.resume.allow_changes:
+            raise ConfigError(
+                f"{config.run}: this run was started in bf16, and a GPU of this start has no bf16 (compute capability below 8.0). "
+                f"To resume in {value} with other results, add --resume.allow_changes device precision"
+            )
+    chosen = ChosenPrecision("auto", value, reason)
+    _log.info("%s", chosen.describe())
+    return config.model_copy(update={"precision": value}), chosen
+
+
+def choose_precision(device_type: str, width: int, *, all_fast: bool) -> tuple[Precision, str]:
+    """Return the fastest number format of a new run, and the reason.
+
+    Args:
+        device_type: `cuda` or `cpu`.
+        width: `model.width`.
+        all_fast: whether the devices of all ranks compute fast in bf16: GPUs of compute capability 8.0, CPUs with AMX.
+    """
+    if device_type == "cuda":
+        return ("bf16", "every GPU has it") if all_fast else ("fp16", "not every GPU has bf16 (compute capability 8.0)")
+    if not all_fast:
+        return "fp32", "bf16 is slower on CPUs without AMX"
+    if width < _LEAST_WIDTH:
+        return "fp32", f"bf16 may be slower for model.width below {_LEAST_WIDTH}, even on CPUs with AMX"
+    return "bf16", f"it is faster on CPUs with AMX from model.width = {_LEAST_WIDTH} on"
+
+
+def has_amx() -> bool:
+    """Return whether matrix products in bf16 use the AMX unit of this CPU. ONEDNN_MAX_CPU_ISA can turn it off."""
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
+    return torch.cpu.get_capabilities().get("amx_bf16") is True and (limit in ("ALL", "DEFAULT") or "AMX" in limit)
