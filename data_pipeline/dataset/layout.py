@@ -14,6 +14,7 @@ __all__ = [
     "FOLDERS",
     "INPUTS",
     "LOCK",
+    "LOSS_RUNS",
     "MANIFEST",
     "PUBLISHED",
     "REJECTS",
@@ -34,10 +35,13 @@ PUBLISHED = "published.json"
 TOKENS, CHOSEN = "tokens", "chosen"
 """Folders with one table per partition: the tokenised documents, and how often each document is used."""
 CHOSEN_SCHEMA = pa.schema([("copies", pa.uint8())])
+LOSS_RUNS = "loss_runs"
+"""Column of the loss mask, in shards and in tables of tokenised documents."""
 
 
-def tokens_schema(ids_type: np.dtype[np.unsignedinteger]) -> pa.Schema:
-    """Return the columns of a table of tokenised documents."""
+def tokens_schema(ids_type: np.dtype[np.unsignedinteger], *, has_mask: bool = False) -> pa.Schema:
+    """Return the columns of a table of tokenised documents, with a loss mask if the source has one."""
+    mask = [(LOSS_RUNS, pa.list_(pa.uint32()))] if has_mask else []
     return pa.schema(
         [
             ("id", pa.uint64()),
@@ -50,6 +54,7 @@ def tokens_schema(ids_type: np.dtype[np.unsignedinteger]) -> pa.Schema:
             ("perplexity", pa.uint16()),
             ("wanted", pa.uint16()),
             ("tokens", pa.large_list(pa.from_numpy_dtype(ids_type))),
+            *mask,
         ]
     )
 

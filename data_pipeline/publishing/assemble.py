@@ -10,7 +10,7 @@ from typing import Any
 
 from common.files import canonical_json, digest_bytes
 from data_pipeline.dataset.layout import CARD, CHOSEN, REPORT, REPORT_PAGE, TIMINGS, TOKENIZER, TOKENS
-from data_pipeline.dataset.manifest import Manifest, ShardEntry
+from data_pipeline.dataset.manifest import FORMAT, MASKED_FORMAT, Manifest, ShardEntry
 from data_pipeline.dataset.shards import token_type
 from data_pipeline.dataset.splits import Split
 from data_pipeline.dataset.tables import data_path
@@ -39,6 +39,8 @@ class Prepared:
     packed: Sequence[tuple[PackTask, PackResult]]
     report: dict[str, Any]
     timings: dict[str, Any]
+    has_mask: bool
+    """Whether tables or shards have a loss mask."""
 
     @property
     def fingerprint(self) -> str:
@@ -67,6 +69,7 @@ def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, by
         partitions=tuple(dict(identity) for identity in prepared.partitions),
         config=dict(prepared.settings),
         totals=prepared.report,
+        format=MASKED_FORMAT if prepared.has_mask else FORMAT,
     ).sealed()
     files: dict[str, Path | bytes] = {
         **{f"{TOKENIZER}/{name}": prepared.tokenizer_folder / name for name in tokenizer.files},

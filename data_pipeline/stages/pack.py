@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from common.files import digest_file, unfinished_path
 from data_pipeline.config import PackingSettings
-from data_pipeline.dataset.layout import CHOSEN, TOKENS
+from data_pipeline.dataset.layout import CHOSEN, LOSS_RUNS, TOKENS
+from data_pipeline.dataset.loss_mask import LossMask
 from data_pipeline.dataset.shards import ShardContent, token_type, write_shard
 from data_pipeline.dataset.splits import SPLITS, Split
 from data_pipeline.dataset.tables import read_side_by_side
@@ -119,6 +120,8 @@ class PackResult:
         default_factory=lambda: {method: {"rows": 0, "cut_documents": 0, "tokens": 0} for method in METHODS}
     )
     """Counts of each packing method for the same documents."""
+    targets_without_loss: int | None = None
+    """Tokens that would be targets without the loss mask; None if no document of the source has one."""
     shards: list[dict[str, Any]] = field(default_factory=list)
     """Name, rows, tokens, targets, bytes and digest of each shard."""
 
@@ -133,6 +136,9 @@ def pack_group(task: PackTask) -> PackResult:
     for content in cut_into_shards(_packed_windows(task, result), rows_per_shard):
         path = temporary / f"{len(result.shards):05d}.arrow"
         write_shard(path, content)
+        if content.mask is not None:
+            hidden = replace(content, mask=None).num_targets - content.num_targets
+            result.targets_without_loss = (result.targets_without_loss or 0) + hidden
         result.shards.append(
             {
                 "name": path.name,
@@ -171,7 +177,15 @@ def _tokenized(task: PackTask) -> Iterator[Window]:
                 most = max(most, int(copies_D.max(initial=0)))
                 is_taken_D = (copies_D > copy) & (batch.column("split").to_numpy() == SPLITS.index(task.split))
                 if is_taken_D.any():
-                    taken = batch.select(["id", "tokens"]).filter(pa.array(is_taken_D))
-                    lengths_D = np.diff(taken.column("tokens").offsets.to_numpy())
-                    yield Window(taken.column("id").to_numpy(), lengths_D, taken.column("tokens").flatten().to_numpy())
+                    yield _window(batch.filter(pa.array(is_taken_D)))
         copy += 1
+
+
+def _window(batch: pa.RecordBatch) -> Window:
+    lengths_D = np.diff(batch.column("tokens").offsets.to_numpy())
+    has_loss_T = None
+    if LOSS_RUNS in batch.schema.names:
+        runs = batch.column(LOSS_RUNS)
+        mask = LossMask(runs.flatten().to_numpy(), np.diff(runs.offsets.to_numpy()).astype(np.int64))
+        has_loss_T = mask.has_loss(lengths_D)
+    return Window(batch.column("id").to_numpy(), lengths_D, batch.column("tokens").flatten().to_numpy(), has_loss_T)

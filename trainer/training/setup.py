@@ -417,6 +417,8 @@ def _check_fit(config: TrainConfig, manifest: Manifest, train_rows: int, val_row
     for split, num_rows in (("train", train_rows), ("val", val_rows)):
         if num_rows == 0:
             raise PreparedDataError(f"{config.data}: no {split} rows; prepare from more text")
+    if not any(shard.targets for shard in manifest.shards if shard.split == "train"):
+        raise PreparedDataError(f"{config.data}: no token of the training rows has a loss; prepare from more text")
     if config.batch.micro_batches < group.world_size:
         raise ConfigError(
             f"batch.global_rows = {config.batch.global_rows} and batch.micro = {config.batch.micro} make "
