@@ -11,6 +11,8 @@ __all__ = [
     "CARD",
     "CHOSEN",
     "CHOSEN_SCHEMA",
+    "DOCUMENTS",
+    "DOCUMENTS_SCHEMA",
     "FOLDERS",
     "INPUTS",
     "LOCK",
@@ -35,6 +37,9 @@ PUBLISHED = "published.json"
 TOKENS, CHOSEN = "tokens", "chosen"
 """Folders with one table per partition: the tokenised documents, and how often each document is used."""
 CHOSEN_SCHEMA = pa.schema([("copies", pa.uint8())])
+DOCUMENTS = "documents"
+"""Folder with facts about the documents of the validation split (see `validation_documents`)."""
+DOCUMENTS_SCHEMA = pa.schema([("id", pa.uint64()), ("kind", pa.uint8()), ("tokens", pa.uint32())])
 LOSS_RUNS = "loss_runs"
 """Column of the loss mask, in shards and in tables of tokenised documents."""
 
@@ -62,7 +67,7 @@ def tokens_schema(ids_type: np.dtype[np.unsignedinteger], *, has_mask: bool = Fa
 INPUTS, REJECTS, REPORT, REPORT_PAGE, CARD = "inputs.json", "rejects.jsonl", "report.json", "report.html", "DATA_CARD.md"
 TIMINGS, TOKENIZER = "timings.json", "tokenizer"
 SINGLE_FILES = (MANIFEST, PUBLISHED, INPUTS, REPORT, REPORT_PAGE, CARD, TIMINGS, REJECTS)
-FOLDERS = ("train", "val", TOKENIZER, TOKENS, CHOSEN)
+FOLDERS = ("train", "val", TOKENIZER, TOKENS, CHOSEN, DOCUMENTS)
 WORK = ".work"
 LOCK = ".prepare.lock"
 
