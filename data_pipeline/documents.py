@@ -6,13 +6,15 @@ that was read there, rejected items included. So the text of any row can be foun
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate, pairwise
 from typing import Literal, Self
 
 from data_pipeline.config import Kind
 
-__all__ = ["Document", "Reason", "Rejection", "Stage", "document_id", "ordinal_of", "partition_of"]
+__all__ = ["Document", "Reason", "Rejection", "Stage", "cut_text", "document_id", "ordinal_of", "partition_of"]
 
 _ORDINAL_BITS = 32
 _SAMPLE_CHARS = 200
@@ -132,6 +134,13 @@ class Document:
     """The form of the text as read. Cleaning turns `html` into `plain`."""
     metadata: str = ""
     """The fields that `records.metadata` names, as a JSON object; empty if there are none."""
+    parts: tuple[int, ...] = ()
+    """Lengths of the parts of the text, in characters, alternately without and with a loss. Empty: a loss on the whole text."""
+
+    @property
+    def pieces(self) -> list[str]:
+        """The parts of the text."""
+        return cut_text(self.text, self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +162,12 @@ class Rejection:
     def of_bytes(reason: Reason, path: str, line: int, data: bytes = b"", detail: str = "") -> Rejection:
         """Return the rejection of bytes that did not become a document."""
         return Rejection(reason, path, line, detail, data[:_SAMPLE_CHARS].decode("utf-8", "backslashreplace"))
+
+
+def cut_text(text: str, parts: Sequence[int]) -> list[str]:
+    """Return the parts of a text that have these lengths in characters; the whole text if there are none."""
+    ends = list(accumulate(parts)) or [len(text)]
+    return [text[start:end] for start, end in pairwise([0, *ends])]
 
 
 def document_id(partition: int, ordinal: int) -> int:

@@ -93,6 +93,7 @@ def prepare(config: PrepareConfig) -> Manifest:
             packed=packed,
             report=make_report(results, config),
             timings=run.timings,
+            has_mask=any(config.for_source(partition.source).records.prompt_field is not None for partition in partitions),
         )
         rejects = {REJECTS: json_lines(collect_rejects(partitions, read, split, selected))} if config.keep_rejects else {}
         return assemble(prepared, output, work, rejects)

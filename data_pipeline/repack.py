@@ -18,7 +18,7 @@ from common.storage_errors import naming
 from data_pipeline.config import BUILTIN, PackingSettings, PrepareConfig
 from data_pipeline.dataset.layout import CHOSEN, TOKENIZER, TOKENS
 from data_pipeline.dataset.locks import reading
-from data_pipeline.dataset.manifest import Manifest, read_manifest
+from data_pipeline.dataset.manifest import MASKED_FORMAT, Manifest, read_manifest
 from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.stored_documents import check_tables, check_tokens_kept, read_tokenizer, settings_in
 from data_pipeline.dataset.tables import read_side_by_side
@@ -114,6 +114,7 @@ def _repack(directory: Path, output: Path, row_length: int, workers: int | None,
             packed=packed,
             report=report,
             timings=run.timings,
+            has_mask=before.format == MASKED_FORMAT,
         )
         return assemble(prepared, output, work, {})
 

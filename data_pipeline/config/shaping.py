@@ -19,7 +19,7 @@ def _names(section: str, names: str) -> list[str]:
 SHAPING = (
     *("row_length", "partition_bytes"),
     *_names("text", "documents chunk_chars"),
-    *_names("records", "text_field metadata quotes markup"),
+    *_names("records", "text_field prompt_field prompt_end metadata quotes markup"),
     *_names("html", "extract"),
     *_names("clean", "unicode mojibake drop_lines repeats repeat_window repeat_min_chars min_chars max_chars"),
     *_names("heuristics", "presets gopher_min_words gopher_max_words gopher_min_word_length gopher_max_word_length"),

@@ -32,11 +32,28 @@ class RecordSettings(Section):
     """Documents from JSON Lines, CSV, TSV and Parquet."""
 
     text_field: str = Field("text", min_length=1, description="Name of the field or column that holds the text.")
+    prompt_field: str | None = Field(
+        None,
+        min_length=1,
+        description="Name of the field or column that holds a prompt. The prompt precedes the text, and has no loss in training. "
+        "none: the text alone.",
+    )
+    prompt_end: str = Field("\n", description="Characters between prompt and text. They have no loss either. See prompt_field.")
     metadata: tuple[str, ...] = Field(
         (), description="Names of the fields that are kept with each document: strings, numbers and booleans."
     )
     quotes: bool = Field(True, description="Whether double quotes enclose fields in CSV and TSV. false: a quote is text.")
     markup: Literal["plain", "html"] = Field("plain", description="Form of the text field. html: it is turned into plain text.")
+
+    @model_validator(mode="after")
+    def _prompt_is_plain_text(self) -> Self:
+        if self.prompt_field is None:
+            return self
+        if self.markup == "html":
+            raise ValueError("prompt_field needs markup = plain; turn the HTML into text first")
+        if self.prompt_field == self.text_field:
+            raise ValueError(f"prompt_field and text_field are both {self.text_field!r}; name two fields")
+        return self
 
 
 class HtmlSettings(Section):

@@ -11,9 +11,12 @@ __all__ = [
     "CARD",
     "CHOSEN",
     "CHOSEN_SCHEMA",
+    "DOCUMENTS",
+    "DOCUMENTS_SCHEMA",
     "FOLDERS",
     "INPUTS",
     "LOCK",
+    "LOSS_RUNS",
     "MANIFEST",
     "PUBLISHED",
     "REJECTS",
@@ -34,10 +37,16 @@ PUBLISHED = "published.json"
 TOKENS, CHOSEN = "tokens", "chosen"
 """Folders with one table per partition: the tokenised documents, and how often each document is used."""
 CHOSEN_SCHEMA = pa.schema([("copies", pa.uint8())])
+DOCUMENTS = "documents"
+"""Folder with facts about the documents of the validation split (see `validation_documents`)."""
+DOCUMENTS_SCHEMA = pa.schema([("id", pa.uint64()), ("kind", pa.uint8()), ("tokens", pa.uint32())])
+LOSS_RUNS = "loss_runs"
+"""Column of the loss mask, in shards and in tables of tokenised documents."""
 
 
-def tokens_schema(ids_type: np.dtype[np.unsignedinteger]) -> pa.Schema:
-    """Return the columns of a table of tokenised documents."""
+def tokens_schema(ids_type: np.dtype[np.unsignedinteger], *, has_mask: bool = False) -> pa.Schema:
+    """Return the columns of a table of tokenised documents, with a loss mask if the source has one."""
+    mask = [(LOSS_RUNS, pa.list_(pa.uint32()))] if has_mask else []
     return pa.schema(
         [
             ("id", pa.uint64()),
@@ -50,6 +59,7 @@ def tokens_schema(ids_type: np.dtype[np.unsignedinteger]) -> pa.Schema:
             ("perplexity", pa.uint16()),
             ("wanted", pa.uint16()),
             ("tokens", pa.large_list(pa.from_numpy_dtype(ids_type))),
+            *mask,
         ]
     )
 
@@ -57,7 +67,7 @@ def tokens_schema(ids_type: np.dtype[np.unsignedinteger]) -> pa.Schema:
 INPUTS, REJECTS, REPORT, REPORT_PAGE, CARD = "inputs.json", "rejects.jsonl", "report.json", "report.html", "DATA_CARD.md"
 TIMINGS, TOKENIZER = "timings.json", "tokenizer"
 SINGLE_FILES = (MANIFEST, PUBLISHED, INPUTS, REPORT, REPORT_PAGE, CARD, TIMINGS, REJECTS)
-FOLDERS = ("train", "val", TOKENIZER, TOKENS, CHOSEN)
+FOLDERS = ("train", "val", TOKENIZER, TOKENS, CHOSEN, DOCUMENTS)
 WORK = ".work"
 LOCK = ".prepare.lock"
 

@@ -27,6 +27,7 @@ from data_pipeline.tokenizer.base import MAX_TOKENIZER_BYTES, MAX_VOCAB_SIZE
 
 __all__ = [
     "FORMAT",
+    "MASKED_FORMAT",
     "MAX_MANIFEST_BYTES",
     "MAX_ROW_LENGTH",
     "Manifest",
@@ -42,6 +43,9 @@ __all__ = [
 
 _FAMILY = "packed-rows/"
 FORMAT = f"{_FAMILY}2"
+MASKED_FORMAT = f"{_FAMILY}3"
+"""The format of data with a loss mask: shards and tables may have a column `loss_runs` (see `loss_mask`)."""
+_FORMATS = (FORMAT, MASKED_FORMAT)
 MAX_MANIFEST_BYTES = 512 << 20
 """Enough for about a million input files."""
 MAX_ROW_LENGTH = 1 << 20
@@ -69,7 +73,7 @@ class ShardEntry:
     tokens: int
     """Number of tokens without padding."""
     targets: int
-    """Number of tokens that the model predicts: all except the first token of each document in a row."""
+    """Number of tokens that the model predicts: those with a loss, except the first token of each document in a row."""
     bytes: int
     """Size of the file in bytes."""
     sha256: str
@@ -101,6 +105,7 @@ class Manifest:
     totals: dict[str, Any]
     """The counts of the report."""
     root_digest: str = field(default="")
+    format: str = FORMAT
 
     @property
     def digests(self) -> dict[str, str]:
@@ -131,8 +136,7 @@ class Manifest:
             SourceError: the file would be too large to be read again.
         """
         content = {name: value for name, value in asdict(self).items() if name != "root_digest"}
-        signed = {**content, "format": FORMAT}
-        sealed = {**signed, "root_digest": digest_bytes(canonical_json(signed))}
+        sealed = {**content, "root_digest": digest_bytes(canonical_json(content))}
         data = canonical_json(sealed)
         if len(data) > MAX_MANIFEST_BYTES:
             raise SourceError(
@@ -161,14 +165,16 @@ def read_manifest(directory: Path) -> Manifest:
         raise PreparedDataError(f"{error}; run `prepare` again") from None
     except (ValueError, RecursionError) as error:
         raise PreparedDataError(f"{path}: damaged, not valid JSON ({error}); run `prepare` again") from None
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
+    if not isinstance(value, dict) or value.get("format") not in _FORMATS:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
         kind = OtherFormatError if isinstance(found, str) and found.startswith(_FAMILY) else PreparedDataError
-        raise kind(f"{path}: format {_shown(found)}, but this version reads {FORMAT!r}; run `prepare` again")
+        raise kind(
+            f"{path}: format {_shown(found)}, but this version reads {' and '.join(map(repr, _FORMATS))}; run `prepare` again"
+        )
     try:
         return _parse(value, path)
     except (ValueError, RecursionError) as error:
-        raise PreparedDataError(f"{path}: not a manifest of format {FORMAT}: {error}; run `prepare` again") from None
+        raise PreparedDataError(f"{path}: not a manifest of format {value['format']}: {error}; run `prepare` again") from None
 
 
 def distrust(directory: Path) -> None:
@@ -255,9 +261,8 @@ def _parse(value: Mapping[str, Any], path: Path) -> Manifest:
             f"{path}: its content has digest {root_digest}, but it says {_shown(value.get('root_digest'))}; "
             "it was changed after it was written: run `prepare` again"
         )
-    fields = {name: item for name, item in content.items() if name != "format"}
-    _check_fields(fields)
-    return _manifest(fields, root_digest)
+    _check_fields(content)
+    return _manifest(content, root_digest)
 
 
 def _manifest(fields: Mapping[str, Any], root_digest: str) -> Manifest:

@@ -3,8 +3,10 @@
     tokens     fixed_size_list<uint16 or uint32>[L]   the row; tokens after the last segment are padding
     segments   list<uint32>                           lengths of the documents in the row, in order; their sum is at most L
     documents  list<uint64>                           ids of the documents, one for each segment
+    loss_runs  list<uint32>                           the loss mask of the row without padding (see `loss_mask`); not in all shards
 
-A shard is uncompressed and has one record batch, so its three columns can be mapped into memory without a copy.
+A shard is uncompressed and has one record batch, so its columns can be mapped into memory without a copy. The loss mask is only in
+data of format `packed-rows/3`, in the shards of sources that have one.
 
 Shape suffixes: B requested rows, R rows of a shard, L tokens of a row, S segments of all rows of a shard.
 """
@@ -32,7 +34,9 @@ from common.errors import PreparedDataError
 from common.files import UnusableFileError, digest_stream, open_input
 from common.text import visible
 from data_pipeline.dataset.arrow_files import open_arrow
-from data_pipeline.dataset.manifest import Manifest, ShardEntry, distrust, is_missing
+from data_pipeline.dataset.layout import LOSS_RUNS
+from data_pipeline.dataset.loss_mask import LossMask, number_tokens
+from data_pipeline.dataset.manifest import MASKED_FORMAT, Manifest, ShardEntry, distrust, is_missing
 
 __all__ = ["RowBatch", "Rows", "ShardContent", "ShardError", "token_type", "write_shard"]
 
@@ -65,6 +69,8 @@ class ShardContent:
     segments_S: NDArray[np.uint32]
     documents_S: NDArray[np.uint64]
     num_segments_R: NDArray[np.int64]
+    mask: LossMask | None = None
+    """Which tokens have a loss; None: all, and the shard has no column for it."""
 
     @property
     def num_tokens(self) -> int:
@@ -73,8 +79,8 @@ class ShardContent:
 
     @property
     def num_targets(self) -> int:
-        """Number of tokens that the model predicts: all except the first token of each segment."""
-        return int((np.maximum(self.segments_S, 1) - 1).sum(dtype=np.int64))
+        """Number of tokens that the model predicts: those with a loss, except the first token of each segment."""
+        return int(_num_targets_of(self.segments_S, self.num_segments_R, self.mask).sum())
 
 
 @dataclass(frozen=True)
@@ -84,21 +90,36 @@ class RowBatch:
     tokens_BL: Tokens
     segments_BL: NDArray[np.int32]
     """Index of the document in its row, from 0; -1 for padding."""
+    has_loss_BL: NDArray[np.bool_] | None = None
+    """Whether a token has a loss if it is a target; None: every token."""
 
 
 def write_shard(path: Path, content: ShardContent) -> None:
     """Write a shard. The caller renames it to its final name."""
     num_rows, row_length = content.tokens_RL.shape
-    offsets = pa.array(np.concatenate([[0], np.cumsum(content.num_segments_R)]).astype(np.int32))
+    offsets = _offsets(content.num_segments_R)
     columns = {
         "tokens": pa.FixedSizeListArray.from_arrays(pa.array(content.tokens_RL.reshape(-1)), row_length),
         "segments": pa.ListArray.from_arrays(offsets, pa.array(content.segments_S)),
         "documents": pa.ListArray.from_arrays(offsets, pa.array(content.documents_S)),
     }
+    if content.mask is not None:
+        columns[LOSS_RUNS] = pa.ListArray.from_arrays(_offsets(content.mask.num_runs_B), pa.array(content.mask.runs_N))
     batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
     assert batch.num_rows == num_rows
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
+
+
+def _offsets(counts_R: NDArray[np.int64]) -> pa.Array:
+    return pa.array(np.concatenate([[0], np.cumsum(counts_R)]).astype(np.int32))
+
+
+def _num_targets_of(segments_S: NDArray[np.uint32], num_segments_R: NDArray[np.int64], mask: LossMask | None) -> NDArray[np.int64]:
+    """Return the number of targets in each segment, shape [S]."""
+    if mask is None:
+        return np.maximum(segments_S.astype(np.int64), 1) - 1
+    return mask.num_targets(segments_S, num_segments_R)
 
 
 class Rows:
@@ -169,7 +190,13 @@ class Rows:
         segments_BL = np.empty((len(indices), self.row_length), np.int32)
         for places, part in parts:
             tokens_BL[places], segments_BL[places] = part.tokens_BL, part.segments_BL
-        return RowBatch(tokens_BL, segments_BL)
+        if all(part.has_loss_BL is None for _, part in parts):
+            return RowBatch(tokens_BL, segments_BL)
+        has_loss_BL = np.ones(tokens_BL.shape, np.bool_)
+        for places, part in parts:
+            if part.has_loss_BL is not None:
+                has_loss_BL[places] = part.has_loss_BL
+        return RowBatch(tokens_BL, segments_BL, has_loss_BL)
 
     def num_targets(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of targets in each of these rows, shape [B]. No token is read."""
@@ -316,7 +343,7 @@ class _OpenShard:
         try:
             mapping = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
             batch = _only_batch(pa.py_buffer(mapping), manifest)
-            columns = {name: batch.column(name) for name in ("tokens", "segments", "documents")}
+            columns = {name: batch.column(name) for name in batch.schema.names}
             tokens = columns["tokens"].values.to_numpy(zero_copy_only=True)
             self._tokens_RL: Tokens = tokens.reshape(entry.rows, manifest.row_length)
             self._offsets = columns["segments"].offsets.to_numpy().astype(np.int64)
@@ -324,13 +351,16 @@ class _OpenShard:
             self._documents_S = columns["documents"].values.to_numpy(zero_copy_only=True)
             if not np.array_equal(self._offsets, columns["documents"].offsets.to_numpy()):
                 raise ValueError("a row has different numbers of documents and segments")
-            longest = int(self._sum_by_row(self._lengths_S).max(initial=0))
-            if longest > manifest.row_length:
+            sizes_R = self._sum_by_row(self._lengths_S)
+            if (longest := int(sizes_R.max(initial=0))) > manifest.row_length:
                 raise ValueError(f"the segments of a row have {longest} tokens, more than the {manifest.row_length} of the row")
+            self._mask = _mask_in(columns.get(LOSS_RUNS), sizes_R)
         except (pa.ArrowException, ValueError) as error:
             raise PreparedDataError(f"{path}: this shard cannot be read ({error}); run `prepare` again") from None
-        self._targets_R = self._sum_by_row(np.maximum(self._lengths_S.astype(np.int64), 1) - 1)
-        self._sequences_R = self._sum_by_row(self._lengths_S > 1)
+        targets_S = _num_targets_of(self._lengths_S, np.diff(self._offsets), self._mask)
+        self._targets_R = self._sum_by_row(targets_S)
+        self._sequences_R = self._sum_by_row(targets_S > 0)
+        self._run_ends_R = None if self._mask is None else np.cumsum(self._mask.num_runs_B)
 
     def check_unchanged(self) -> None:
         """Raise PreparedDataError if the file was changed or truncated since it was opened."""
@@ -353,7 +383,7 @@ class _OpenShard:
                 f"{self._path}: it contains token {largest}, but the ids of the vocabulary are 0 to "
                 f"{self._vocab_size - 1}; the shard is invalid: run `prepare` again"
             )
-        return RowBatch(tokens_BL, self._segment_numbers(rows))
+        return RowBatch(tokens_BL, self._segment_numbers(rows), self._has_loss(rows))
 
     def num_targets(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         return self._targets_R[rows]
@@ -372,19 +402,17 @@ class _OpenShard:
 
     def _segment_numbers(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the index of the document at every position of these rows, -1 for padding: shape [B, L]."""
-        row_length = self._tokens_RL.shape[1]
-        firsts, ends = self._offsets[rows], self._offsets[rows + 1]
-        # Each row has one more entry than segments: the padding.
-        entries_B = ends - firsts + 1
-        last = np.cumsum(entries_B) - 1
-        numbers = np.arange(int(entries_B.sum()), dtype=np.int64) - np.repeat(last - entries_B + 1, entries_B)
-        source = np.minimum(np.repeat(firsts, entries_B) + numbers, max(len(self._lengths_S) - 1, 0))
-        lengths = self._lengths_S[source].astype(np.int64)
-        lengths[last] = 0
-        totals = np.add.reduceat(lengths, last - entries_B + 1)
-        lengths[last] = row_length - totals
-        numbers[last] = -1
-        return np.repeat(numbers.astype(np.int32), lengths).reshape(len(rows), row_length)
+        shape = (len(rows), self._tokens_RL.shape[1])
+        numbers = number_tokens(self._offsets[rows], self._offsets[rows + 1], self._lengths_S, np.full(*shape))
+        return numbers.reshape(shape)
+
+    def _has_loss(self, rows: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Return whether each token of these rows has a loss, [B, L]; None if all have. The value has no meaning for padding."""
+        if self._mask is None or self._run_ends_R is None:
+            return None
+        shape, ends_B = (len(rows), self._tokens_RL.shape[1]), self._run_ends_R[rows]
+        numbers = number_tokens(ends_B - self._mask.num_runs_B[rows], ends_B, self._mask.runs_N, np.full(*shape))
+        return (numbers & 1).astype(np.bool_).reshape(shape)
 
     def document_ids(self, row: int) -> NDArray[np.uint64]:
         ids: NDArray[np.uint64] = self._documents_S[self._offsets[row] : self._offsets[row + 1]]
@@ -429,7 +457,8 @@ def _only_batch(content: pa.Buffer, manifest: Manifest) -> pa.RecordBatch:
         ValueError: `write_shard` does not write such a file. The digest only proves that the shard is as it was written.
     """
     file = open_arrow(content)
-    expected = _schema(np.dtype(manifest.token_type), manifest.row_length)
+    has_mask = manifest.format == MASKED_FORMAT and LOSS_RUNS in file.schema.names
+    expected = _schema(np.dtype(manifest.token_type), manifest.row_length, has_mask=has_mask)
     if not file.schema.equals(expected):
         raise ValueError(f"the columns are {_in_words(file.schema)}, but {_in_words(expected)} are expected")
     batches = list(islice(file.batches(), 2))
@@ -441,14 +470,26 @@ def _only_batch(content: pa.Buffer, manifest: Manifest) -> pa.RecordBatch:
     return batches[0]
 
 
-def _schema(token_type: np.dtype[Any], row_length: int) -> pa.Schema:
-    return pa.schema(
-        [
-            ("tokens", pa.list_(pa.from_numpy_dtype(token_type), row_length)),
-            ("segments", pa.list_(pa.uint32())),
-            ("documents", pa.list_(pa.uint64())),
-        ]
-    )
+def _mask_in(column: pa.Array | None, sizes_R: NDArray[np.int64]) -> LossMask | None:
+    """Return the loss mask in a column of a shard whose rows have these numbers of tokens.
+
+    Raises:
+        ValueError: `write_shard` does not write such a mask.
+    """
+    if column is None:
+        return None
+    mask = LossMask(column.values.to_numpy(zero_copy_only=True), np.diff(column.offsets.to_numpy()).astype(np.int64))
+    mask.check(sizes_R)
+    return mask
+
+
+def _schema(token_type: np.dtype[Any], row_length: int, *, has_mask: bool) -> pa.Schema:
+    columns = [
+        ("tokens", pa.list_(pa.from_numpy_dtype(token_type), row_length)),
+        ("segments", pa.list_(pa.uint32())),
+        ("documents", pa.list_(pa.uint64())),
+    ]
+    return pa.schema([*columns, (LOSS_RUNS, pa.list_(pa.uint32()))] if has_mask else columns)
 
 
 def _in_words(schema: pa.Schema) -> str:

@@ -15,8 +15,9 @@ from common.errors import ConfigError, PreparedDataError
 from common.settings.messages import explain
 from common.settings.model import Section
 from data_pipeline.config import KINDS, PackingSettings
-from data_pipeline.dataset.layout import CHOSEN, CHOSEN_SCHEMA, MANIFEST, TOKENS, tokens_schema
-from data_pipeline.dataset.manifest import Manifest, check_digests
+from data_pipeline.dataset.layout import CHOSEN, CHOSEN_SCHEMA, LOSS_RUNS, MANIFEST, TOKENS, tokens_schema
+from data_pipeline.dataset.loss_mask import LossMask
+from data_pipeline.dataset.manifest import MASKED_FORMAT, Manifest, check_digests
 from data_pipeline.dataset.splits import SPLITS, Split
 from data_pipeline.dataset.tables import data_path, read_batches, read_side_by_side
 from data_pipeline.documents import partition_of
@@ -130,13 +131,17 @@ def check_tables(directory: Path, manifest: Manifest, number: int) -> None:
 
 def _check_values(directory: Path, manifest: Manifest, number: int) -> None:
     num_rows = []
-    for folder, schema in ((TOKENS, tokens_schema(np.dtype(manifest.token_type))), (CHOSEN, CHOSEN_SCHEMA)):
+    plain, masked = (tokens_schema(np.dtype(manifest.token_type), has_mask=has_mask) for has_mask in (False, True))
+    of_tokens = [plain, masked] if manifest.format == MASKED_FORMAT else [plain]
+    for folder, schemas in ((TOKENS, of_tokens), (CHOSEN, [CHOSEN_SCHEMA])):
         rows = 0
         for batch in read_batches(directory / folder / f"{number:06d}"):
-            if not batch.schema.equals(schema):
+            if not any(batch.schema.equals(schema) for schema in schemas):
                 raise ValueError(f"the columns of {folder} are not those that `prepare` writes")
             batch.validate(full=True)  # invalid offsets would crash this process
             _check_bounds(batch, manifest.vocab_size)
+            if LOSS_RUNS in batch.schema.names:
+                _check_mask(batch)
             rows += batch.num_rows
         num_rows.append(rows)
     if num_rows[0] != num_rows[1]:
@@ -152,6 +157,14 @@ def _check_bounds(batch: pa.RecordBatch, vocab_size: int) -> None:
         values = (column.flatten() if name == "tokens" else column) if name in bounds else None
         if values is not None and (values.null_count or int(values.to_numpy().max(initial=0)) >= bounds[name]):
             raise ValueError(f"a value of {name} is not less than {bounds[name]}")
+
+
+def _check_mask(batch: pa.RecordBatch) -> None:
+    runs = batch.column(LOSS_RUNS)
+    if runs.flatten().null_count:
+        raise ValueError(f"a run of {LOSS_RUNS} is null")
+    mask = LossMask(runs.flatten().to_numpy(), np.diff(runs.offsets.to_numpy()).astype(np.int64))
+    mask.check(np.diff(batch.column("tokens").offsets.to_numpy()))
 
 
 def read_tokenizer(directory: Path, manifest: Manifest) -> Tokenizer:

@@ -59,8 +59,11 @@ class Cleaned:
     """The names of the rules that changed the text, in the order of the rules. The report counts them."""
 
 
-def clean(text: str, settings: CleanSettings, kind: Kind = "prose") -> Cleaned:
-    """Return the text after all rules of this module. Cleaning it again changes nothing."""
+def clean(text: str, settings: CleanSettings, kind: Kind = "prose", *, keep_end: bool = False) -> Cleaned:
+    """Return the text after all rules of this module. Cleaning it again changes nothing.
+
+    White space at the end is removed, unless `keep_end`: then the text is a part of a document, and another part follows.
+    """
     rules = _rules(settings, kind)
     changes: dict[str, None] = {}
     before = None
@@ -71,7 +74,7 @@ def clean(text: str, settings: CleanSettings, kind: Kind = "prose") -> Cleaned:
             if after != text:
                 changes[name] = None
             text = after
-        text = text.rstrip()
+        text = text if keep_end else text.rstrip()
     return Cleaned(text, tuple(name for name, _ in rules if name in changes))
 
 
@@ -80,6 +83,8 @@ def judge_length(document: Document, settings: CleanSettings) -> Rejection | Non
     characters = len(document.text)
     if not characters:
         return Rejection.of(document, Reason.EMPTY)
+    if document.parts and not any(piece.strip() for piece in document.pieces[1::2]):
+        return Rejection.of(document, Reason.EMPTY, "only the prompt has text, so there is nothing to train on")
     if characters < settings.min_chars:
         return Rejection.of(document, Reason.TOO_SHORT, f"{characters} characters, clean.min_chars = {settings.min_chars}")
     if settings.max_chars is not None and characters > settings.max_chars:

@@ -107,12 +107,24 @@ def _judge_alone(
 
 
 def _clean(document: Document, config: PrepareConfig, pages: PageReader) -> tuple[Document, tuple[str, ...]]:
+    if document.parts:
+        return _clean_parts(document, config)
     if document.markup == "plain":
         cleaned = clean(document.text, config.clean, document.kind)
         return replace(document, text=cleaned.text), cleaned.changes
     extracted = pages.text_of(document.text, config.html)
     cleaned = clean(extracted.text, config.clean, document.kind)
     return replace(document, text=cleaned.text, markup="plain"), (extracted.rule, *cleaned.changes)
+
+
+def _clean_parts(document: Document, config: PrepareConfig) -> tuple[Document, tuple[str, ...]]:
+    """Clean each part alone, so that the borders of the parts stay known."""
+    *others, last = document.pieces
+    cleaned = [clean(piece, config.clean, document.kind, keep_end=True) for piece in others]
+    cleaned.append(clean(last, config.clean, document.kind))
+    changes = dict.fromkeys(name for one in cleaned for name in one.changes)
+    parts = tuple(len(one.text) for one in cleaned)
+    return replace(document, text="".join(one.text for one in cleaned), parts=parts), tuple(changes)
 
 
 def _judge_language(document: Document, found: Identified, settings: LanguageSettings) -> Rejection | None:

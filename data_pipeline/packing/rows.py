@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.dataset.loss_mask import LossMask
 from data_pipeline.dataset.shards import ShardContent, Tokens
 from data_pipeline.packing.pieces import Packing
 
@@ -29,23 +30,31 @@ class Window:
     ids_D: NDArray[np.uint64]
     lengths_D: NDArray[np.int64]
     tokens_T: Tokens
+    has_loss_T: NDArray[np.bool_] | None = None
+    """Whether each token has a loss; None if the source has no loss mask."""
 
     @staticmethod
     def join(parts: list[Window]) -> Window:
-        """Concatenate windows."""
+        """Concatenate windows, which all have a loss mask or all have none."""
         if len(parts) == 1:
             return parts[0]
+        masks = [part.has_loss_T for part in parts if part.has_loss_T is not None]
         return Window(
             np.concatenate([part.ids_D for part in parts]),
             np.concatenate([part.lengths_D for part in parts]),
             np.concatenate([part.tokens_T for part in parts]),
+            np.concatenate(masks) if masks else None,
         )
 
     def split(self, num_documents: int) -> tuple[Window, Window]:
         """Split the window into its first `num_documents` documents and the rest."""
         num_tokens = int(self.lengths_D[:num_documents].sum())
-        first = Window(self.ids_D[:num_documents], self.lengths_D[:num_documents], self.tokens_T[:num_tokens])
-        return first, Window(self.ids_D[num_documents:], self.lengths_D[num_documents:], self.tokens_T[num_tokens:])
+
+        def part(documents: slice, tokens: slice) -> Window:
+            has_loss_T = None if self.has_loss_T is None else self.has_loss_T[tokens]
+            return Window(self.ids_D[documents], self.lengths_D[documents], self.tokens_T[tokens], has_loss_T)
+
+        return part(slice(num_documents), slice(num_tokens)), part(slice(num_documents, None), slice(num_tokens, None))
 
 
 def cut_into_windows(batches: Iterable[Window], window_tokens: int) -> Iterator[Window]:
@@ -76,14 +85,16 @@ def fill_rows(window: Window, packing: Packing, row_length: int, pad_id: int) ->
         num_rows = min(rows_at_once, packing.num_rows - first)
         some = slice(*np.searchsorted(packing.rows, (first, first + num_rows)).tolist())
         rows, lengths = packing.rows[some] - first, packing.lengths[some]
-        ends = begins[some] + lengths
-        pieces = [window.tokens_T[begin:end] for begin, end in zip(begins[some].tolist(), ends.tolist(), strict=True)]
+        pieces = list(map(slice, begins[some].tolist(), (begins[some] + lengths).tolist()))
         filled_R = np.bincount(rows, lengths, num_rows).astype(np.int64)
         tokens_RL = np.full((num_rows, row_length), pad_id, window.tokens_T.dtype)
         # Pieces are in the order of the rows, so their concatenation fills all positions without padding in order.
-        tokens_RL[np.arange(row_length) < filled_R[:, None]] = np.concatenate(pieces)
+        tokens_RL[np.arange(row_length) < filled_R[:, None]] = np.concatenate([window.tokens_T[piece] for piece in pieces])
         ids_S = window.ids_D[packing.documents[some]]
-        yield ShardContent(tokens_RL, lengths.astype(np.uint32), ids_S, np.bincount(rows, minlength=num_rows))
+        mask = None
+        if window.has_loss_T is not None:
+            mask = LossMask.of(np.concatenate([window.has_loss_T[piece] for piece in pieces]), filled_R)
+        yield ShardContent(tokens_RL, lengths.astype(np.uint32), ids_S, np.bincount(rows, minlength=num_rows), mask)
 
 
 def cut_into_shards(contents: Iterable[ShardContent], rows_per_shard: int) -> Iterator[ShardContent]:
@@ -115,18 +126,21 @@ def cut_into_shards(contents: Iterable[ShardContent], rows_per_shard: int) -> It
 
 
 def _split_rows(content: ShardContent, num_rows: int) -> tuple[ShardContent, ShardContent]:
-    def part(rows: slice, segments: slice) -> ShardContent:
+    def part(rows: slice, segments: slice, mask: LossMask | None) -> ShardContent:
         tokens_RL, num_segments_R = content.tokens_RL[rows], content.num_segments_R[rows]
-        return ShardContent(tokens_RL, content.segments_S[segments], content.documents_S[segments], num_segments_R)
+        return ShardContent(tokens_RL, content.segments_S[segments], content.documents_S[segments], num_segments_R, mask)
 
     num_segments = int(content.num_segments_R[:num_rows].sum())
-    return part(slice(num_rows), slice(num_segments)), part(slice(num_rows, None), slice(num_segments, None))
+    first, rest = (None, None) if content.mask is None else content.mask.split(num_rows)
+    return part(slice(num_rows), slice(num_segments), first), part(slice(num_rows, None), slice(num_segments, None), rest)
 
 
 def _join(tokens_RL: Tokens, parts: list[ShardContent]) -> ShardContent:
+    masks = [part.mask for part in parts if part.mask is not None]
     return ShardContent(
         tokens_RL,
         np.concatenate([part.segments_S for part in parts]),
         np.concatenate([part.documents_S for part in parts]),
         np.concatenate([part.num_segments_R for part in parts]),
+        LossMask.join(masks) if masks else None,
     )

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from common.files import canonical_json, digest_bytes
-from data_pipeline.dataset.layout import CARD, CHOSEN, REPORT, REPORT_PAGE, TIMINGS, TOKENIZER, TOKENS
-from data_pipeline.dataset.manifest import Manifest, ShardEntry
+from data_pipeline.dataset.layout import CARD, CHOSEN, DOCUMENTS, REPORT, REPORT_PAGE, TIMINGS, TOKENIZER, TOKENS
+from data_pipeline.dataset.manifest import FORMAT, MASKED_FORMAT, Manifest, ShardEntry
 from data_pipeline.dataset.shards import token_type
 from data_pipeline.dataset.splits import Split
 from data_pipeline.dataset.tables import data_path
@@ -39,6 +39,8 @@ class Prepared:
     packed: Sequence[tuple[PackTask, PackResult]]
     report: dict[str, Any]
     timings: dict[str, Any]
+    has_mask: bool
+    """Whether tables or shards have a loss mask."""
 
     @property
     def fingerprint(self) -> str:
@@ -52,6 +54,7 @@ def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, by
     shards = dict(_name_shards(prepared.packed))
     tokenizer = prepared.tokenizer
     documents = dict(_documents(prepared.documents)) if prepared.settings["packing"]["keep_tokens"] else {}
+    facts = dict(_facts(prepared.packed))
     digests = {f"{TOKENIZER}/{name}": digest for name, digest in tokenizer.files.items()} | {REPORT: digest_bytes(report)}
     manifest, _ = Manifest(
         fingerprint=prepared.fingerprint,
@@ -62,11 +65,12 @@ def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, by
         tokenizer_digest=tokenizer.digest,
         sources=tuple(dict.fromkeys(partition["source"] for partition in prepared.partitions)),
         shards=tuple(shards),
-        files=digests | {name: digest for name, (_, digest) in documents.items()},
+        files=digests | {name: digest for name, (_, digest) in {**documents, **facts}.items()},
         inputs=tuple(dict(identity) for identity in prepared.inputs),
         partitions=tuple(dict(identity) for identity in prepared.partitions),
         config=dict(prepared.settings),
         totals=prepared.report,
+        format=MASKED_FORMAT if prepared.has_mask else FORMAT,
     ).sealed()
     files: dict[str, Path | bytes] = {
         **{f"{TOKENIZER}/{name}": prepared.tokenizer_folder / name for name in tokenizer.files},
@@ -74,7 +78,7 @@ def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, by
         REPORT_PAGE: render_report(manifest, prepared.timings).encode(),
         CARD: render_card(manifest).encode(),
         TIMINGS: canonical_json(prepared.timings),
-        **{name: path for name, (path, _) in documents.items()},
+        **{name: path for name, (path, _) in {**documents, **facts}.items()},
         **more,
     }
     return publish(output, work, manifest, {entry.path: path for entry, path in shards.items()}, files)
@@ -86,6 +90,16 @@ def _documents(documents: Sequence[DocumentsOf]) -> Iterator[tuple[str, tuple[Pa
         for folder in (TOKENS, CHOSEN):
             path = data_path(partition.place(folder))
             yield f"{folder}/{path.name}", (path, partition.digests[folder])
+
+
+def _facts(packed: Sequence[tuple[PackTask, PackResult]]) -> Iterator[tuple[str, tuple[Path, str]]]:
+    """Yield name, current path and digest of each table of facts about validation documents, numbered within its source."""
+    numbers: Counter[str] = Counter()
+    for task, result in packed:
+        if result.facts_sha256:
+            path = data_path(task.output / DOCUMENTS)
+            yield f"{DOCUMENTS}/{task.source}-{numbers[task.source]:05d}.arrow", (path, result.facts_sha256)
+            numbers[task.source] += 1
 
 
 def _name_shards(packed: Sequence[tuple[PackTask, PackResult]]) -> Iterator[tuple[ShardEntry, Path]]:

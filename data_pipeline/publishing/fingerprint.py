@@ -16,7 +16,7 @@ from data_pipeline.tokenizer import supplied_files
 
 __all__ = ["PIPELINE_VERSION", "fingerprint_of", "settings_of"]
 
-PIPELINE_VERSION = 3
+PIPELINE_VERSION = 4
 """Increased when the same settings and input give other bytes, so that results of an older version are not reused."""
 
 

@@ -23,7 +23,7 @@ from common.files import (
     sync_directory,
     write_atomic,
 )
-from data_pipeline.dataset.layout import CHOSEN, MANIFEST, REJECTS, TOKENS, WORK
+from data_pipeline.dataset.layout import CHOSEN, DOCUMENTS, MANIFEST, REJECTS, TOKENS, WORK
 from data_pipeline.dataset.locks import replacing
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.publishing.ownership import check_nothing_foreign, noted_files, own_files, work_folders, write_note
@@ -31,7 +31,7 @@ from data_pipeline.publishing.ownership import check_nothing_foreign, noted_file
 __all__ = ["find_finished", "json_lines", "publish", "settle"]
 
 logger = logging.getLogger(__name__)
-_NOT_ALWAYS_WRITTEN = (REJECTS, TOKENS, CHOSEN)
+_NOT_ALWAYS_WRITTEN = (REJECTS, TOKENS, CHOSEN, DOCUMENTS)
 
 
 def find_finished(directory: Path, fingerprint: str, *, with_rejects: bool) -> Manifest | None:

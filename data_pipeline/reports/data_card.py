@@ -248,6 +248,10 @@ def _splits(report: Report) -> str:
         if set(names) <= one.keys()
     ]
     parts = [_table(("split", *(name.replace("_", " ") for name in names)), lines, numbers=len(names))] if lines else []
+    shares = {split: one["loss_share"] for split, one in part(report, "rows").items() if one.get("loss_share") is not None}
+    if shares:
+        words = ", ".join(f"{share(value)} of {_escaped(split)}" for split, value in shares.items())
+        parts.append(f"Prompts have no loss. Share of the possible targets that have one: {words}.")
     if leaks := part(report, "leaks"):
         counts = ", ".join(f"{count:,} {_escaped(kind)}" for kind, count in leaks.items())
         parts.append(f"Copies of validation documents in training: {counts}.")

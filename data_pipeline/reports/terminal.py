@@ -99,7 +99,7 @@ def describe(summary: dict[str, Any]) -> str:
         textwrap.fill(summary["advice"], _COLUMNS),
         _table(
             _named("split", part(totals, "rows")),
-            ("split", "rows", "fill_rate", "padding", "documents", "cut_documents", "cut_rate", "repeated_tokens"),
+            ("split", "rows", "loss_share", "fill_rate", "padding", "documents", "cut_documents", "cut_rate", "repeated_tokens"),
         ),
         _table(_named("packing", part(totals, "packing_methods")), ("packing", "fill_rate", "cut_rate")),
     ]

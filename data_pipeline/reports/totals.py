@@ -243,10 +243,14 @@ def _rows(packed: Sequence[PackResult], row_length: int) -> dict[str, Any]:
     tokens = sum(shard["tokens"] for shard in shards)
     documents = sum(result.documents for result in packed)
     cut = sum(result.cut_documents for result in packed)
+    targets = sum(shard["targets"] for shard in shards)
+    hidden = [result.targets_without_loss for result in packed if result.targets_without_loss is not None]
+    masked = {"targets_without_loss": sum(hidden), "loss_share": share_of(targets, targets + sum(hidden))} if hidden else {}
     return {
         "rows": rows,
         "tokens": tokens,
-        "targets": sum(shard["targets"] for shard in shards),
+        "targets": targets,
+        **masked,
         "padding": rows * row_length - tokens,
         "fill_rate": share_of(tokens, rows * row_length),
         "documents": documents,

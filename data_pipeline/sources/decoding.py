@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from data_pipeline.config import Kind
+from data_pipeline.config import Kind, RecordSettings
 from data_pipeline.documents import Document, Reason, Rejection
 
-__all__ = ["BOM", "MalformedError", "Origin", "decode", "explain_bytes", "has_surrogate", "metadata_json"]
+__all__ = ["BOM", "MalformedError", "Origin", "decode", "explain_bytes", "has_surrogate", "metadata_json", "with_end"]
 
 BOM = b"\xef\xbb\xbf"
 _FOREIGN_MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
@@ -43,9 +43,10 @@ class Origin:
     kind: Kind = "prose"
     markup: Literal["plain", "html"] = "plain"
 
-    def document(self, text: str, line: int, offset: int, metadata: str = "") -> Document:
-        """Return a document of this file that begins at `line` and byte `offset`."""
-        return Document(text, self.path, line, offset, self.kind, self.markup, metadata)
+    def document(self, text: str, line: int, offset: int, metadata: str = "", prompt: str = "") -> Document:
+        """Return a document of this file that begins at `line` and byte `offset`. A prompt precedes the text without a loss."""
+        parts = (len(prompt), len(text)) if prompt else ()
+        return Document(prompt + text, self.path, line, offset, self.kind, self.markup, metadata, parts)
 
 
 def decode(data: bytes, origin: Origin, line: int, offset: int, metadata: str = "") -> Document | Rejection:
@@ -70,6 +71,11 @@ def explain_bytes(data: bytes, error: UnicodeDecodeError) -> str:
 def has_surrogate(text: str) -> bool:
     """Whether a text contains a lone surrogate, which UTF-8 cannot encode."""
     return not text.isascii() and _SURROGATE.search(text) is not None
+
+
+def with_end(prompt: str, records: RecordSettings) -> str:
+    """Return a prompt with the characters that separate it from the text; nothing for an empty prompt."""
+    return prompt + records.prompt_end if prompt else ""
 
 
 def metadata_json(fields: Mapping[str, Any], names: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from data_pipeline.config import LimitSettings, RecordSettings
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.execution.confined import ConfinedProgram, ProgramEndedError
-from data_pipeline.sources.decoding import Origin, explain_bytes
+from data_pipeline.sources.decoding import Origin, explain_bytes, with_end
 from data_pipeline.sources.streams import Budget, Readable, StreamError
 
 __all__ = ["read_parquet"]
@@ -23,7 +23,7 @@ __all__ = ["read_parquet"]
 _CHILD = Path(__file__).with_name("parquet_child.py")
 _SILENCE_S = 600.0  # a batch of rows takes milliseconds, so a child that is silent longer is in an endless loop
 _MAX_READ_BYTES = 1 << 20
-_MAX_EXTRA_BYTES = 64 << 20  # of short texts and metadata in a message that also holds one text of the maximum length
+_MAX_EXTRA_BYTES = 64 << 20  # of short texts and metadata in a message that also holds a text and a prompt of the maximum length
 _FAILURES = {-1: (Reason.TEXT_NOT_A_STRING, "null"), -2: (Reason.FIELD_TOO_LARGE, "longer than limits.max_line_bytes")}
 
 
@@ -38,6 +38,7 @@ def read_parquet(
     request = {
         "bytes": num_bytes,
         "text_field": records.text_field,
+        "prompt_field": records.prompt_field,
         "metadata": list(records.metadata),
         "max_text_bytes": limits.max_line_bytes,
         "memory_bytes": limits.reader_memory_bytes,
@@ -45,30 +46,34 @@ def read_parquet(
     row = 0
     with closing(ConfinedProgram(_CHILD, _SILENCE_S)) as child:
         child.write(json.dumps(request).encode() + b"\n")
-        for letter, body in _messages(child, limits.max_line_bytes + _MAX_EXTRA_BYTES):
+        for letter, body in _messages(child, 2 * limits.max_line_bytes + _MAX_EXTRA_BYTES):
             if letter == b"R":
                 data = _piece(file, body, num_bytes)
                 child.write(struct.pack("<q", len(data)) + data)
             elif letter == b"B":
-                for text, metadata in _rows(body):
+                for one in _rows(body):
                     row += 1
-                    budget.charge(max(len(text) if isinstance(text, bytes) else 0, 1))
-                    yield _document(text, metadata, origin, row)
+                    budget.charge(max(sum(len(text) for text in one[:2] if isinstance(text, bytes)), 1))
+                    yield _document(*one, origin, row, records)
             elif letter == b"E":
                 reason, _, detail = body.decode("utf-8", "backslashreplace").partition("\0")
                 raise StreamError(Reason(reason), detail)
 
 
-def _document(text: bytes | int, metadata: str, origin: Origin, row: int) -> Document | Rejection:
-    if isinstance(text, int):
-        reason, detail = _FAILURES.get(text, (Reason.CORRUPT_PARQUET, "no text"))
-        return Rejection(reason, origin.path, row, detail)
-    try:
-        return origin.document(text.decode("utf-8"), row, 0, metadata)
-    except UnicodeDecodeError as error:
-        return Rejection.of_bytes(
-            Reason.INVALID_UTF8, origin.path, row, text[max(error.start - 40, 0) :], explain_bytes(text, error)
-        )
+def _document(
+    text: bytes | int, prompt: bytes | int, metadata: str, origin: Origin, row: int, records: RecordSettings
+) -> Document | Rejection:
+    found = []
+    for value in (text, prompt):
+        if isinstance(value, int):
+            reason, detail = _FAILURES.get(value, (Reason.CORRUPT_PARQUET, "no text"))
+            return Rejection(reason, origin.path, row, detail)
+        try:
+            found.append(value.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            sample = value[max(error.start - 40, 0) :]
+            return Rejection.of_bytes(Reason.INVALID_UTF8, origin.path, row, sample, explain_bytes(value, error))
+    return origin.document(found[0], row, 0, metadata, with_end(found[1], records))
 
 
 def _piece(file: Readable, body: bytes, num_bytes: int) -> bytes:
@@ -80,19 +85,19 @@ def _piece(file: Readable, body: bytes, num_bytes: int) -> bytes:
     return file.read(size)
 
 
-def _rows(body: bytes) -> Iterator[tuple[bytes | int, str]]:
-    """Yield text and metadata of each row in a message. A negative number, a key of `_FAILURES`, replaces a missing text."""
+def _rows(body: bytes) -> Iterator[tuple[bytes | int, bytes | int, str]]:
+    """Yield text, prompt and metadata of each row in a message. A key of `_FAILURES` replaces a missing text or prompt."""
     [num_rows] = struct.unpack_from("<q", body)
-    lengths = array("q", body[8 : 8 + 16 * num_rows])
-    text_lengths, metadata_lengths = lengths[:num_rows], lengths[num_rows:]
-    position = 8 + 16 * num_rows
-    metadata_position = position + sum(max(length, 0) for length in text_lengths)
-    for text_length, metadata_length in zip(text_lengths, metadata_lengths, strict=True):
-        text = body[position : position + text_length] if text_length >= 0 else text_length
-        metadata = body[metadata_position : metadata_position + metadata_length]
-        yield text, metadata.decode("utf-8", "backslashreplace")
-        position += max(text_length, 0)
-        metadata_position += metadata_length
+    lengths = array("q", body[8 : 8 + 24 * num_rows])
+    columns: list[list[bytes | int]] = []
+    position = 8 + 24 * num_rows
+    for first in range(0, 3 * num_rows, num_rows or 1):
+        columns.append([])
+        for length in lengths[first : first + num_rows]:
+            columns[-1].append(body[position : position + length] if length >= 0 else length)
+            position += max(length, 0)
+    for text, prompt, metadata in zip(*columns, strict=True):
+        yield text, prompt, metadata.decode("utf-8", "backslashreplace") if isinstance(metadata, bytes) else ""
 
 
 def _messages(child: ConfinedProgram, max_bytes: int) -> Iterator[tuple[bytes, bytes]]:

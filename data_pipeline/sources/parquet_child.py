@@ -8,7 +8,8 @@ The first line on standard input is the request, a JSON object. Then messages go
 length in bytes, and a body of that length. All numbers are little-endian.
 
     R  offset and size, 64 bits each    the parent answers on standard input with a 64-bit length and the bytes
-    B  rows: their number n, 64 bits; n lengths of texts (-1: null, -2: too large); n lengths of metadata; the texts; the metadata
+    B  rows: their number n, 64 bits; n lengths of texts and n lengths of prompts (-1: null, -2: too large); n lengths of metadata;
+       the texts; the prompts; the metadata
     E  reason and explanation, separated by a NUL; the last message of a file that cannot be read further
     Z  empty; the last message of a file that was read to its end
 """
@@ -70,17 +71,24 @@ def _restrict(memory_bytes: int) -> None:
 
 
 def _read(file: io.RawIOBase, request: dict[str, Any], sink: io.BufferedWriter) -> None:
-    text_field, metadata = request["text_field"], request["metadata"]
+    text_field, prompt_field, metadata = request["text_field"], request["prompt_field"], request["metadata"]
     source = pa.PythonFile(file, mode="r")
     table = pq.ParquetFile(source, buffer_size=_READ_BYTES, pre_buffer=False, page_checksum_verification=True)
     schema = table.schema_arrow
-    _check(schema, text_field)
-    columns = [text_field, *(name for name in metadata if schema.names.count(name) == 1 and name != text_field)]
+    _check(schema, text_field, "text_field")
+    columns = [text_field]
+    if prompt_field is not None:
+        _check(schema, prompt_field, "prompt_field")
+        columns.append(prompt_field)
+    columns += [name for name in metadata if schema.names.count(name) == 1 and name not in columns]
     for batch in table.iter_batches(_batch_rows(table.metadata), columns=columns, use_threads=False):
         texts = _texts(batch.column(batch.schema.names.index(text_field)), request["max_text_bytes"])
+        prompts: list[bytes | int] = [b""] * batch.num_rows
+        if prompt_field is not None:
+            prompts = _texts(batch.column(batch.schema.names.index(prompt_field)), request["max_text_bytes"])
         fields = [(name, _values(batch.column(batch.schema.names.index(name)))) for name in sorted(set(metadata) & set(columns))]
         records = [_record(fields, row) for row in range(batch.num_rows)]
-        _send_rows(sink, texts, records)
+        _send_rows(sink, texts, prompts, records)
 
 
 def _batch_rows(metadata: pq.FileMetaData) -> int:
@@ -90,15 +98,15 @@ def _batch_rows(metadata: pq.FileMetaData) -> int:
     return int(min(max(_MESSAGE_BYTES * num_rows // max(num_bytes, 1), 1), _MAX_BATCH_ROWS))
 
 
-def _check(schema: pa.Schema, text_field: str) -> None:
-    found = schema.names.count(text_field)
+def _check(schema: pa.Schema, field: str, setting: str) -> None:
+    found = schema.names.count(field)
     if found != 1:
         shown = ", ".join(map(repr, schema.names[:8]))
-        detail = "occurs twice" if found else f"is missing; the columns are {shown}; see records.text_field"
-        raise _Refused("duplicate-key" if found else "no-text-field", f"column {text_field!r} {detail}")
-    kind = schema.field(text_field).type
+        detail = "occurs twice" if found else f"is missing; the columns are {shown}; see records.{setting}"
+        raise _Refused("duplicate-key" if found else "no-text-field", f"column {field!r} {detail}")
+    kind = schema.field(field).type
     if not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
-        raise _Refused("text-not-a-string", f"column {text_field!r} has type {kind}, but strings or bytes are expected")
+        raise _Refused("text-not-a-string", f"column {field!r} has type {kind}, but strings or bytes are expected")
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -136,15 +144,15 @@ def _record(fields: list[tuple[str, list[Any]]], row: int) -> bytes:
     return json.dumps(kept, ensure_ascii=False, separators=(",", ":")).encode() if kept else b""
 
 
-def _send_rows(sink: io.BufferedWriter, texts: list[bytes | int], records: list[bytes]) -> None:
+def _send_rows(sink: io.BufferedWriter, texts: list[bytes | int], prompts: list[bytes | int], records: list[bytes]) -> None:
     """Send rows in messages that hold a few MiB, or one row."""
     first = num_bytes = 0
-    sizes = [text if isinstance(text, int) else len(text) for text in texts]
+    sizes, prompt_sizes = ([text if isinstance(text, int) else len(text) for text in column] for column in (texts, prompts))
     for row, size in enumerate(sizes, 1):
-        num_bytes += max(size, 0)
+        num_bytes += max(size, 0) + max(prompt_sizes[row - 1], 0)
         if num_bytes >= _MESSAGE_BYTES or row == len(sizes):
-            body = [text for text in texts[first:row] if not isinstance(text, int)]
-            lengths = array("q", sizes[first:row] + [len(record) for record in records[first:row]])
+            body = [text for column in (texts, prompts) for text in column[first:row] if not isinstance(text, int)]
+            lengths = array("q", sizes[first:row] + prompt_sizes[first:row] + [len(record) for record in records[first:row]])
             _send(sink, b"B", struct.pack("<q", row - first), lengths.tobytes(), *body, *records[first:row])
             first, num_bytes = row, 0
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from data_pipeline.config import LimitSettings, RecordSettings
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.sources.decoding import BOM, MalformedError, Origin, has_surrogate, metadata_json
+from data_pipeline.sources.decoding import BOM, MalformedError, Origin, has_surrogate, metadata_json, with_end
 from data_pipeline.sources.streams import Line, read_lines
 
 __all__ = ["read_rows", "read_table"]
@@ -135,15 +135,24 @@ class _Columns:
         """
         if not row:
             raise MalformedError(Reason.EMPTY, "an empty line")
-        name = self.records.text_field
-        if name not in self.names:
-            shown = ", ".join(map(repr, self.names[:8]))
-            raise MalformedError(Reason.NO_TEXT_FIELD, f"no column {name!r}; the first row names {shown}; see records.text_field")
-        if self.names.count(name) > 1:
-            raise MalformedError(Reason.DUPLICATE_KEY, f"the first row names column {name!r} twice")
+        names = {"text_field": self.records.text_field}
+        if self.records.prompt_field is not None:
+            names["prompt_field"] = self.records.prompt_field
+        for setting, name in names.items():
+            self._check_named_once(setting, name)
         if len(row) != len(self.names):
             raise MalformedError(Reason.FIELD_COUNT, f"{len(row)} fields, but the first row names {len(self.names)} columns")
         fields = dict(zip(self.names, row, strict=True))
-        if has_surrogate(fields[name]):
-            raise MalformedError(Reason.INVALID_UTF8, f"column {name!r} is not UTF-8; convert the file to UTF-8")
-        return origin.document(fields[name], line.number, line.offset, metadata_json(fields, self.records.metadata))
+        for name in names.values():
+            if has_surrogate(fields[name]):
+                raise MalformedError(Reason.INVALID_UTF8, f"column {name!r} is not UTF-8; convert the file to UTF-8")
+        prompt = with_end(fields[names["prompt_field"]], self.records) if "prompt_field" in names else ""
+        text, metadata = fields[self.records.text_field], metadata_json(fields, self.records.metadata)
+        return origin.document(text, line.number, line.offset, metadata, prompt)
+
+    def _check_named_once(self, setting: str, name: str) -> None:
+        if name not in self.names:
+            shown = ", ".join(map(repr, self.names[:8]))
+            raise MalformedError(Reason.NO_TEXT_FIELD, f"no column {name!r}; the first row names {shown}; see records.{setting}")
+        if self.names.count(name) > 1:
+            raise MalformedError(Reason.DUPLICATE_KEY, f"the first row names column {name!r} twice")

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from common.files import digest_file, unfinished_path
 from data_pipeline.config import PackingSettings
-from data_pipeline.dataset.layout import CHOSEN, TOKENS
+from data_pipeline.dataset.layout import CHOSEN, DOCUMENTS, DOCUMENTS_SCHEMA, LOSS_RUNS, TOKENS
+from data_pipeline.dataset.loss_mask import LossMask
 from data_pipeline.dataset.shards import ShardContent, token_type, write_shard
 from data_pipeline.dataset.splits import SPLITS, Split
-from data_pipeline.dataset.tables import read_side_by_side
+from data_pipeline.dataset.tables import TableWriter, data_path, read_side_by_side
 from data_pipeline.execution.runner import Runner
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.packing.pieces import METHODS
@@ -121,6 +123,10 @@ class PackResult:
     """Counts of each packing method for the same documents."""
     shards: list[dict[str, Any]] = field(default_factory=list)
     """Name, rows, tokens, targets, bytes and digest of each shard."""
+    targets_without_loss: int | None = None
+    """Tokens that would be targets without the loss mask; None if no document of the source has one."""
+    facts_sha256: str = ""
+    """Digest of the table of facts about the documents; empty for training documents, which have none."""
 
 
 def pack_group(task: PackTask) -> PackResult:
@@ -133,6 +139,9 @@ def pack_group(task: PackTask) -> PackResult:
     for content in cut_into_shards(_packed_windows(task, result), rows_per_shard):
         path = temporary / f"{len(result.shards):05d}.arrow"
         write_shard(path, content)
+        if content.mask is not None:
+            hidden = replace(content, mask=None).num_targets - content.num_targets
+            result.targets_without_loss = (result.targets_without_loss or 0) + hidden
         result.shards.append(
             {
                 "name": path.name,
@@ -144,9 +153,15 @@ def pack_group(task: PackTask) -> PackResult:
             }
         )
         del content  # frees the shard before the next one fills
+    files = {shard["name"]: shard["sha256"] for shard in result.shards}
+    if task.split == "val":
+        with TableWriter(temporary / DOCUMENTS, DOCUMENTS_SCHEMA) as table:
+            for batch in _facts(task):
+                table.write(batch)
+        result.facts_sha256 = files[data_path(Path(DOCUMENTS)).name] = table.digest
     shutil.rmtree(task.output, ignore_errors=True)  # renamed by a run that was killed before it wrote the result
     temporary.rename(task.output)
-    return commit_result(task, result, files={task.output / shard["name"]: shard["sha256"] for shard in result.shards})
+    return commit_result(task, result, files={task.output / name: digest for name, digest in files.items()})
 
 
 def _packed_windows(task: PackTask, result: PackResult) -> Iterator[ShardContent]:
@@ -169,9 +184,33 @@ def _tokenized(task: PackTask) -> Iterator[Window]:
             for batch, row in read_side_by_side(tokens, chosen):
                 copies_D = row.column("copies").to_numpy()
                 most = max(most, int(copies_D.max(initial=0)))
-                is_taken_D = (copies_D > copy) & (batch.column("split").to_numpy() == SPLITS.index(task.split))
+                is_taken_D = (copies_D > copy) & _is_in(task.split, batch)
                 if is_taken_D.any():
-                    taken = batch.select(["id", "tokens"]).filter(pa.array(is_taken_D))
-                    lengths_D = np.diff(taken.column("tokens").offsets.to_numpy())
-                    yield Window(taken.column("id").to_numpy(), lengths_D, taken.column("tokens").flatten().to_numpy())
+                    packed = [name for name in ("id", "tokens", LOSS_RUNS) if name in batch.schema.names]
+                    yield _window(batch.select(packed).filter(pa.array(is_taken_D)))
         copy += 1
+
+
+def _facts(task: PackTask) -> Iterator[pa.RecordBatch]:
+    """Yield id, kind and length of each document that is in a row."""
+    for tokens, chosen in zip(task.tokens, task.chosen, strict=True):
+        for batch, row in read_side_by_side(tokens, chosen):
+            is_taken = pa.array((row.column("copies").to_numpy() > 0) & _is_in(task.split, batch))
+            lengths = pa.array(np.diff(batch.column("tokens").offsets.to_numpy()).astype(np.uint32))
+            facts = [batch.column("id"), batch.column("kind"), lengths]
+            yield pa.RecordBatch.from_arrays(facts, schema=DOCUMENTS_SCHEMA).filter(is_taken)
+
+
+def _is_in(split: Split, batch: pa.RecordBatch) -> NDArray[np.bool_]:
+    is_in_D: NDArray[np.bool_] = batch.column("split").to_numpy() == SPLITS.index(split)
+    return is_in_D
+
+
+def _window(batch: pa.RecordBatch) -> Window:
+    lengths_D = np.diff(batch.column("tokens").offsets.to_numpy())
+    has_loss_T = None
+    if LOSS_RUNS in batch.schema.names:
+        runs = batch.column(LOSS_RUNS)
+        mask = LossMask(runs.flatten().to_numpy(), np.diff(runs.offsets.to_numpy()).astype(np.int64))
+        has_loss_T = mask.has_loss(lengths_D)
+    return Window(batch.column("id").to_numpy(), lengths_D, batch.column("tokens").flatten().to_numpy(), has_loss_T)

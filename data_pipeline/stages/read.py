@@ -52,9 +52,11 @@ TEXT_SCHEMA = pa.schema(
         ("characters", pa.uint32()),
         ("tail", pa.bool_()),
         ("text", pa.large_string()),
+        ("parts", pa.list_(pa.uint32())),
     ]
 )
-"""One row for each kept document; `tail` is true if it begins in the part of its file that a split by position holds out."""
+"""One row for each kept document. `tail` is true if it begins in the part of its file that a split by position holds out. `parts`
+are the lengths in characters of its parts (see `Document`)."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ def _rows(judged: JudgedBatch, kept: list[int], parts: list[Part], ids: list[int
             pa.array([len(one.document.text) for one in documents], pa.uint32()),
             pa.array(is_tail, pa.bool_()),
             pa.array([texts[start:end].tobytes() for start, end in zip(starts, ends, strict=True)], pa.large_string()),
+            pa.array([one.document.parts for one in documents], pa.list_(pa.uint32())),
         ],
         schema=TEXT_SCHEMA,
     )

@@ -1,4 +1,9 @@
-"""Encodes documents as token ids, and scores their quality from the ids."""
+"""Encodes documents as token ids, and scores their quality from the ids.
+
+Shape suffixes: D documents of a batch, P parts of all documents, T ids of all documents.
+"""
+
+# ruff: noqa: N815 - names of arrays carry their shape
 
 from __future__ import annotations
 
@@ -14,9 +19,11 @@ from numpy.typing import NDArray
 
 from data_pipeline.config import KINDS, PrepareConfig
 from data_pipeline.dataset.layout import TOKENIZER, TOKENS, tokens_schema
+from data_pipeline.dataset.loss_mask import LossMask
 from data_pipeline.dataset.shards import token_type
 from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.tables import TableWriter
+from data_pipeline.documents import cut_text
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.quality.perplexity import count_scores
 from data_pipeline.stages.augment import Augmenter, is_on
@@ -37,9 +44,10 @@ def tokenize_all(job: Job, split: Sequence[SplitResult]) -> list[TokenizeResult]
             job.work / TOKENIZER,
             job.work / MODELS,
             job.config,
+            job.config.for_source(partition.source).records.prompt_field is not None,
             job.place(TOKENS, number),
         )
-        for number in range(len(split))
+        for number, partition in enumerate(job.partitions)
     ]
     return job.run("tokenize", tokenize_partition, tasks, [sum(result.bytes.values()) for result in split], TokenizeResult)
 
@@ -57,6 +65,8 @@ class TokenizeTask:
     models: Path
     """Folder of the quality models."""
     config: PrepareConfig
+    has_mask: bool
+    """Whether documents of the source may have a loss mask."""
     output: Path
 
 
@@ -83,17 +93,18 @@ def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
     models = load_models(task.models, task.config.quality)
     augmenter = Augmenter(tokenizer, task.config.augment) if is_on(task.config.augment) else None
     ids_type = token_type(tokenizer.vocab_size)
-    schema = tokens_schema(ids_type)
+    settings = task.config.tokenizer
+    schema = tokens_schema(ids_type, has_mask=task.has_mask)
     result = TokenizeResult()
     with TableWriter(task.output, schema) as table:
         for batch in read_kept(task.text, task.split):
             texts: list[str] = batch.column("text").to_pylist()
             if not result.tokens:
                 result.round_trip_failures = round_trip_failures(tokenizer, texts[:_ROUND_TRIPS])
-            plain = tokenizer.encode_flat(texts)
+            parts = _Parts.of(texts, batch.column("parts").to_pylist()) if task.has_mask else None
+            plain = tokenizer.encode_flat(texts) if parts is None else parts.encode(tokenizer)
             perplexity_D, wanted_D = _score(plain, models, result)
             changed = plain if augmenter is None else _augment(augmenter, plain, batch, texts, result)
-            settings = task.config.tokenizer
             encoded = tokenizer.frame(changed, add_bos=settings.add_bos, add_eos=settings.add_eos)
             result.tokens += len(encoded.ids_T)
             result.unknown += 0 if tokenizer.unk_id is None else int((encoded.ids_T == tokenizer.unk_id).sum())
@@ -105,9 +116,46 @@ def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
                 pa.array(wanted_D),
                 pa.LargeListArray.from_arrays(offsets, pa.array(encoded.ids_T.astype(ids_type))),
             ]
+            if parts is not None:
+                columns.append(parts.mask_column(changed, encoded, has_bos=settings.add_bos and tokenizer.bos_id is not None))
             table.write(pa.RecordBatch.from_arrays(columns, schema=schema))
     result.sha256 = table.digest
     return commit_result(task, result, table)
+
+
+@dataclass
+class _Parts:
+    """The parts of some documents, alternately without and with a loss; a document of one part has a loss."""
+
+    pieces_P: list[str]
+    num_parts_D: NDArray[np.int64]
+    lengths_P: NDArray[np.int64]
+    """Number of tokens of each part, without bos and eos."""
+
+    @staticmethod
+    def of(texts: Sequence[str], parts: Sequence[Sequence[int]]) -> _Parts:
+        pieces = [cut_text(text, lengths) for text, lengths in zip(texts, parts, strict=True)]
+        num_parts_D = np.array([len(one) for one in pieces], np.int64)
+        return _Parts([piece for one in pieces for piece in one], num_parts_D, np.empty(0, np.int64))
+
+    def encode(self, tokenizer: Tokenizer) -> Encoded:
+        """Return the ids of the documents. Each part is encoded alone, so no token has text of two parts."""
+        encoded = tokenizer.encode_flat(self.pieces_P)
+        self.lengths_P = np.diff(encoded.ends_D, prepend=0)
+        return Encoded(encoded.ids_T, encoded.ends_D[np.cumsum(self.num_parts_D) - 1])
+
+    def mask_column(self, changed: Encoded, framed: Encoded, *, has_bos: bool) -> pa.Array:
+        """Return the loss mask of the documents, with and without bos and eos. These belong to the first and last part."""
+        sizes_D, framed_D = (np.diff(encoded.ends_D, prepend=0) for encoded in (changed, framed))
+        firsts_D = np.cumsum(self.num_parts_D) - self.num_parts_D
+        lengths_P, numbers_P = self.lengths_P.copy(), np.arange(len(self.lengths_P)) - np.repeat(firsts_D, self.num_parts_D)
+        is_alone_D = self.num_parts_D == 1
+        lengths_P[firsts_D[is_alone_D]] = sizes_D[is_alone_D]  # augmentation may have changed it
+        lengths_P[firsts_D] += has_bos
+        lengths_P[firsts_D + self.num_parts_D - 1] += framed_D - sizes_D - has_bos
+        has_loss_P = (numbers_P % 2 == 1) | np.repeat(is_alone_D, self.num_parts_D)
+        mask = LossMask.of(np.repeat(has_loss_P, lengths_P), framed_D)
+        return pa.ListArray.from_arrays(pa.array(np.append(0, np.cumsum(mask.num_runs_B)).astype(np.int32)), pa.array(mask.runs_N))
 
 
 @lru_cache(maxsize=1)
@@ -117,14 +165,20 @@ def _load(folder: Path) -> Tokenizer:
 
 
 def _augment(augmenter: Augmenter, plain: Encoded, batch: pa.RecordBatch, texts: Sequence[str], result: TokenizeResult) -> Encoded:
-    """Return the documents with the training documents changed, and count the changes."""
-    places = np.flatnonzero(batch.column("split").to_numpy() == SPLITS.index("train")).tolist()
+    """Return the documents with the training documents changed, and count the changes.
+
+    A document with a loss mask stays as it is, because a change would move the borders of its parts.
+    """
+    is_train_D = batch.column("split").to_numpy() == SPLITS.index("train")
+    has_parts_D = pc.list_value_length(batch.column("parts")).to_numpy() > 0
+    places = np.flatnonzero(is_train_D & ~has_parts_D).tolist()
     kinds, ids = ([batch.column(name)[place].as_py() for place in places] for name in ("kind", "id"))
     changed, counts = augmenter.encode([texts[place] for place in places], [KINDS[kind] for kind in kinds], ids)
     arrays = plain.arrays()
     for place, array in zip(places, changed.arrays(), strict=True):
         arrays[place] = array
-    result.augmented = add_counts([result.augmented, counts])
+    masked = int((is_train_D & has_parts_D).sum())
+    result.augmented = add_counts([result.augmented, counts, {"unchanged_with_mask": masked} if masked else {}])
     return Encoded.of(arrays)
 
 

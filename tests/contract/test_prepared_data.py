@@ -83,6 +83,7 @@ def test_the_manifest_has_these_fields_and_its_root_digest_is_over_all_others(pr
         name: digest_file(folder / name)
         for name in (
             *("train/numbers-00000.arrow", "val/numbers-00000.arrow", "report.json", "tokenizer/bytes.json"),
+            "documents/numbers-00000.arrow",
             *(f"{table}/{number:06d}.arrow" for table in ("tokens", "chosen") for number in range(9)),
         )
     }

@@ -68,7 +68,7 @@ def evaluate_run(options: EvaluateOptions) -> str:
             lost = _quarantined(run, manifest, step)
             backend = choose_backend(config.attention, group.device, config.number_format, config.model.head_size)
             context = RunContext(config.model_copy(update={"eval": settings}), manifest, group, backend)
-            grouping = Grouping.of(manifest, tokenizer)
+            grouping = Grouping.of(directory, manifest, tokenizer)
             result = evaluate(LossModule(model, config.loss), context, rows.without(lost), grouping=grouping)
     left_out = rows.num_rows_in(lost, np.arange(len(rows)))
     if not options.as_json:

@@ -32,7 +32,8 @@ __all__ = [
 ]
 
 IGNORE = -100
-"""The target of a position without a next token: the last token of a piece, and padding."""
+"""The target of a position without a loss: the last token of a piece, padding, and positions before a token that the loss mask of
+the data leaves out. It is a constant of the program and no setting: data says by its mask what is left out."""
 MICRO_BATCH_BYTES = 28
 """Bytes of ids, segments, positions and targets of one token."""
 _MIN_PIECES_PER_ROW = 16
@@ -49,7 +50,7 @@ class MicroBatch:
     positions: Tensor
     """int64 position of the token in its piece."""
     targets: Tensor
-    """int64 id of the next token of the same piece, IGNORE if there is none."""
+    """int64 id of the next token of the same piece, IGNORE if there is none or the loss mask leaves it out."""
     weights: Tensor | None = None
     """fp32 1 / (targets in the piece), 0 without a target, so all pieces with a target weigh the same. None: not needed."""
     bounds: Tensor | None = None
@@ -153,10 +154,13 @@ def micro_batch(rows: RowBatch, *, with_weights: bool = False, with_bounds: bool
     positions_BL = (np.arange(num_rows * length) - np.repeat(firsts_P, lengths_P)).reshape(num_rows, length)
     has_target_BL = segments_BL >= 0
     has_target_BL.reshape(-1)[firsts_P + lengths_P - 1] = False
+    if rows.has_loss_BL is not None:  # of the next token; the last token of a row has no target
+        has_target_BL[:, :-1] &= rows.has_loss_BL[:, 1:]
     targets_BL = np.where(has_target_BL, np.roll(tokens_BL, -1), IGNORE)
     weights_BL = bounds = None
     if with_weights:
-        weights_P = (1 / np.maximum(lengths_P - 1, 1)).astype(np.float32)
+        targets_P = np.add.reduceat(has_target_BL.reshape(-1), firsts_P, dtype=np.int64)
+        weights_P = (1 / np.maximum(targets_P, 1)).astype(np.float32)
         weights_BL = torch.from_numpy(np.repeat(weights_P, lengths_P).reshape(num_rows, length) * has_target_BL)
     if with_bounds:
         bounds = _bounds(torch.from_numpy(firsts_P), num_rows, length)

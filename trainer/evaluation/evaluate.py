@@ -1,7 +1,7 @@
 """Validation loss over the whole validation set and by source, kind and length, with the same bits for any number of ranks.
 
-A piece is the part of a document that packing placed in one row. Losses are added without rounding, so the sums of the groups are
-exactly the total.
+Kind and length are those of the target's whole document, of which packing may have placed only a piece in the row. Losses are
+added without rounding, so the sums of the groups are exactly the total.
 
     B rows of a batch   L tokens of a row   N targets of a batch   G groups   K integers of a group
 """
@@ -32,8 +32,8 @@ class EvaluationStopped(Exception):  # noqa: N818 - a request, no error
 
 _PASSES_BETWEEN_VOTES = 8
 """A vote waits until the device has finished its work, so not every pass has one."""
-_Waiting = deque[tuple[Callable[[], NDArray[np.float32]], MicroBatch, NDArray[np.int64]]]
-"""Functions that wait for the losses of a batch, each with the batch and the source numbers of its rows."""
+_Waiting = deque[tuple[Callable[[], NDArray[np.float32]], MicroBatch, NDArray[np.int64], list[NDArray[np.uint64]]]]
+"""Functions that wait for the losses of a batch, each with the batch, and with sources and document ids of its rows."""
 
 
 @torch.no_grad()
@@ -72,7 +72,8 @@ def evaluate(
                 batch = micro_batch(rows.read(here), with_bounds=backend == "varlen")
                 sources_B = np.zeros(len(here), np.int64) if grouping is UNDIVIDED else rows.source_ids(here)
                 losses_BL = forward_pass(loss, batch, config, group.device, backend, by_row=True)
-                waiting.append((_on_its_way(losses_BL), batch, sources_B))
+                ids = [] if grouping.documents is None else [rows.document_ids(number) for number in here.tolist()]
+                waiting.append((_on_its_way(losses_BL), batch, sources_B, ids))
                 if len(waiting) > 1:
                     _take(waiting, tally)
                 after_batch()
@@ -90,8 +91,8 @@ def evaluate(
 
 
 def _take(waiting: _Waiting, tally: Tally) -> None:
-    arrived, batch, sources_B = waiting.popleft()
-    tally.add(arrived(), batch, sources_B)
+    arrived, batch, sources_B, ids = waiting.popleft()
+    tally.add(arrived(), batch, sources_B, ids)
 
 
 def _on_its_way(losses_BL: Tensor) -> Callable[[], NDArray[np.float32]]:

@@ -22,9 +22,9 @@ class Evaluation:
     """UTF-8 bytes of the targets' text, 0 if they were not counted."""
     by_source: Mapping[str, Score] = field(default_factory=dict)
     by_kind: Mapping[str, Score] = field(default_factory=dict)
-    """Scores by the kind of the source in the report of the preparation, such as `prose`, `web`, `code`, or `prose, code`."""
+    """Scores by the kind of the target's document: `prose`, `web` or `code` (see `Grouping.documents` for older data)."""
     by_length: Mapping[str, Score] = field(default_factory=dict)
-    """Scores by the length in tokens of the target's piece, shortest first: see `length_ranges`."""
+    """Scores by the length in tokens of the target's document, shortest first: see `length_ranges`."""
 
     @property
     def total(self) -> Score:

@@ -1,15 +1,17 @@
-"""The sums of an evaluation by source and by length."""
+"""The sums of an evaluation by source, by kind and by length."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.dataset.manifest import Manifest
+from data_pipeline.dataset.validation_documents import ValidationDocuments, read_validation_documents
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.text_bytes import TextBytes, count_text_bytes
 from trainer.data.batch import IGNORE, MicroBatch
@@ -27,18 +29,25 @@ class Grouping:
     """The groups of an evaluation, and how it counts bytes."""
 
     kinds: Mapping[str, str] = field(default_factory=lambda: {"": ""})
-    """The kind of each source, in the order of the manifest's sources."""
+    """The kind of each source, in the order of the manifest's sources. It counts only if `documents` is None."""
     text_bytes: TextBytes | None = None
     """Counts the bytes of targets, None if they are not counted."""
     bos_id: int | None = None
     """The token before the first target of a text, None if the tokenizer has no such token."""
+    documents: ValidationDocuments | None = None
+    """Kind and length of each document. None: data of an earlier version, grouped by kind of source and by length of piece."""
 
     @staticmethod
-    def of(manifest: Manifest, tokenizer: Tokenizer) -> Grouping:
-        """Return the groups of prepared data. Takes some seconds for a vocabulary of 100,000 pieces."""
+    def of(directory: Path, manifest: Manifest, tokenizer: Tokenizer) -> Grouping:
+        """Return the groups of prepared data. Takes some seconds for a vocabulary of 100,000 pieces.
+
+        Raises:
+            PreparedDataError: the facts about the validation documents are damaged.
+        """
         reported = manifest.totals.get("sources", {})
         kinds = {name: reported.get(name, {}).get("kind") or "unknown" for name in manifest.sources}
-        return Grouping(kinds, count_text_bytes(tokenizer), tokenizer.bos_id)
+        documents = read_validation_documents(directory, manifest)
+        return Grouping(kinds, count_text_bytes(tokenizer), tokenizer.bos_id, documents)
 
 
 UNDIVIDED = Grouping()
@@ -46,14 +55,18 @@ UNDIVIDED = Grouping()
 
 
 class Tally:
-    """Sums over targets by source and by length: exact losses, number of targets, bytes."""
+    """Sums over targets by source, by kind and by length: exact losses, number of targets, bytes."""
 
     def __init__(self, grouping: Grouping, row_length: int) -> None:
+        documents = grouping.documents
         self._grouping = grouping
-        self._ranges = length_ranges(row_length)
-        self._range_of_length = np.array([max(0, (length - 1).bit_length() - 1) for length in range(row_length + 1)])
-        self.table_GK = np.zeros((len(grouping.kinds) + len(self._ranges), NUM_PARTS + 2), np.int64)
-        """A row for each source, then for each range of lengths: `NUM_PARTS` integers of the sum, targets, bytes."""
+        self._kinds = tuple(dict.fromkeys(grouping.kinds.values())) if documents is None else documents.kinds
+        self._kind_of_source = np.array([0 if documents else self._kinds.index(kind) for kind in grouping.kinds.values()])
+        longest = row_length if documents is None else max(2, int(documents.tokens_D.max(initial=0)))
+        self._ranges = length_ranges(longest)
+        self._highs = np.array([int(name.split("-")[-1]) for name in self._ranges])
+        self.table_GK = np.zeros((len(grouping.kinds) + len(self._kinds) + len(self._ranges), NUM_PARTS + 2), np.int64)
+        """A row for each source, kind and range of lengths: `NUM_PARTS` integers of the sum, targets, bytes."""
 
     @property
     def by_source(self) -> NDArray[np.int64]:
@@ -61,24 +74,62 @@ class Tally:
         return self.table_GK[: len(self._grouping.kinds)]
 
     @property
+    def by_kind(self) -> NDArray[np.int64]:
+        """The rows of the kinds."""
+        return self.table_GK[len(self._grouping.kinds) : -len(self._ranges)]
+
+    @property
     def by_length(self) -> NDArray[np.int64]:
         """The rows of the ranges of lengths."""
-        return self.table_GK[len(self._grouping.kinds) :]
+        return self.table_GK[-len(self._ranges) :]
 
-    def add(self, losses_BL: NDArray[np.float32], batch: MicroBatch, sources_B: NDArray[np.int64]) -> None:
-        """Add the targets of a batch, with their losses and the source numbers of the rows."""
-        tokens_BL, targets_BL, positions_BL = (tensor.numpy() for tensor in (batch.tokens, batch.targets, batch.positions))
+    def add(
+        self,
+        losses_BL: NDArray[np.float32],
+        batch: MicroBatch,
+        sources_B: NDArray[np.int64],
+        ids: Sequence[NDArray[np.uint64]] = (),
+    ) -> None:
+        """Add the targets of a batch.
+
+        Args:
+            losses_BL: losses; those of positions without a target do not count.
+            batch: the rows.
+            sources_B: source numbers of the rows.
+            ids: ids of the documents of each row, in order. They are needed if the grouping has documents.
+
+        Raises:
+            PreparedDataError: the grouping does not know a document.
+        """
+        tokens_BL, targets_BL = batch.tokens.numpy(), batch.targets.numpy()
         is_target_BL = targets_BL != IGNORE
         targets_N, losses_N = targets_BL[is_target_BL], losses_BL[is_target_BL]
         sources_N = np.repeat(sources_B, is_target_BL.sum(axis=1))
-        ranges_N = self._range_of_length[_piece_lengths(positions_BL)[is_target_BL]]
+        kinds_N, lengths_N = self._kinds_and_lengths(batch, is_target_BL, sources_N, ids)
+        ranges_N = np.searchsorted(self._highs, lengths_N)
         bytes_N = self._bytes(targets_N, tokens_BL[is_target_BL])
-        for rows_GK, groups_N in ((self.by_source, sources_N), (self.by_length, ranges_N)):
+        for rows_GK, groups_N in ((self.by_source, sources_N), (self.by_kind, kinds_N), (self.by_length, ranges_N)):
             sums_GE = np.zeros((len(rows_GK), NUM_PARTS), np.int64)
             add_exactly(sums_GE, groups_N, losses_N)
             rows_GK[:, :NUM_PARTS] += sums_GE
             np.add.at(rows_GK[:, _TARGETS], groups_N, 1)
             np.add.at(rows_GK[:, _BYTES], groups_N, bytes_N)
+
+    def _kinds_and_lengths(
+        self,
+        batch: MicroBatch,
+        is_target_BL: NDArray[np.bool_],
+        sources_N: NDArray[np.int64],
+        ids: Sequence[NDArray[np.uint64]],
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return number of the kind, and length in tokens, of each target's document (see `Grouping.documents`)."""
+        documents = self._grouping.documents
+        if documents is None:
+            return self._kind_of_source[sources_N], _piece_lengths(batch.positions.numpy())[is_target_BL]
+        firsts_B = np.cumsum([0, *map(len, ids)])[:-1]
+        places = documents.find(np.concatenate(ids))
+        chosen_N = places[(firsts_B[:, None] + batch.segments.numpy())[is_target_BL]]
+        return documents.kinds_D[chosen_N].astype(np.int64), documents.tokens_D[chosen_N].astype(np.int64)
 
     def _bytes(self, targets_N: NDArray[np.int64], tokens_N: NDArray[np.int64]) -> NDArray[np.int64]:
         counts, bos_id = self._grouping.text_bytes, self._grouping.bos_id
@@ -91,22 +142,20 @@ class Tally:
         total = _score(self.by_source.sum(axis=0))
         if self._grouping is UNDIVIDED:
             return Evaluation(total.loss, num_rows, total.num_targets)
-        kind_of_source = np.array(list(self._grouping.kinds.values()))
-        kinds = list(dict.fromkeys(kind_of_source.tolist()))
         return Evaluation(
             total.loss,
             num_rows,
             total.num_targets,
             total.num_bytes,
             by_source=_scores(self._grouping.kinds, self.by_source),
-            by_kind=_scores(kinds, [self.by_source[kind_of_source == kind].sum(axis=0) for kind in kinds]),
+            by_kind=_scores(self._kinds, self.by_kind),
             by_length=_scores(self._ranges, self.by_length),
         )
 
 
-def length_ranges(row_length: int) -> list[str]:
-    """Return the ranges of lengths of a piece, in tokens: `2`, `3-4`, `5-8`, … up to the length of a row."""
-    highs = [min(2 << number, row_length) for number in range((row_length - 1).bit_length())]
+def length_ranges(longest: int) -> list[str]:
+    """Return ranges of lengths in tokens: `2`, `3-4`, `5-8`, … up to `longest`, which is at least 2."""
+    highs = [min(2 << number, longest) for number in range((longest - 1).bit_length())]
     lows = [2, *(high + 1 for high in highs[:-1])]
     return [f"{low}-{high}" if low < high else str(high) for low, high in zip(lows, highs, strict=True)]
 

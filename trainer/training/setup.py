@@ -283,7 +283,7 @@ def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: St
     stack.callback(heartbeat.at, "save")  # runs first, because closing the sinks and writing the report may take long
     compared_steps = 0 if config.parallel == "fsdp" else config.watchdog.replicas_steps
     replica_check = ReplicaCheck(parameters_by_name(trainable.model), group, compared_steps, step)
-    grouping = Grouping.of(context.manifest, checked.data.tokenizer)
+    grouping = Grouping.of(config.data, context.manifest, checked.data.tokenizer)
     adjuster = Adjuster(context, restored.adjustments, monitor, ledger)
     reporter = _reporter(checked, restored, adjuster, ending, stop)
     saver = Saver(trainable, reporter, checked.limits, replica_check, checked.checkpoints, writer, checked.newest)
@@ -443,6 +443,8 @@ def _check_fit(config: TrainConfig, manifest: Manifest, train_rows: int, val_row
     for split, num_rows in (("train", train_rows), ("val", val_rows)):
         if num_rows == 0:
             raise PreparedDataError(f"{config.data}: no {split} rows; prepare from more text")
+    if not any(shard.targets for shard in manifest.shards if shard.split == "train"):
+        raise PreparedDataError(f"{config.data}: no token of the training rows has a loss; prepare from more text")
     if config.batch.micro_batches < group.world_size:
         raise ConfigError(
             f"batch.global_rows = {config.batch.global_rows} and batch.micro = {config.batch.micro} make "

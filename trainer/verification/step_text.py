@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ _FILL_IN = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
 
 
 def show_step(run: Path, step: int, *, data: Path | None = None, full: bool = False, as_json: bool = False) -> str:
-    """Return the text that a step was trained on, by row and document, as the model saw it.
+    """Return the text that a step was trained on, by row and document, as the model saw it, and which parts had a loss.
 
     Raises:
         ConfigError: the ledger has no such step.
@@ -60,13 +62,26 @@ def _row(number: int, rows: Rows, manifest: Manifest, tokenizer: Tokenizer, *, f
     place = np.array([number])
     batch = rows.read(place)
     tokens, segments = batch.tokens_BL[0], batch.segments_BL[0]
-    pieces = [tokens[segments == index].tolist() for index in range(int(segments.max()) + 1)]
-    documents = [
-        {"id": identity, "tokens": len(ids), "text": _text(ids, tokenizer, full=full)}
-        for identity, ids in zip(rows.document_ids(number).tolist(), pieces, strict=True)
-    ]
+    has_loss = None if batch.has_loss_BL is None else batch.has_loss_BL[0]
+    documents = []
+    for index, identity in enumerate(rows.document_ids(number).tolist()):
+        is_own = segments == index
+        ids = tokens[is_own].tolist()
+        document = {"id": identity, "tokens": len(ids), "text": _text(ids, tokenizer, full=full)}
+        if has_loss is not None:
+            document["parts"] = _parts(ids, has_loss[is_own].tolist(), tokenizer, full=full)
+        documents.append(document)
     source = manifest.sources[int(rows.source_ids(place)[0])]
     return {"row": number, "source": source, "padding": int((segments < 0).sum()), "documents": documents}
+
+
+def _parts(ids: Sequence[int], has_loss: Sequence[bool], tokenizer: Tokenizer, *, full: bool) -> list[dict[str, Any]]:
+    """Return the consecutive parts of a document with and without a loss."""
+    parts = []
+    for loss, group in groupby(zip(has_loss, ids, strict=True), key=itemgetter(0)):
+        own = [token for _, token in group]
+        parts.append({"loss": loss, "tokens": len(own), "text": _text(own, tokenizer, full=full)})
+    return parts
 
 
 def _text(ids: Iterable[int], tokenizer: Tokenizer, *, full: bool) -> str:
@@ -99,6 +114,9 @@ def _page(summary: Mapping[str, Any], directory: Path) -> str:
         lines.append(f"\nrow {row['row']}, source {row['source']}, {row['padding']} tokens of padding")
         for document in row["documents"]:
             lines.append(f"  document {document['id']}, {document['tokens']} tokens")
-            lines += [f"    {line}" for line in printable(document["text"]).split("\n")]
+            for part in document.get("parts") or [document]:
+                if "loss" in part:
+                    lines.append(f"    {'with' if part['loss'] else 'without'} a loss, {part['tokens']} tokens:")
+                lines += [f"    {line}" for line in printable(part["text"]).split("\n")]
     lines.append(f"\nA whole document: python -m data_pipeline inspect {directory} --document ID")
     return "\n".join(lines)

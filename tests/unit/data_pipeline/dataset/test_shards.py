@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from common.errors import PreparedDataError
 from common.files import digest_file
-from data_pipeline.dataset.manifest import Manifest, ShardEntry
+from data_pipeline.dataset.loss_mask import LossMask
+from data_pipeline.dataset.manifest import MASKED_FORMAT, Manifest, ShardEntry
 from data_pipeline.dataset.shards import Rows, ShardContent, token_type, write_shard
 
 LENGTH = 12
@@ -90,6 +92,70 @@ def test_rows_come_back_in_the_order_asked_for(
     assert rows.num_sequences(indices).tolist() == [sum(length > 1 for length in lengths[index]) for index in asked]
     assert rows.source_ids(indices).tolist() == [sources[index] for index in asked]
     assert all(rows.document_ids(index).tolist() == documents[index].tolist() for index in asked)
+
+
+@given(shards=st.lists(shard_rows, min_size=1, max_size=3), data=st.data())
+def test_a_loss_mask_comes_back_and_decides_about_targets(
+    shards: list[list[list[int]]], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("masked")
+    manifest, contents = write(folder, *(("train", "a", rows) for rows in shards))
+    expected: list[list[bool]] = []
+    entries = []
+    for entry, content, of_rows in zip(manifest.shards, contents, shards, strict=True):
+        sizes = [sum(row) for row in of_rows]
+        masks = data.draw(st.tuples(*(st.lists(st.booleans(), min_size=size, max_size=size) for size in sizes)))
+        is_masked = data.draw(st.booleans())
+        mask = LossMask.of(np.array([one for row in masks for one in row]), np.array(sizes)) if is_masked else None
+        entries.append(overwrite(folder, entry, replace(content, mask=mask)))
+        expected += [row if is_masked else [True] * len(row) for row in masks]
+    rows = Rows(folder, replace(manifest, shards=tuple(entries), format=MASKED_FORMAT), "train")
+    asked = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=10))
+    indices = np.array(asked, np.int64)
+    found = rows.read(indices).has_loss_BL
+    lengths = [row for shard in shards for row in shard]
+    for place, index in enumerate(asked):
+        size = sum(lengths[index])
+        assert (found is None and all(expected[index])) or found[place, :size].tolist() == expected[index]  # type: ignore[index]
+        firsts = np.cumsum([0, *lengths[index]])
+        targets = [sum(expected[index][start + 1 : end]) for start, end in pairwise(firsts.tolist())]
+        assert rows.num_targets(np.array([index])).tolist() == [sum(targets)]
+        assert rows.num_sequences(np.array([index])).tolist() == [sum(count > 0 for count in targets)]
+    assert sum(entry.targets for entry in entries) == rows.num_targets(np.arange(len(rows))).sum()
+
+
+def overwrite(folder: Path, entry: ShardEntry, content: ShardContent) -> ShardEntry:
+    """Write a shard in the place of another, and return its entry in the manifest."""
+    write_shard(folder / entry.path, content)
+    path = folder / entry.path
+    return replace(entry, targets=content.num_targets, bytes=path.stat().st_size, sha256=digest_file(path))
+
+
+@pytest.mark.parametrize(
+    ("runs", "counts", "message"),
+    [
+        ([2, 4], [2], "the runs of a loss mask have 6 tokens, but there are 7"),
+        ([2**32 - 1, 8], [2], "the runs of a loss mask have"),
+        ([3, 0, 4], [3], "a run of a loss mask is empty"),
+    ],
+)
+def test_a_loss_mask_that_does_not_fit_its_row_is_refused(tmp_path: Path, runs: list[int], counts: list[int], message: str) -> None:
+    manifest, [content] = write(tmp_path, ("train", "a", [[3, 4]]))
+    mask = LossMask(np.array(runs, np.uint32), np.array(counts))
+    plain = ShardContent(content.tokens_RL, content.segments_S, content.documents_S, content.num_segments_R)
+    entry = overwrite(tmp_path, manifest.shards[0], plain)
+    with patch.object(LossMask, "num_targets", return_value=np.zeros(2, np.int64)):
+        entry = overwrite(tmp_path, entry, replace(plain, mask=mask))
+    rows = Rows(tmp_path, replace(manifest, shards=(entry,), format=MASKED_FORMAT), "train")
+    with pytest.raises(PreparedDataError, match=message):
+        rows.num_targets(np.array([0]))
+
+
+def test_a_loss_mask_in_data_of_the_older_format_is_refused(tmp_path: Path) -> None:
+    manifest, [content] = write(tmp_path, ("train", "a", [[3, 4]]))
+    entry = overwrite(tmp_path, manifest.shards[0], replace(content, mask=LossMask.everywhere(1)))
+    with pytest.raises(PreparedDataError, match="loss_runs"):
+        Rows(tmp_path, replace(manifest, shards=(entry,)), "train").read(np.array([0]))
 
 
 def test_a_split_without_shards_has_no_rows(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -53,6 +54,36 @@ def test_documents_can_be_read_back_from_the_rows(lengths: list[int], row_length
         document: set(range(end - length + 1, end + 1))
         for document, (end, length) in enumerate(zip(ends.tolist(), lengths, strict=True))
     }
+
+
+@given(
+    st.lists(st.lists(st.booleans(), min_size=1, max_size=60), min_size=1, max_size=20),
+    st.integers(2, 25),
+    st.sampled_from(["best-fit", "greedy", "one-per-row"]),
+    st.integers(1, 40),
+    st.integers(1, 5),
+)
+def test_a_loss_mask_follows_its_tokens_through_windows_rows_and_shards(
+    masks: list[list[bool]], row_length: int, method: str, window_tokens: int, rows_per_shard: int
+) -> None:
+    documents = window_of([len(mask) for mask in masks])
+    has_loss_T = np.concatenate([np.array(mask) for mask in masks])
+    windows = cut_into_windows([replace(documents, has_loss_T=has_loss_T)], window_tokens)
+    with patch.object(rows, "FILL_TOKENS", 50):
+        contents = [
+            content
+            for window in windows
+            for content in fill_rows(window, pack(window.lengths_D, row_length, method), row_length, PAD)
+        ]
+    seen = set()
+    for shard in cut_into_shards(contents, rows_per_shard):
+        assert shard.mask is not None
+        filled_RL = shard.tokens_RL != PAD
+        shard.mask.check(filled_RL.sum(axis=1))
+        tokens = shard.tokens_RL[filled_RL]
+        assert shard.mask.has_loss(filled_RL.sum(axis=1)).tolist() == has_loss_T[tokens.astype(int) - 1].tolist()
+        seen |= set(tokens.tolist())
+    assert seen == set(range(1, len(has_loss_T) + 1))
 
 
 @given(st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=10), max_size=8), st.integers(1, 60))

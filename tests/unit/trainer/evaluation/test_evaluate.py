@@ -109,7 +109,7 @@ def grouped(group: Group, data: Path, max_rows: int | None = None) -> Evaluation
     manifest, tokenizer = read_manifest(data), load_tokenizer(data / "tokenizer")
     config = tiny_config(data, data, eval={"micro": 3, "max_rows": max_rows})
     loss = LossModule(build_model(config.model, manifest.vocab_size, 0), config.loss)
-    return evaluate(loss, context(config, group), Rows(data, manifest, "val"), grouping=Grouping.of(manifest, tokenizer))
+    return evaluate(loss, context(config, group), Rows(data, manifest, "val"), grouping=Grouping.of(data, manifest, tokenizer))
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_every_target_is_in_one_group_of_each_sort_and_the_losses_add_up(data: P
 def test_the_sums_of_the_groups_are_those_of_their_pieces_and_make_the_total_without_rounding(data: Path) -> None:
     manifest = read_manifest(data)
     rows = Rows(data, manifest, "val")
-    tally = Tally(Grouping.of(manifest, load_tokenizer(data / "tokenizer")), manifest.row_length)
+    tally = Tally(Grouping.of(data, manifest, load_tokenizer(data / "tokenizer")), manifest.row_length)
     by_source = [Fraction(0)] * 3
     by_length = [Fraction(0)] * 5
     for number in range(len(rows)):
@@ -209,7 +209,7 @@ def test_every_length_is_in_the_range_that_its_name_says(row_length: int, length
 
 def test_a_loss_that_is_no_number_shows_in_its_groups_and_the_total_only(data: Path) -> None:
     manifest = read_manifest(data)
-    tally = Tally(Grouping.of(manifest, load_tokenizer(data / "tokenizer")), manifest.row_length)
+    tally = Tally(Grouping.of(data, manifest, load_tokenizer(data / "tokenizer")), manifest.row_length)
     rows = Rows(data, manifest, "val")
     batch = micro_batch(rows.read(np.array([0, len(rows) - 1])))
     losses_BL = np.ones((2, manifest.row_length), np.float32)
@@ -255,7 +255,7 @@ def test_on_a_gpu_the_groups_are_those_of_the_cpu_and_repeat_bit_for_bit(data: P
     manifest, tokenizer = read_manifest(data), load_tokenizer(data / "tokenizer")
     config = tiny_config(data, data, eval={"micro": 3})
     loss = LossModule(build_model(config.model, manifest.vocab_size, 0), config.loss).to(gpu.device)
-    grouping = Grouping.of(manifest, tokenizer)
+    grouping = Grouping.of(data, manifest, tokenizer)
     first, second = (evaluate(loss, context(config, gpu), Rows(data, manifest, "val"), grouping=grouping) for _ in range(2))
     assert first == second
     on_cpu = grouped(ALONE, data)
