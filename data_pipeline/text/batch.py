@@ -189,7 +189,7 @@ class TextBatch:
 
     @cached_property
     def _sums_of_hashes(self) -> tuple[Hashes, Hashes]:
-        """The sums modulo 2**64 of hash(word) * M**place over all words before each word, and M**-place, for the odd multiplier M."""
+        """The sums of hash(word) * M**place over all words before each word, and M**-place; modulo 2**64, for an odd M."""
         num_words = len(self.word_hashes_W)
         sums_W1 = np.zeros(num_words + 1, np.uint64)
         np.cumsum(self.word_hashes_W * _powers(HASH_MULTIPLIER, num_words), out=sums_W1[1:])
