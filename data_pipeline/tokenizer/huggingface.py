@@ -128,7 +128,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def _spell(self, number: int) -> NDArray[np.int32]:
         """Return the ids of the name of a special token, without the token: of its first character, then of the others."""
-        name = self._library.id_to_token(number)
+        name = str(self._library.id_to_token(number))
         with _guarded(f"encode {name!r}, which is the name of a special token, as text"):
             found = [
                 token.id for part in (name[:1], name[1:]) if part and part != name for token in self._library.model.tokenize(part)
