@@ -54,6 +54,13 @@ class DedupSettings(Section):
         1, ge=1, description="A document is dropped if it shares at least this many such runs of words with benchmarks."
     )
 
+    benchmark_alarm_fraction: float = Field(
+        0.05,
+        ge=0,
+        le=1,
+        description="A warning is printed if more than this share of a source's text, in bytes, is dropped for its benchmark text.",
+    )
+
     @model_validator(mode="after")
     def _near_includes_exact(self) -> Self:
         if self.near and not self.exact:

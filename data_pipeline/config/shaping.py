@@ -35,7 +35,7 @@ SHAPING = (
     *_names("heuristics", "code_max_line_chars code_max_mean_line_chars code_min_alphanumeric code_max_generated"),
     *_names("language", "identify keep min_confidence sample_bytes"),
     *_names("dedup", "exact near threshold shingle_words num_hashes max_cluster alarm_fraction"),
-    *_names("dedup", "benchmark_words benchmark_overlaps"),
+    *_names("dedup", "benchmark_words benchmark_overlaps benchmark_alarm_fraction"),
     *_names("quality", "trusted reference_tokens reference_bits max_perplexity min_perplexity max_perplexity_percentile"),
     *_names("quality", "min_perplexity_percentile classifier_bits min_good_probability"),
     *_names("balance", "by field weights max_repeats"),

@@ -10,14 +10,15 @@ better at short texts, gives a second vote on the first kilobyte.
   mean. So if the two disagree, the confidence is at most 0.5; if they agree, it lies between theirs.
 - With a fastText model, it is the probability that this model gives.
 
-**0.9 means different things** for different models: of clean English text it keeps 98 % by cld2 and 21 % by fastText's small model.
-So the report shows what each threshold keeps. Text without a language (digits, symbols, too short) is `und` with confidence 0.
+**A threshold means different things** for different models: of clean English text, 0.9 keeps 98 % by cld2 and 21 % by fastText's
+small model. So the report shows what each threshold keeps. Text without a language (digits, symbols, too short) is `und` with
+confidence 0.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,9 +28,10 @@ import pycld2
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 from common.errors import ConfigError
+from common.settings.messages import nearest
 from data_pipeline.config import LanguageSettings
 
-__all__ = ["CODE", "UNDETERMINED", "Identified", "ThresholdCost", "confidence_bin", "identify", "threshold_costs"]
+__all__ = ["CODE", "UNDETERMINED", "Identified", "ThresholdCost", "check_codes", "confidence_bin", "identify", "threshold_costs"]
 
 UNDETERMINED = "und"
 CODE = "code"
@@ -39,7 +41,16 @@ _SURE = 0.9
 _SECOND_VOTE_BYTES = 1024
 _NO_IDEA = 0.1  # py3langid gives all of its 142 classes the same small probability if it cannot decide
 _NUM_BINS = 100
-_SAME_LANGUAGE = {"iw": "he", "jw": "jv", "nb": "no", "un": UNDETERMINED, "xxx": UNDETERMINED, "zxx": UNDETERMINED}
+_SAME_LANGUAGE = {
+    "iw": "he",
+    "jw": "jv",
+    "nb": "no",
+    "yue": "zh",
+    "wuu": "zh",
+    "un": UNDETERMINED,
+    "xxx": UNDETERMINED,
+    "zxx": UNDETERMINED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +76,33 @@ def identify(text: bytes, settings: LanguageSettings) -> Identified:
     return _mean_of_votes(first, _ask_langid(_cut(sample, 0, _SECOND_VOTE_BYTES)))
 
 
+def check_codes(setting: str, codes: Iterable[str], settings: LanguageSettings) -> None:
+    """Check that the identifier can answer with each of these languages. A name that it never gives would drop all documents.
+
+    Raises:
+        ConfigError: it does not know a code; or `language.fasttext_model` cannot be loaded.
+    """
+    known = _known_languages(settings)
+    for code in codes:
+        if code not in known.values():
+            similar = known.get(code.lower()) or _common_code(code.lower())
+            hint = f"; did you mean {similar}?" if similar in known.values() else nearest(code, list(known.values()))
+            raise ConfigError(
+                f"{setting}: {code!r} is not a language that the identifier knows{hint}. It knows "
+                f"{len({*known.values()})} languages by their ISO 639-1 codes, such as en, de or zh"
+            )
+
+
+def _known_languages(settings: LanguageSettings) -> dict[str, str]:
+    """Return the codes of the languages that can be identified, by the languages' names and by themselves."""
+    if settings.fasttext_model is not None:
+        codes = [label.removeprefix("__label__") for label in _fasttext_model(settings.fasttext_model).labels]
+        return {code: code for code in (*codes, UNDETERMINED)}
+    codes = [*dict(pycld2.LANGUAGES).values(), *_langid_model().nb_classes, UNDETERMINED]
+    names = {name.lower(): _common_code(code) for name, code in pycld2.LANGUAGES}
+    return names | {_common_code(code): _common_code(code) for code in codes}
+
+
 def confidence_bin(confidence: float) -> str:
     """Return the name of a histogram bin, `"0"` to `"100"`: whole percent, rounded down."""
     return str(int(confidence * _NUM_BINS + 1e-9))
@@ -83,7 +121,7 @@ class ThresholdCost:
 def threshold_costs(
     histogram: Mapping[str, Mapping[str, int]],
     keep: tuple[str, ...] = (),
-    thresholds: tuple[float, ...] = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99),
+    thresholds: tuple[float, ...] = (0.0, 0.4, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99),
 ) -> list[ThresholdCost]:
     """Return what each threshold keeps of the documents in `histogram`: language -> confidence bin -> number of documents.
 

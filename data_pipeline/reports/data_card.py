@@ -288,6 +288,10 @@ def _limits(manifest: Manifest, report: Report) -> str:
         f"Source {_escaped(name)} lost a larger share of its documents to duplicates than `dedup.alarm_fraction`."
         for name in part(report, "duplicates").get("alarms") or ()
     ]
+    limits += [
+        f"Source {_escaped(name)} lost a larger share of its text to benchmarks than `dedup.benchmark_alarm_fraction`."
+        for name in part(report, "duplicates").get("benchmark_alarms") or ()
+    ]
     if any(part(report, "leaks").values()):
         limits.append("Copies of validation documents are in training, so the validation loss is too low.")
     if not part(config, "language").get("identify", True):

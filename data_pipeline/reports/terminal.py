@@ -120,6 +120,8 @@ def _duplicates(found: dict[str, Any]) -> Iterator[str]:
         yield f"duplicates   {words}"
     for source in found.get("alarms") or ():
         yield f"alarm        {visible(source)} lost a larger share of its documents to duplicates than dedup.alarm_fraction"
+    for source in found.get("benchmark_alarms") or ():
+        yield f"alarm        {visible(source)} lost a larger share of its text to benchmarks than dedup.benchmark_alarm_fraction"
 
 
 def _rejected(totals: dict[str, Any]) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from data_pipeline.stages.pack import PackResult
 from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.rejects import collect_rejects
 from data_pipeline.stages.select import Cuts, SelectResult
-from data_pipeline.stages.split import SplitResult
+from data_pipeline.stages.split import SplitResult, share_lost_to_benchmarks
 from data_pipeline.stages.tokenize import TokenizeResult
 from data_pipeline.stages.train_quality import ClassifierResult
 from data_pipeline.stages.train_tokenizer import TrainedTokenizer
@@ -78,7 +78,7 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
             "tokens": describe_lengths(lengths),
         },
         "truncation": compare_row_lengths(lengths, config.row_length),
-        "duplicates": results.duplicates.report,
+        "duplicates": results.duplicates.report | _overlaps(results, config),
         "perplexity": _perplexity(results, sources),
         "classifier": _classifier(results),
         "augmentation": add_counts(result.augmented for result in results.tokenized),
@@ -90,6 +90,14 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
             "unknown": sum(result.unknown for result in results.tokenized),
         },
         **row_counts(results.packed, config.row_length),
+    }
+
+
+def _overlaps(results: Results, config: PrepareConfig) -> dict[str, Any]:
+    lost = share_lost_to_benchmarks(results.read, results.split)
+    return {
+        "benchmark_share_by_source": {source: round(share, 6) for source, share in lost.items()},
+        "benchmark_alarms": [source for source, share in lost.items() if share > config.dedup.benchmark_alarm_fraction],
     }
 
 

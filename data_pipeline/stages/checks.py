@@ -13,13 +13,23 @@ from data_pipeline.dataset.splits import SPLITS, fewest_held_out
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import Reason
 from data_pipeline.execution.tasks import add_counts
+from data_pipeline.filters.language import CODE, check_codes
 from data_pipeline.sources.inputs import InputFile, Partition
 from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.rejects import collect_rejects
 from data_pipeline.stages.select import SelectResult
-from data_pipeline.stages.split import SplitResult
+from data_pipeline.stages.split import SplitResult, share_lost_to_benchmarks
 
-__all__ = ["check_positions_exist", "check_rejected", "check_selected", "check_split", "check_trusted", "warn_of_losses"]
+__all__ = [
+    "check_languages",
+    "check_positions_exist",
+    "check_rejected",
+    "check_selected",
+    "check_split",
+    "check_trusted",
+    "warn_of_losses",
+    "warn_of_overlaps",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +44,29 @@ def check_positions_exist(inputs: Sequence[InputFile], config: PrepareConfig) ->
 
 
 def check_trusted(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
-    """Raise ConfigError if the trusted source or a source with a weight does not exist."""
+    """Raise ConfigError if a setting names a source that does not exist, or if the perplexity filter would judge no source."""
     sources = list(dict.fromkeys(file.source for file in inputs))
     if config.quality.trusted not in (None, *sources):
         raise ConfigError(f"quality.trusted = {config.quality.trusted} is not a source; the sources are {', '.join(sources)}")
+    if config.quality.trusted is not None and sources == [config.quality.trusted]:
+        raise ConfigError(
+            f"quality.trusted = {config.quality.trusted} is the only source, and the documents of the trusted source are not "
+            "judged; add another source, or name a good text or a model in quality.reference instead"
+        )
     weighed = config.balance.weights if config.balance.by == "source" else {}
     if unknown := [name for name in weighed if name not in (*sources, *config.source)]:
         raise ConfigError(f"balance.weights.{unknown[0]} is not a source; the sources are {', '.join(sources)}")
+
+
+def check_languages(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
+    """Raise ConfigError if the settings name a language that is never identified."""
+    for source in dict.fromkeys(file.source for file in inputs):
+        own = config.for_source(source).language
+        if own.keep:
+            setting = "language.keep" if own.keep == config.language.keep else f"source.{source}.language.keep"
+            check_codes(setting, own.keep, own)
+    if config.balance.by == "language" and config.balance.weights:
+        check_codes("balance.weights", set(config.balance.weights) - {CODE}, config.language)
 
 
 def check_rejected(partitions: Sequence[Partition], read: Sequence[ReadResult], config: PrepareConfig) -> None:
@@ -142,3 +168,17 @@ def warn_of_losses(duplicates: Duplicates, config: PrepareConfig) -> None:
             sum(counts.values()),
             config.dedup.alarm_fraction,
         )
+
+
+def warn_of_overlaps(read: Sequence[ReadResult], split: Sequence[SplitResult], config: PrepareConfig) -> None:
+    """Warn about sources that lose more than `dedup.benchmark_alarm_fraction` of their text because it overlaps with benchmarks."""
+    for source, share in share_lost_to_benchmarks(read, split).items():
+        if share > config.dedup.benchmark_alarm_fraction:
+            logger.warning(
+                "source %s: %.1f %% of its text is dropped because it shares text with dedup.benchmarks, more than "
+                "dedup.benchmark_alarm_fraction = %s; read the samples in the report, remove benchmark items that are everyday "
+                "text, or raise dedup.benchmark_words or dedup.benchmark_overlaps",
+                source,
+                100 * share,
+                config.dedup.benchmark_alarm_fraction,
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,16 @@ from data_pipeline.stages.job import Job
 from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.reject_samples import Samples
 
-__all__ = ["SplitResult", "SplitTask", "read_kept", "split_all", "split_partition", "texts_of", "with_enough_held_out"]
+__all__ = [
+    "SplitResult",
+    "SplitTask",
+    "read_kept",
+    "share_lost_to_benchmarks",
+    "split_all",
+    "split_partition",
+    "texts_of",
+    "with_enough_held_out",
+]
 
 
 def split_all(job: Job, read: Sequence[ReadResult], duplicates: Duplicates) -> list[SplitResult]:
@@ -58,6 +68,8 @@ class SplitResult:
 
     kept: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     bytes: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    benchmark_bytes: int = 0
+    """Size of the documents that are dropped because they share text with a benchmark."""
     samples: list[dict[str, Any]] = field(default_factory=list)
     """The first dropped documents of each reason."""
 
@@ -95,10 +107,22 @@ def split_partition(task: SplitTask) -> SplitResult:
             for number, split in enumerate(SPLITS):
                 result.kept[split] += int((split_D == number).sum())
                 result.bytes[split] += int(num_bytes_D[split_D == number].sum())
+            is_benchmark_D = duplicates.column("fate").to_numpy() == Fate.BENCHMARK
+            result.benchmark_bytes += int(num_bytes_D[is_benchmark_D].sum())
             table.write(pa.RecordBatch.from_arrays([pa.array(split_D)], schema=_SPLIT_SCHEMA))
             _show(text, duplicates, samples)
     result.samples = samples.values
     return commit_result(task, result, table)
+
+
+def share_lost_to_benchmarks(read: Sequence[ReadResult], split: Sequence[SplitResult]) -> dict[str, float]:
+    """Return the share of each source's text, in bytes, that is dropped because it shares text with a benchmark."""
+    lost: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    for before, after in zip(read, split, strict=True):
+        lost[before.source] += after.benchmark_bytes
+        total[before.source] += before.bytes
+    return {source: lost[source] / max(total[source], 1) for source in total}
 
 
 def _choose(text: pa.RecordBatch, duplicates: pa.Table, settings: SplitSettings) -> NDArray[np.uint8]:

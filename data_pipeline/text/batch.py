@@ -58,7 +58,7 @@ _IS_SPACE = np.isin(np.arange(256), list(string.whitespace.encode()))
 def _powers(base: int, count: int) -> Hashes:
     """Return 1, base, base², … modulo 2**64."""
     powers = np.full(count, base, np.uint64)
-    powers[0] = 1
+    powers[:1] = 1
     return np.multiply.accumulate(powers)
 
 
@@ -189,21 +189,21 @@ class TextBatch:
 
     @cached_property
     def _sums_of_hashes(self) -> tuple[Hashes, Hashes]:
-        """Sums modulo 2**64 of the hashes of all words before each word: plain, and weighted by the word's place from 1."""
-        position_W = np.arange(1, len(self.word_hashes_W) + 1, dtype=np.uint64)
-        plain_W1, weighted_W1 = np.zeros((2, len(position_W) + 1), np.uint64)
-        np.cumsum(self.word_hashes_W, out=plain_W1[1:])
-        np.cumsum(self.word_hashes_W * position_W, out=weighted_W1[1:])
-        return plain_W1, weighted_W1
+        """The sums of hash(word) * M**place over all words before each word, and M**-place; modulo 2**64, for an odd M."""
+        num_words = len(self.word_hashes_W)
+        sums_W1 = np.zeros(num_words + 1, np.uint64)
+        np.cumsum(self.word_hashes_W * _powers(HASH_MULTIPLIER, num_words), out=sums_W1[1:])
+        return sums_W1, _powers(_INVERSE, num_words + 1)
 
     def hash_of_words(self, first: Int64s, last: Int64s) -> Hashes:
-        """Return a hash of each run [first, last) of words, in their order; 0 for an empty run."""
+        """Return a hash of each run [first, last) of words, in their order; 0 for an empty run.
+
+        It is a polynomial in the hashes of the words, mixed with their number. So runs of the same words in another order differ.
+        """
         count = (last - first).astype(np.uint64)
-        # The sum of hash(word) times its place in the run depends on the order, and follows from the sums over all words.
-        plain_W1, weighted_W1 = self._sums_of_hashes
-        plain = plain_W1[last] - plain_W1[first]
-        weighted = weighted_W1[last] - weighted_W1[first] - plain * first.astype(np.uint64)
-        return np.where(count == 0, np.uint64(0), mix_hashes(weighted * np.uint64(HASH_MULTIPLIER) + plain + count))
+        sums_W1, inverse_powers_W1 = self._sums_of_hashes
+        polynomial = (sums_W1[last] - sums_W1[first]) * inverse_powers_W1[first]
+        return np.where(count == 0, np.uint64(0), mix_hashes(polynomial + count))
 
     def ngrams(self, n: int) -> NGrams:
         """Return all runs of `n` words, in the order of their first words. A text with fewer words has none."""

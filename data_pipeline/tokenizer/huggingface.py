@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 
 import numpy as np
 import tokenizers
@@ -24,7 +25,7 @@ _CHANGES_NO_ID = ("truncation", "padding", "post_processor")  # fields that are 
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """A tokenizer of a `tokenizer.json`, without special tokens, truncation and padding. Special tokens in a text are text."""
+    """A tokenizer of a `tokenizer.json`, without special tokens, truncation and padding. Their names in a text are text."""
 
     kind = "huggingface"
     file_name = "tokenizer.json"
@@ -41,11 +42,13 @@ class HuggingFaceTokenizer(Tokenizer):
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self._content = content
         self._library = _read(content)
+        self._special = special_tokens(chosen or {}, found or {}, self._library.token_to_id, {})
+        ends = [self._special.names[role] for role in ("bos", "eos")]
+        self._library.add_special_tokens([token for token in self._added_tokens() if token.content in ends and not token.special])
         self._library.no_truncation()
         self._library.no_padding()
         self._library.post_processor = None
         self._library.encode_special_tokens = True  # a special token in a text is text
-        self._special = special_tokens(chosen or {}, found or {}, self._library.token_to_id, {})
         self.pad_id = self._special.pad_id
         self.unk_id, self.bos_id, self.eos_id = (self._special.ids[role] for role in ROLES[1:])
         self._silent = {i for i in self._special.ids.values() if i is not None}
@@ -54,6 +57,9 @@ class HuggingFaceTokenizer(Tokenizer):
             raise ValueError("its vocabulary is empty")
         if self._vocab_size > MAX_VOCAB_SIZE:
             raise ValueError(f"an id of its vocabulary is {self._vocab_size - 1}; it must be below {MAX_VOCAB_SIZE}")
+        self._is_never_text = np.zeros(self._vocab_size, np.bool_)
+        self._is_never_text[list(self._ids_that_no_text_has())] = True
+        self._spelling = cache(self._spell)
         self._borders = borders_of(json.loads(self._library.to_str()))
         self._words = WordCache(self._borders.may_cut, self._encode_words) if self._borders else None
 
@@ -74,7 +80,22 @@ class HuggingFaceTokenizer(Tokenizer):
         return digest_bytes(canonical_json({"kind": self.kind, "special": dict(self._special.ids), "tokenizer": content}))
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
-        """Return the ids of all texts in one array, without bos and eos."""
+        """Return the ids of all texts in one array, without bos and eos.
+
+        The model may have a special token in its vocabulary, as Unigram models have `</s>`. Then the name of the token in a text is
+        encoded in two parts.
+        """
+        encoded = self._encode_flat(texts)
+        places = np.flatnonzero(self._is_never_text[encoded.ids_T])
+        if not len(places):
+            return encoded
+        spellings = [self._spelling(number) for number in encoded.ids_T[places].tolist()]
+        pieces = np.split(encoded.ids_T, np.stack([places, places + 1], axis=1).ravel())
+        pieces[1::2] = spellings
+        growth = np.cumsum([0, *(len(spelling) - 1 for spelling in spellings)])
+        return Encoded(np.concatenate(pieces), encoded.ends_D + growth[np.searchsorted(places, encoded.ends_D)])
+
+    def _encode_flat(self, texts: Sequence[str]) -> Encoded:
         if self._borders is None or self._words is None:
             return Encoded.of(self._encode_texts(texts))
         data = [text.encode() for text in texts]
@@ -96,6 +117,26 @@ class HuggingFaceTokenizer(Tokenizer):
         """Return the id of a token, or None if there is no such token."""
         number = self._library.token_to_id(name)
         return None if number is None else int(number)
+
+    def _added_tokens(self) -> Iterable[tokenizers.AddedToken]:
+        return self._library.get_added_tokens_decoder().values()
+
+    def _ids_that_no_text_has(self) -> set[int]:
+        """Return bos, eos and all tokens that the file marks as special. Unk stands for text, and so may pad."""
+        marked = (self._library.token_to_id(token.content) for token in self._added_tokens() if token.special)
+        return {number for number in (self.bos_id, self.eos_id, *marked) if number is not None} - {self.unk_id}
+
+    def _spell(self, number: int) -> NDArray[np.int32]:
+        """Return the ids of the name of a special token, without the token: of its first character, then of the others."""
+        name = str(self._library.id_to_token(number))
+        with _guarded(f"encode {name!r}, which is the name of a special token, as text"):
+            found = [
+                token.id for part in (name[:1], name[1:]) if part and part != name for token in self._library.model.tokenize(part)
+            ]
+        if not found:  # a name of one character has no other spelling
+            return np.array([] if self.unk_id is None else [self.unk_id], np.int32)
+        parts = [self._spelling(part) if self._is_never_text[part] else [part] for part in found]
+        return np.concatenate(parts).astype(np.int32)
 
     def _encode_words(self, words: list[bytes]) -> list[NDArray[np.int32]]:
         return self._encode_texts([word.decode() for word in words])

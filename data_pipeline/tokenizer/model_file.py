@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 
 from common.files import digest_bytes
 
-__all__ = ["BPE", "UNIGRAM", "ModelSpec", "read_spec", "without_dummy_prefix", "without_provenance"]
+__all__ = ["BPE", "UNIGRAM", "ModelSpec", "read_spec", "with_control_pieces", "without_dummy_prefix", "without_provenance"]
 
 UNIGRAM, BPE = 1, 2
 """Values of `ModelSpec.model_type`. An absent field means 1."""
 
 _PIECE, _TRAINER_SPEC, _NORMALIZER_SPEC = 1, 2, 3
 _INPUT, _MODEL_PREFIX, _MODEL_TYPE, _NUM_THREADS, _WHITESPACE_AS_SUFFIX, _BYTE_FALLBACK = 1, 2, 3, 16, 24, 35
+_PIECE_TYPE, _CONTROL = 3, 3
 _CHARSMAP, _ADD_DUMMY_PREFIX, _REMOVE_EXTRA_WHITESPACES, _ESCAPE_WHITESPACES = 2, 3, 4, 5
 
 
@@ -102,6 +103,24 @@ def without_dummy_prefix(model: bytes) -> bytes:
         ValueError: it is not a protocol buffer of this kind.
     """
     return _changed(model, _NORMALIZER_SPEC, {_ADD_DUMMY_PREFIX}, bytes([_ADD_DUMMY_PREFIX << 3, False]))
+
+
+def with_control_pieces(model: bytes, ids: Set[int]) -> bytes:
+    """Return the model file, changed so that these pieces are control symbols, which no text is encoded as.
+
+    Raises:
+        ValueError: it is not a protocol buffer of this kind.
+    """
+    parts = []
+    number = 0
+    for field in _fields(model):
+        parts.append(model[field.start : field.end])
+        if field.number == _PIECE and isinstance(field.value, bytes):
+            if number in ids:  # of a field that occurs twice, the last one counts
+                content = field.value + bytes([_PIECE_TYPE << 3, _CONTROL])
+                parts[-1] = bytes([_PIECE << 3 | 2]) + _varint(len(content)) + content
+            number += 1
+    return b"".join(parts)
 
 
 def _changed(model: bytes, section: int, drop: Set[int], add: bytes = b"") -> bytes:

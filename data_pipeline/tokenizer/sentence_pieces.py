@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from common.files import canonical_json, digest_bytes
 from data_pipeline.tokenizer.base import Encoded, Tokenizer
-from data_pipeline.tokenizer.model_file import BPE, read_spec, without_dummy_prefix
+from data_pipeline.tokenizer.model_file import BPE, read_spec, with_control_pieces, without_dummy_prefix
 from data_pipeline.tokenizer.special import CONFIG_FILE, ROLES, SpecialTokens, special_tokens
 from data_pipeline.tokenizer.subword_sampling import sample_bpe, sample_unigram
 from data_pipeline.tokenizer.word_cache import WordCache, places_to_cut
@@ -42,16 +42,16 @@ class SentencePieceTokenizer(Tokenizer):
         self.file_name = f"{kind}.model"
         self._model = model
         self._spec = read_spec(model)
-        try:
-            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except RuntimeError as error:
-            raise ValueError(f"SentencePiece cannot read it: {str(error).strip()}") from None
+        self._processor = _read(model)
         self._pieces: list[str] = self._processor.id_to_piece(list(range(self.vocab_size)))
         ids = {role: getattr(self._processor, f"{role}_id")() for role in ROLES}
         own = {role: self._pieces[i] if i >= 0 else None for role, i in ids.items()}
         self._special = special_tokens(chosen or {}, found or {}, self._id_of_piece, own)
         self.pad_id = self._special.pad_id
         self.unk_id, self.bos_id, self.eos_id = (self._special.ids[role] for role in ROLES[1:])
+        if ends := {i for i in (self.bos_id, self.eos_id) if i is not None and self._stands_for_text(i)}:
+            model = with_control_pieces(model, ends)
+            self._processor = _read(model)
         self._is_silent = np.array(self._processor.is_control(list(range(self.vocab_size))))
         self._is_silent[[i for i in self._special.ids.values() if i is not None]] = True
         # If the model adds a space before the first character, we add it instead, so that a text can be encoded in parts.
@@ -129,6 +129,9 @@ class SentencePieceTokenizer(Tokenizer):
         """Return the id of a piece such as a control symbol or user-defined symbol, or None if there is no such piece."""
         return self._id_of_piece(name)
 
+    def _stands_for_text(self, number: int) -> bool:
+        return not (self._processor.is_control(number) or self._processor.is_unknown(number))
+
     def _id_of_piece(self, name: str) -> int | None:
         number = self._processor.piece_to_id(name)
         return int(number) if self._pieces[number] == name else None
@@ -176,6 +179,13 @@ class SentencePieceTokenizer(Tokenizer):
 
     def _byte_ids(self, data: bytes) -> list[int]:
         return [int(self._processor.piece_to_id(f"<0x{byte:02X}>")) for byte in data]
+
+
+def _read(model: bytes) -> sentencepiece.SentencePieceProcessor:
+    try:
+        return sentencepiece.SentencePieceProcessor(model_proto=model)
+    except RuntimeError as error:
+        raise ValueError(f"SentencePiece cannot read it: {str(error).strip()}") from None
 
 
 def _positions(data: bytes, pattern: bytes) -> list[int]:

@@ -319,7 +319,7 @@ def test_without_deduplication_the_leaks_are_found(look_alikes: Path, tmp_path: 
     assert json.loads(done.stdout)["near"] == len(apart) > 0
 
 
-def test_benchmark_text_is_found_and_can_be_dropped(tmp_path: Path) -> None:
+def test_benchmark_text_is_found_and_can_be_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tainted = f"{sentences(2, 1)[0]} {BENCHMARK} {sentences(3, 1)[0]}"
     source = write_texts(tmp_path / "text.jsonl", [*sentences(1, 100), tainted])
     benchmark = write_texts(tmp_path / "benchmark.jsonl", [BENCHMARK, "a question that nobody has written anything about " * 3])
@@ -330,6 +330,13 @@ def test_benchmark_text_is_found_and_can_be_dropped(tmp_path: Path) -> None:
 
     prepare_small(tmp_path / "clean", {"text": source}, dedup={"benchmarks": (benchmark,)})
     assert rejected(tmp_path / "clean", "text") == {"benchmark-overlap": 1}
+    assert "dedup.benchmark_alarm_fraction" not in caplog.text
+    common = write_texts(tmp_path / "common.jsonl", source.read_text().splitlines()[:20])
+    prepare_small(tmp_path / "few", {"text": source}, dedup={"benchmarks": (common,)})
+    lost = report_of(tmp_path / "few")["duplicates"]["benchmark_share_by_source"]["text"]
+    assert lost > 0.05
+    assert f"source text: {100 * lost:.1f} % of its text is dropped because it shares text with dedup.benchmarks" in caplog.text
+    assert report_of(tmp_path / "few")["duplicates"]["benchmark_alarms"] == ["text"]
     assert texts(tmp_path / "clean") == set(sentences(1, 100))
     assert run("leaks", tmp_path / "clean", "--against", benchmark, "--strict").returncode == 0
 

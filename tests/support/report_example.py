@@ -77,6 +77,8 @@ def example_report(size: int = 20_000) -> dict[str, Any]:
             ],
             "lost_share_by_source": {"web": 0.181, "books": 0.02, "code": 0.11},
             "alarms": ["web"],
+            "benchmark_share_by_source": {"web": 0.06, "books": 0.0, "code": 0.0},
+            "benchmark_alarms": ["web"],
         },
         "perplexity": {
             "by_source": {"web": {"p5": 41.2, "p50": 183.0, "p95": 890.5}, "books": {"p5": 52.0, "p50": 120.4, "p95": 300.1}},

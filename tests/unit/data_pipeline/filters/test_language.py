@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from common.errors import ConfigError
 from data_pipeline.config import LanguageSettings
 from data_pipeline.filters import language
-from data_pipeline.filters.language import Identified, confidence_bin, identify, threshold_costs
+from data_pipeline.filters.language import Identified, check_codes, confidence_bin, identify, threshold_costs
 
 DEFAULT = LanguageSettings()
 
@@ -63,6 +63,22 @@ def test_a_doubtful_text_gets_less_than_a_clear_one() -> None:
     mixed = identify((english * 20 + german * 20).encode(), DEFAULT)
     assert mixed.language in ("en", "de")
     assert mixed.confidence < 0.9 < identify((english * 40).encode(), DEFAULT).confidence
+
+
+@pytest.mark.parametrize("code", ["yue", "wuu", "zh-Hant"])
+def test_written_chinese_has_one_code(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    details = (("Chinese", "zh", 50, 900.0),)
+    monkeypatch.setattr(language.pycld2, "detect", lambda *_, **__: (True, 20, details))
+    monkeypatch.setattr(language, "_langid_model", lambda: SimpleNamespace(classify=lambda _: (code, 0.7)))
+    assert identify(b"text", DEFAULT) == Identified("zh", (0.5 + 0.7) / 2)
+
+
+def test_a_fasttext_model_knows_the_languages_of_its_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language, "_fasttext_model", lambda _: SimpleNamespace(labels=["__label__eng_Latn", "__label__deu_Latn"]))
+    settings = LanguageSettings(fasttext_model=Path("model.bin"))
+    check_codes("language.keep", ["eng_Latn"], settings)
+    with pytest.raises(ConfigError, match=r"'deu' .*did you mean deu_Latn\?"):
+        check_codes("language.keep", ["deu"], settings)
 
 
 def test_a_result_that_cld2_itself_doubts_counts_half(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,7 @@ def test_hostile_names_stay_text_and_stay_in_their_cells() -> None:
         "languages": {HOSTILE: REPORT["languages"]["en"]},
         "rejected": {HOSTILE: {HOSTILE: 3}},
         "cleaned": {HOSTILE: 1},
-        "duplicates": {"alarms": [HOSTILE]},
+        "duplicates": {"alarms": [HOSTILE], "benchmark_alarms": [HOSTILE]},
     }
     inputs = ({"source": HOSTILE, "path": HOSTILE, "bytes": 1, "sha256": HOSTILE},)
     card = render_card(replace(MANIFEST, totals=report, sources=(HOSTILE,), inputs=inputs))
@@ -200,7 +200,7 @@ def named(name: str) -> str:
         "languages": {name: REPORT["languages"]["en"]},
         "rejected": {name: {name: 3}},
         "cleaned": {name: 1},
-        "duplicates": {"alarms": [name]},
+        "duplicates": {"alarms": [name], "benchmark_alarms": [name]},
         "rows": {name: REPORT["rows"]["train"]},
         "leaks": {name: 2},
     }

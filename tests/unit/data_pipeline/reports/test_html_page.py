@@ -27,6 +27,7 @@ def test_the_page_shows_every_part_of_the_report() -> None:
         "Rows of 1,024 tokens (as set) hold",
         "0.9 (set)",
         "web lost a larger share of its documents to duplicates than dedup.alarm_fraction",
+        "web lost a larger share of its text to benchmarks than dedup.benchmark_alarm_fraction",
         "max 1,000",
         "all tried texts decode to the original",
         "best-fit (set)",

@@ -23,6 +23,7 @@ def test_the_page_shows_the_data_at_a_glance() -> None:
         "documents 12,809 read = 1,900 train + 100 val + 10,809 rejected",
         "duplicates 1,412 exact, 2,873 near, 9 benchmark",
         "alarm web lost a larger share of its documents to duplicates than dedup.alarm_fraction",
+        "alarm web lost a larger share of its text to benchmarks than dedup.benchmark_alarm_fraction",
         "train books 1 4,155 4,250,565 4,238,100 9,556,500",
         "deduplicate near-duplicate 2,873 22.4 %",
         "de 3,100 9,000,000 2,700,000 3.33",
@@ -45,7 +46,7 @@ def test_the_summary_is_plain_values_for_programs() -> None:
 
 
 def test_no_control_character_of_the_input_reaches_the_terminal() -> None:
-    report = {**REPORT, "sources": {HOSTILE: REPORT["sources"]["web"]}, "duplicates": {"alarms": [HOSTILE]}}
+    report = {**REPORT, "sources": {HOSTILE: REPORT["sources"]["web"]}, "duplicates": {"alarms": [HOSTILE], "benchmark_alarms": [HOSTILE]}}
     page = describe(summarise(replace(MANIFEST, totals=report)))
     assert "\x1b" not in page
     assert "\u202e" not in page

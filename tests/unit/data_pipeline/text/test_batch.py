@@ -1,4 +1,4 @@
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import numpy as np
 from hypothesis import example, given
@@ -122,6 +122,13 @@ def test_the_order_of_words_counts() -> None:
     batch = batch_of(["one two three", "three two one"])
     first, second = batch.hash_of_words(batch.words_D1[:-1], batch.words_D1[1:])
     assert first != second
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=6))
+def test_every_order_of_the_same_words_has_its_own_hash(words: list[str]) -> None:
+    orders = sorted(set(permutations(words)))
+    batch = batch_of([" ".join(order) for order in orders])
+    assert len(set(batch.hash_of_words(batch.words_D1[:-1], batch.words_D1[1:]).tolist())) == len(orders)
 
 
 @given(texts, st.integers(1, 5))

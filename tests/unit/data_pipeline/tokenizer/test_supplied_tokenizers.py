@@ -79,6 +79,92 @@ def test_a_tokenizer_json_encodes_and_decodes_as_the_library_does(text: str) -> 
     assert not {0, 1} & set(ids)  # "<|endoftext|>" in a text is text
 
 
+NAMES = ["<s>", "</s>", "<|end|>", "random", "<", "/s>", " ", "é"]
+CHARACTERS = sorted({*"".join(NAMES), *"abcdef"} - {" ", "é"})
+
+
+def library_of(model: models.Model, split: pre_tokenizers.PreTokenizer, added: list[tokenizers.AddedToken]) -> bytes:
+    library = tokenizers.Tokenizer(model)
+    library.pre_tokenizer = split
+    library.add_tokens(added)
+    return library.to_str().encode()
+
+
+def special(name: str, *, marked: bool = True) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(name, special=marked, normalized=False)
+
+
+def numbered(*names: str) -> dict[str, int]:
+    return {name: number for number, name in enumerate(["<unk>", "<s>", "</s>", "random", *CHARACTERS, *names])}
+
+
+WITH_NAMES_IN_THE_VOCABULARY: dict[str, Callable[[], HuggingFaceTokenizer | SentencePieceTokenizer]] = {
+    "unigram, as T5 and XLM-R have it": lambda: HuggingFaceTokenizer(
+        library_of(
+            models.Unigram([(name, -0.1 if len(name) > 1 else -5.0) for name in numbered("\u2581")], 0, byte_fallback=False),
+            pre_tokenizers.Metaspace(),
+            [special("<s>"), special("</s>")],
+        )
+    ),
+    "words": lambda: HuggingFaceTokenizer(
+        library_of(models.WordLevel(numbered(), "<unk>"), pre_tokenizers.WhitespaceSplit(), [special("<s>")])
+    ),
+    "word pieces": lambda: HuggingFaceTokenizer(
+        library_of(
+            models.WordPiece(numbered(*(f"##{one}" for one in CHARACTERS)), unk_token="<unk>"),
+            pre_tokenizers.WhitespaceSplit(),
+            [special("</s>")],
+        ),
+        {"bos": "random"},
+    ),
+    "byte pairs that look words up": lambda: HuggingFaceTokenizer(
+        library_of(
+            models.BPE(numbered(), [], unk_token="<unk>", ignore_merges=True), pre_tokenizers.WhitespaceSplit(), [special("</s>")]
+        )
+    ),
+    "a learned word as eos": lambda: HuggingFaceTokenizer(json_file(), {"eos": "random"}),
+    "an added token that is not marked as special": lambda: HuggingFaceTokenizer(
+        library_of(models.WordLevel(numbered(), "<unk>"), pre_tokenizers.WhitespaceSplit(), [special("<|end|>", marked=False)]),
+        {"eos": "<|end|>"},
+    ),
+    "sentencepiece, bpe": lambda: SentencePieceTokenizer(model_file(), "sentencepiece"),
+    "sentencepiece, unigram": lambda: SentencePieceTokenizer(model_file(model_type="unigram"), "sentencepiece"),
+    "sentencepiece, a symbol of the user as eos": lambda: SentencePieceTokenizer(
+        model_file(user_defined_symbols="<|end|>"), "sentencepiece", {"eos": "<|end|>"}
+    ),
+    "sentencepiece, a learned piece as eos": lambda: SentencePieceTokenizer(
+        model_file(add_dummy_prefix=False), "sentencepiece", {"eos": "random"}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WITH_NAMES_IN_THE_VOCABULARY)
+@hypothesis_settings(deadline=None, max_examples=30)
+@given(batch=st.lists(st.lists(st.sampled_from(NAMES) | st.text(max_size=5)).map("".join), max_size=4))
+def test_no_text_is_encoded_as_bos_or_eos(kind: str, batch: list[str]) -> None:
+    tokenizer = made(kind)
+    batch = [*batch, "</s>", "a<s> </s>random random<|end|>", ""]
+    together = tokenizer.encode_batch(batch)
+    assert {tokenizer.bos_id, tokenizer.eos_id}.isdisjoint({number for ids in together for number in ids})
+    assert together == [tokenizer.encode(text) for text in batch]
+
+
+@cache
+def made(kind: str) -> HuggingFaceTokenizer | SentencePieceTokenizer:
+    return WITH_NAMES_IN_THE_VOCABULARY[kind]()
+
+
+def test_the_name_of_a_special_token_in_a_text_is_kept_as_text() -> None:
+    tokenizer = made("unigram, as T5 and XLM-R have it")
+    assert tokenizer.eos_id == 2
+    assert "".join(str(tokenizer._library.id_to_token(number)) for number in tokenizer.encode("a</s>b")) == "\u2581a</s>b"  # type: ignore[union-attr]
+    assert made("a learned word as eos").decode(made("a learned word as eos").encode("import random\n")) == "import random\n"
+    assert (
+        made("sentencepiece, a learned piece as eos").decode(made("sentencepiece, a learned piece as eos").encode("import random"))
+        == "import random"
+    )
+
+
 def test_special_tokens_are_found_by_their_usual_names(tmp_path: Path) -> None:
     tokenizer = open_supplied(supplied(tmp_path / "tokenizer.json", json_file()), {})
     assert (tokenizer.kind, tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id) == (
