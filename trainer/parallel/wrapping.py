@@ -73,7 +73,7 @@ def _settle_buckets(module: DistributedDataParallel, accumulation: DdpAccumulati
 
     def backward() -> None:
         try:
-            forward_pass(module, empty, config, group.device, backend).backward()  # type: ignore[no-untyped-call]
+            forward_pass(module, empty, config, group.device, backend).backward()
         finally:
             module.zero_grad(set_to_none=True)
 
