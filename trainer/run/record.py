@@ -39,6 +39,7 @@ from common.files import (
 )
 from common.redaction import redacted_settings
 from common.settings.load import MAX_SETTINGS_BYTES
+from common.settings.model import Section
 from common.settings.toml import parse_toml, to_toml
 from common.untrusted import (
     MAX_NOTE_BYTES,
@@ -52,7 +53,7 @@ from common.untrusted import (
     read_run_file,
 )
 from trainer.checkpoint import CheckpointStore
-from trainer.config import ModelConfig, Precision
+from trainer.config import Precision, TrainConfig
 from trainer.data.adjustments import Adjustment, Adjustments
 from trainer.machine.determinism import device_name, flags, not_compared, threads_per_rank
 from trainer.machine.environment import (
@@ -185,18 +186,21 @@ def _differing(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> list
     skipped = not_compared(recorded, identity)
     if all(one.get(f"guard.{rule}") == "log" for one in (recorded, identity) for rule in ("spike", "drop")):
         skipped |= {"guard.spike_factor", "guard.spike_floor"}  # they change no bit while spikes and drops are only logged
-    return [one.name for one in find_differences(_with_newer_settings(recorded), identity) if one.name not in skipped]
+    return [one.name for one in find_differences(_with_newer_settings(recorded, identity), identity) if one.name not in skipped]
 
 
-def _with_newer_settings(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recorded identity, with the defaults of the settings that did not exist when the run was recorded."""
-    return _settings_newer_than_a_record() | dict(recorded)
+def _with_newer_settings(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded identity with the defaults of those settings of `identity` that did not exist when it was recorded."""
+    newer = identity.keys() - recorded.keys()
+    return {name: value for name, value in _default_settings().items() if name in newer} | dict(recorded)
 
 
 @cache
-def _settings_newer_than_a_record() -> dict[str, Any]:
-    model = ModelConfig().model_dump(mode="json", include={"attention_dropout", "residual_dropout", "embedding_dropout"})
-    return flattened({"model": model})
+def _default_settings() -> dict[str, Any]:
+    defaults = {name: field.default for name, field in TrainConfig.model_fields.items() if name in _SETTINGS_THAT_CHANGE_BITS}
+    return flattened(
+        {name: value.model_dump(mode="json") if isinstance(value, Section) else value for name, value in defaults.items()}
+    )
 
 
 def _ranks(identity: Mapping[str, Any]) -> str:
@@ -302,7 +306,8 @@ def _since_before(
     record, step = last.record, last.step
     skipped = not_compared(record["identity"], identity)
     before, now = same_facts(record["environment"], environment)
-    before |= {name: value for name, value in _with_newer_settings(record["identity"]).items() if name not in skipped}
+    known = _with_newer_settings(record["identity"], identity)
+    before |= {name: value for name, value in known.items() if name not in skipped}
     now |= {name: value for name, value in identity.items() if name not in skipped}
     earlier = [one | {"until": min(one["until"], step)} for one in record.get("earlier", ())]
     deciding = record["identity"].keys() | identity.keys()
