@@ -45,4 +45,9 @@ def _announce(line: str, code: ExitCode) -> None:
 
 
 if __name__ == "__main__":
-    end_at_once(run_command(main, sys.argv[1:], _announce))
+    try:
+        result = run_command(main, sys.argv[1:], _announce)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        result = ExitCode.CRASHED
+    end_at_once(result)  # also after a crash, because the destructors of a process group could wait for ranks that have ended

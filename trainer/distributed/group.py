@@ -138,6 +138,9 @@ class Group:
 def joined_group(device: str, slow_s: float = 0.0) -> Iterator[Group]:
     """Join the process group that torchrun's environment variables describe, and leave it at the end.
 
+    After an error the group is not destroyed, because NCCL may then wait for ranks that have ended, or end the process before the
+    error is printed. `end_at_once` ends the process after it has printed the error, and this closes the connections to other ranks.
+
     Args:
         device: `auto`, `cpu` or `cuda`.
         slow_s: seconds for which a rank waits for the others in a collective. The timeout is at least ten minutes.
@@ -162,15 +165,13 @@ def joined_group(device: str, slow_s: float = 0.0) -> Iterator[Group]:
                 world_size=world_size,
                 device_id=chosen if chosen.type == "cuda" else None,
             )
-    try:
-        yield Group(rank, world_size, local_rank, chosen, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    finally:
-        if world_size > 1:
-            # Gloo's thread needs the GIL to release the tensors of the last collective. The destructor of DDP's reducer
-            # waits for that thread while it holds the GIL. Without this pause about one exit in three deadlocked (torch
-            # 2.13.0, two ranks, November 2026).
-            time.sleep(LET_GO_S)
-            dist.destroy_process_group()
+    yield Group(rank, world_size, local_rank, chosen, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    if world_size > 1:  # no `finally`: see the docstring
+        # Gloo's thread needs the GIL to release the tensors of the last collective. The destructor of DDP's reducer waits for that
+        # thread while it holds the GIL. Without this pause about one exit in three deadlocked (torch 2.13.0, two ranks, November
+        # 2026).
+        time.sleep(LET_GO_S)
+        dist.destroy_process_group()
 
 
 def _private_store(world_size: int, timeout: timedelta) -> Store | None:

@@ -19,7 +19,7 @@ _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe",
 _LIBRARIES = ("gloo", "NCCL", "Gloo")
 _POLL_S = 0.02
 _LONGEST_UNWINDING_S = 10.0
-"""A rank that fails first closes its connections, and then writes its reason. This is the longest wait for the reason."""
+"""A rank that is killed leaves no reason, and one that fails may write it late. This is the longest wait for the reason."""
 
 
 class ExplainedElsewhereError(ProjectError):

@@ -42,11 +42,7 @@ class PeakRates:
 
 
 PEAK_RATES: tuple[PeakRates, ...] = (
-    # Volta and Turing: no bf16, no TF32, no sparsity.
-    PeakRates(("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"), "V100 data sheet, 2020", None, 125, None, 15.7),
-    PeakRates(("Tesla V100-PCIE-16GB", "Tesla V100-PCIE-32GB"), "V100 data sheet, 2020", None, 112, None, 14),
-    PeakRates(("Tesla V100S-PCIE-32GB",), "V100 data sheet, 2020", None, 130, None, 16.4),
-    PeakRates(("Tesla V100-SXM3-32GB",), "DGX-2 data sheet, 2019: 2 PFLOPS of 16 GPUs", None, 2000 / 16, None, None),
+    # Turing: no bf16, no TF32, no sparsity. Volta is missing, because the PyTorch builds of this project have no kernels for it.
     PeakRates(("Tesla T4",), "T4 data sheet, 2019", None, 65, None, 8.1),
     # Ampere. SXM and PCIe boards of the A100 have the same rates; only their power limits differ.
     PeakRates(
@@ -56,6 +52,22 @@ PEAK_RATES: tuple[PeakRates, ...] = (
         312,
         156,
         19.5,
+    ),
+    PeakRates(
+        ("NVIDIA A800-SXM4-40GB", "NVIDIA A800-SXM4-80GB", "NVIDIA A800 80GB PCIe"),  # A100 with slower NVLink
+        "A800 data sheet, 2022",
+        312,
+        312,
+        156,
+        19.5,
+    ),
+    PeakRates(
+        ("NVIDIA A100-SXM-64GB",),
+        "A100 data sheet, 2021, times 124 / 108: the boards of the computer Leonardo have more SMs (Turisini et al., 2023)",
+        312 * 124 / 108,
+        312 * 124 / 108,
+        156 * 124 / 108,
+        22.4,
     ),
     PeakRates(("NVIDIA A30",), "A30 data sheet, 2021", 165, 165, 82, 10.3),
     PeakRates(("NVIDIA A10",), "A10 data sheet, 2021", 125, 125, 62.5, 31.2),
@@ -71,14 +83,55 @@ PEAK_RATES: tuple[PeakRates, ...] = (
     PeakRates(("NVIDIA GeForce RTX 4090",), "Ada GPU architecture whitepaper 2.01, 2023", 165.2, 165.2, 82.6, 82.6, 330.3),
     # Hopper.
     PeakRates(("NVIDIA H100 80GB HBM3",), "H100 data sheet, 2023: SXM", 1979 / 2, 1979 / 2, 989 / 2, 67, 3958 / 2),
-    PeakRates(("NVIDIA H100 PCIe",), "H100 data sheet, 2023: PCIe", 1513 / 2, 1513 / 2, 756 / 2, 51, 3026 / 2),
+    PeakRates(
+        ("NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM2e"), "H100 data sheet, 2023: PCIe", 1513 / 2, 1513 / 2, 756 / 2, 51, 3026 / 2
+    ),
     PeakRates(("NVIDIA H100 NVL",), "H100 data sheet, 2024: NVL", 1671 / 2, 1671 / 2, 835 / 2, 60, 3341 / 2),
     PeakRates(("NVIDIA H200",), "H200 data sheet, 2024: SXM", 1979 / 2, 1979 / 2, 989 / 2, 67, 3958 / 2),
     PeakRates(("NVIDIA H200 NVL",), "H200 data sheet, 2024: NVL", 1671 / 2, 1671 / 2, 835 / 2, 60, 3341 / 2),
-    PeakRates(("NVIDIA GH200 120GB", "NVIDIA GH200 480GB"), "GH200 data sheet, 2023", 1979 / 2, 1979 / 2, 989 / 2, 67, 3958 / 2),
+    PeakRates(
+        ("NVIDIA GH200 120GB", "NVIDIA GH200 480GB", "NVIDIA GH200 144G HBM3e"),
+        "GH200 data sheet, 2023",
+        1979 / 2,
+        1979 / 2,
+        989 / 2,
+        67,
+        3958 / 2,
+    ),
+    PeakRates(("NVIDIA H800",), "H800 data sheet, 2023: SXM", 1979 / 2, 1979 / 2, 989 / 2, 67, 3958 / 2),
+    PeakRates(("NVIDIA H800 PCIe",), "H800 data sheet, 2023: PCIe", 1513 / 2, 1513 / 2, 756 / 2, 51, 3026 / 2),
+    PeakRates(("NVIDIA H20",), "H20 data sheet, 2023, which prints dense rates", 148, 148, 74, 44, 296),
     # Blackwell.
     PeakRates(("NVIDIA B200",), "GB200 NVL72 and HGX B200 data sheet, 2025", 4500 / 2, 4500 / 2, 2200 / 2, 75, 9000 / 2),
     PeakRates(("NVIDIA GB200",), "GB200 NVL72 and HGX B200 data sheet, 2025", 5000 / 2, 5000 / 2, 2500 / 2, 80, 10000 / 2),
+    PeakRates(("NVIDIA B300 SXM6 AC",), "HGX B300 data sheet, 2025: rates of 8 GPUs", 36000 / 16, 36000 / 16, 18000 / 16, 75, 4500),
+    PeakRates(
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition",),
+        "RTX PRO Blackwell GPU architecture whitepaper, 2025",
+        503.8,
+        503.8,
+        251.9,
+        126,
+        1007.6,
+    ),
+    PeakRates(
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",),
+        "data sheet, 2025: 3,511 TOPS in FP4 with sparsity; bf16 has an eighth of it",
+        3511 / 8,
+        3511 / 8,
+        3511 / 16,
+        110,
+        3511 / 4,
+    ),
+    PeakRates(
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition",),
+        "data sheet, 2025: 4 PFLOPS in FP4 with sparsity; bf16 has an eighth of it",
+        4000 / 8,
+        4000 / 8,
+        4000 / 16,
+        120,
+        4000 / 4,
+    ),
     PeakRates(("NVIDIA GeForce RTX 5090",), "RTX Blackwell GPU architecture whitepaper, 2025", 209.5, 209.5, 104.8, 104.8, 419),
 )
 

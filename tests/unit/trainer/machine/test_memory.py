@@ -2,10 +2,12 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any, Literal, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
@@ -15,6 +17,7 @@ from common.host_memory import available_host_bytes
 from common.text import format_bytes
 from trainer.config import ModelConfig, TrainConfig
 from trainer.distributed.group import Group
+from trainer.extensions.hooks import Extension
 from trainer.machine.memory import PeakMeter, available_bytes, is_out_of_memory, isolated_rng
 from trainer.model.attention import make_layout
 from trainer.model.decoder import Decoder, activation_bytes, build_model, num_weights
@@ -22,7 +25,9 @@ from trainer.model.loss import linear_cross_entropy_sum
 from trainer.model.memory_estimate import MemoryEstimate, estimate
 from trainer.optim.optimizers import state_bytes_per_weight
 from trainer.parallel.gradient_tree import GradientTree
-from trainer.training.micro_batch_size import choose_micro, micro_candidates, probe
+from trainer.run.context import RunContext
+from trainer.training import micro_batch_size
+from trainer.training.micro_batch_size import choose_micro, micro_candidates, probe, with_micro
 
 VOCAB = 64
 SHAPES = {
@@ -36,7 +41,7 @@ Checkpointing = Literal["none", "selective", "full"]
 
 
 def settings_of(**changes: Any) -> TrainConfig:
-    given = {"data": "data", "run": "run", "limits": {"steps": 1}, "batch": {"global_rows": 16, "micro": 2}}
+    given = {"data": "data", "run": "run", "precision": "fp32", "limits": {"steps": 1}, "batch": {"global_rows": 16, "micro": 2}}
     return TrainConfig.model_validate(given | changes)
 
 
@@ -354,9 +359,55 @@ def test_only_failed_allocations_count_as_out_of_memory() -> None:
         torch.empty(1 << 60)  # no machine has that many bytes
     assert is_out_of_memory(real.value)
     assert is_out_of_memory(torch.OutOfMemoryError("whatever its text is"))
-    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    for status in ("CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED"):
+        assert is_out_of_memory(RuntimeError(f"CUDA error: {status} when calling `cublasCreate(handle)`"))
+    assert is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"))
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not is_out_of_memory(ValueError("batch.micro ran out of memory"))
+
+
+def test_an_error_of_nccl_is_never_recovered_from_even_if_it_found_no_memory() -> None:
+    text = "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error. Last error: Cuda failure 2 'out of memory'"
+    assert not is_out_of_memory(dist.DistBackendError(text))
+    assert not is_out_of_memory(dist.DistBackendError("out of memory"))
+    assert not is_out_of_memory(RuntimeError(text))
+    wrapped = RuntimeError("the backward pass failed")
+    wrapped.__cause__ = dist.DistBackendError(text)
+    assert not is_out_of_memory(wrapped)
+
+
+def test_the_cache_of_the_trial_is_released_before_the_ranks_exchange_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class FirstExchange(Exception):
+        """Raised instead of the exchange of the result."""
+
+    class StubGroup(Group):
+        def smallest(self, value: int) -> int:
+            calls.append("exchange")
+            if calls.count("exchange") == 2:
+                raise FirstExchange
+            return value
+
+    class StubTrial:
+        def __init__(self, *_: object) -> None:
+            calls.append("trial")
+
+        def __call__(self, rows: int) -> None:
+            del rows
+
+        def __del__(self) -> None:
+            calls.append("trial is gone")
+
+    monkeypatch.setattr(micro_batch_size, "_Trial", StubTrial)
+    monkeypatch.setattr(micro_batch_size, "release_memory", lambda: calls.append("release"))
+    group = StubGroup(0, 1, 0, torch.device("cpu"))
+    config = settings_of(batch={"global_rows": 4, "micro": "auto"}, model={"layers": 1, "width": 32, "heads": 4, "context": 8})
+    manifest = SimpleNamespace(vocab_size=16, row_length=8)
+    context = RunContext(config, cast("Any", manifest), group, "sdpa")
+    with pytest.raises(FirstExchange):
+        with_micro(context, Extension(), None)
+    assert calls == ["exchange", "trial", "trial is gone", "release", "exchange"]
 
 
 def test_the_meter_sees_memory_that_was_given_back_before_it_was_read() -> None:
