@@ -6,16 +6,18 @@ only if the graph is not compiled further, as here.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 from torch.nn.attention import flex_attention
 
 from data_pipeline.dataset.shards import RowBatch
+from tests.support.devices import CUDA
 from tests.support.runs import tiny_config
 from tests.support.varlen import use_varlen_on_cpu
 from trainer.config import LossConfig, ModelConfig
@@ -26,7 +28,6 @@ from trainer.model.forward import LossModule, forward_pass
 
 Checkpointing = Literal["none", "selective", "full"]
 LENGTH, VOCAB = 32, 60
-CPU = torch.device("cpu")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),  # torch's own, while it traces
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),  # the same
@@ -35,9 +36,10 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    use_varlen_on_cpu(monkeypatch)
-    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_tensors: None)  # it refuses gradients on a CPU
+def fresh_compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if "device" not in request.fixturenames:  # on a CPU
+        use_varlen_on_cpu(monkeypatch)
+        monkeypatch.setattr(flex_attention, "_validate_device", lambda *_tensors: None)  # it refuses gradients on a CPU
     torch._dynamo.reset()
     counters.clear()
     yield
@@ -56,10 +58,10 @@ def rows_of(documents: list[int]) -> MicroBatch:
     return micro_batch(RowBatch(tokens, np.stack([number, number])), with_bounds=True)
 
 
-def passes(module: torch.nn.Module, documents: list[int], backend: Backend) -> None:
+def passes(module: torch.nn.Module, documents: list[int], backend: Backend, device: str = "cpu") -> None:
     """Forward and backward, as a training step does them."""
-    config = tiny_config(Path("data"), Path("run"), compile="on")
-    forward_pass(module, rows_of(documents), config, CPU, backend).backward()
+    config = tiny_config(Path("data"), Path("run"), compile="on", precision="fp32" if device == "cpu" else "bf16")
+    forward_pass(module, rows_of(documents), config, torch.device(device), backend).backward()
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
@@ -70,11 +72,32 @@ def test_a_compiled_pass_is_one_graph_with_the_gradients_of_the_plain_one(
     backend: Backend, compiler: str, checkpointing: Checkpointing
 ) -> None:
     module = loss_module(checkpointing)
-    passes(module, [5, 12, 9], backend)
-    plain = [parameter.grad for parameter in module.parameters()]
+    plain, compiled = (gradients(one, backend) for one in (module, as_one_graph(module, compiler)))
+    torch.testing.assert_close(compiled, plain)
+
+
+@pytest.mark.parametrize("device", [CUDA])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("backend", ["varlen", "flex", "sdpa"])
+def test_on_a_gpu_a_compiled_pass_is_one_graph_with_the_gradients_of_the_plain_one(
+    backend: Backend, checkpointing: Checkpointing, device: str
+) -> None:
+    module = loss_module(checkpointing).to(device)
+    plain, compiled = (gradients(one, backend, device) for one in (module, as_one_graph(module, "inductor")))
+    for one, other in zip(compiled, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.1, atol=0.02 * float(other.abs().max()))  # bf16
+
+
+def as_one_graph(module: LossModule, compiler: str) -> torch.nn.Module:
+    compiled: torch.nn.Module = torch.compile(module, backend=compiler, dynamic=False, fullgraph=True)  # type: ignore[assignment]
+    return compiled
+
+
+def gradients(module: torch.nn.Module, backend: Backend, device: str = "cpu") -> list[Tensor]:
+    """Return the gradients of one pass, in the order of the parameters."""
     module.zero_grad(set_to_none=True)
-    passes(torch.compile(module, backend=compiler, dynamic=False, fullgraph=True), [5, 12, 9], backend)
-    torch.testing.assert_close([parameter.grad for parameter in module.parameters()], plain)
+    passes(module, [5, 12, 9], backend, device)
+    return [cast(Tensor, parameter.grad) for parameter in module.parameters()]
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounter
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.profiler import ProfilerActivity, profile
 
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import RowBatch
+from tests.support.devices import on_each_device, waiting_is_an_error
 from tests.support.runs import tiny_config
 from tests.support.varlen import use_varlen_on_cpu
 from trainer.data.batch import GlobalBatch, micro_batch
@@ -31,7 +33,6 @@ from trainer.training.step_report import PendingStep, StepInputs
 from trainer.training.trainable import Trainable, make_scaler
 
 LENGTH, VOCAB, ROWS, MICRO = 320, 60, 4, 2
-ALONE = Group(0, 1, 0, torch.device("cpu"))
 READS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__", "__array__")
 """Methods of a tensor that wait for a GPU."""
 READING_OPERATORS = {"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal", "aten::unique"}
@@ -41,29 +42,33 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:Dep
 
 
 @pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounter]:
-    """Count the graphs of modules that are compiled. A break of a graph is an error."""
-    counter, compile_module = CompileCounter(), nn.Module.compile
+def compiler(device: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounterWithBackend]:
+    """Count the graphs of compiled modules. A break of a graph is an error. On a CPU the graphs are not compiled further."""
+    counter = CompileCounterWithBackend("inductor" if device == "cuda" else "eager")
+    compile_module = nn.Module.compile
     monkeypatch.setattr(
         nn.Module, "compile", lambda self, **options: compile_module(self, **options, backend=counter, fullgraph=True)
     )
-    use_varlen_on_cpu(monkeypatch)
+    if device == "cpu":
+        use_varlen_on_cpu(monkeypatch)
     torch._dynamo.reset()
     yield counter
     torch._dynamo.reset()
 
 
-def trainable(**changes: Any) -> Trainable:
+def trainable(device: str, **changes: Any) -> Trainable:
     usual = {
+        "device": device,
         "compile": "on",
         "precision": "bf16",
         "model": {"layers": 1, "width": 32, "heads": 2, "kv_heads": 1, "context": LENGTH},
         "batch": {"global_rows": ROWS, "micro": MICRO},
     }
     config = tiny_config(Path("data"), Path("run"), **(usual | changes))
-    decoder = build_model(config.model, VOCAB, seed=1)
+    decoder = build_model(config.model, VOCAB, seed=1).to(device)
     loss = LossModule(decoder, config.loss)
-    context = RunContext(config, cast(Manifest, SimpleNamespace(row_length=LENGTH)), ALONE, "varlen")
+    manifest, group = cast(Manifest, SimpleNamespace(row_length=LENGTH)), Group(0, 1, 0, torch.device(device))
+    context = RunContext(config, manifest, group, "varlen")
     module, accumulation = wrap_for_training(loss, context)
     average = None if config.ema.decay is None else WeightAverage(decoder, config.ema)
     optimizers = build_optimizers(decoder, config.optim)
@@ -104,8 +109,9 @@ def within(event: Any, name: str) -> bool:
     return parent is not None and (parent.name == name or within(parent, name))
 
 
-def test_twenty_batches_of_other_documents_are_computed_by_one_graph(compiler: CompileCounter) -> None:
-    training, lengths = trainable(), set()
+@on_each_device
+def test_twenty_batches_of_other_documents_are_computed_by_one_graph(device: str, compiler: CompileCounterWithBackend) -> None:
+    training, lengths = trainable(device), set()
     for step, num_documents in enumerate([1, 2, 300, 7, *range(4, 320, 20)], start=1):
         batch = batch_of(num_documents)
         lengths |= {len(cast(Tensor, micro.bounds)) for micro in batch.micro_batches}
@@ -116,11 +122,13 @@ def test_twenty_batches_of_other_documents_are_computed_by_one_graph(compiler: C
     assert compiler.frame_count == 1
 
 
+@on_each_device
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 @pytest.mark.parametrize("changes", [{}, {"loss": {"normalise": "sequences"}, "ema": {"decay": 0.9}}, {"precision": "fp16"}])
-def test_the_host_reads_nothing_that_the_device_computes_in_a_step(compiler: CompileCounter, changes: dict[str, Any]) -> None:
-    del compiler
-    training, previous = trainable(**changes), None
-    batches = [batch_of(number, with_weights="loss" in changes) for number in (3, 1, 40, 300)]
+def test_the_host_reads_nothing_that_the_device_computes_in_a_step(device: str, changes: dict[str, Any]) -> None:
+    training = trainable(device, **changes)
+    batches = [pinned(batch_of(number, with_weights="loss" in changes), device) for number in (3, 1, 40, 300)]
 
     def step(number: int, previous: PendingStep | None) -> PendingStep:
         pending = train_step(training, batches[number], StepInputs(number), previous=previous)
@@ -128,11 +136,19 @@ def test_the_host_reads_nothing_that_the_device_computes_in_a_step(compiler: Com
             training.average.update(number, pending.skip)
         return pending
 
-    previous = step(0, None)  # compiles
+    previous = step(1, step(0, None))  # the first steps compile the model and initialize libraries
+    if device == "cuda":
+        with waiting_is_an_error():
+            step(3, step(2, previous))
+        return
     with reads_by_the_host() as found:
-        for number in (1, 2, 3):
-            previous = step(number, previous)
+        last = step(3, step(2, previous))
     assert not found
     with reads_by_the_host() as found:
-        previous.result()
+        last.result()
     assert "Tensor.tolist" in found, "a read is found"
+
+
+def pinned(batch: GlobalBatch, device: str) -> GlobalBatch:
+    """Return the batch as the loader returns it."""
+    return replace(batch, micro_batches=tuple(micro.pinned() for micro in batch.micro_batches)) if device == "cuda" else batch
