@@ -5,21 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from data_pipeline.dataset.manifest import Manifest
+from data_pipeline.dataset.shards import RowBatch
+from tests.support.devices import needs_gpu, on_each_device, waiting_is_an_error
 from tests.support.prepared import write_prepared
 from tests.support.runs import arguments, losses, metrics, run_command, tiny_config
 from trainer import loop
 from trainer.config import TrainConfig
+from trainer.data.batch import GlobalBatch, micro_batch
+from trainer.distributed.group import Group
+from trainer.extensions.hooks import Extension
 from trainer.loop import train
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])
-on_each_device = pytest.mark.parametrize("device", ["cpu", CUDA])
+from trainer.machine.determinism import configure_determinism
+from trainer.model.decoder import build_model
+from trainer.model.forward import LossModule
+from trainer.model.parameters import parameters_by_name
+from trainer.optim.optimizers import build_optimizers
+from trainer.parallel.accumulation import Accumulation, FsdpAccumulation
+from trainer.parallel.fsdp import full_tensors, shard
+from trainer.run.context import RunContext
+from trainer.training.step import train_step
+from trainer.training.step_report import StepInputs
+from trainer.training.trainable import Trainable, make_scaler
 
 
 @pytest.fixture(scope="module")
@@ -100,13 +116,10 @@ class _Waits(TorchDispatchMode):
 
 
 @contextmanager
-def waiting_is_an_error(device: str) -> Iterator[None]:
+def no_waiting(device: str) -> Iterator[None]:
     if device == "cuda":
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waiting_is_an_error():
             yield
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
     else:
         with _Waits() as waits:
             yield
@@ -125,7 +138,7 @@ def test_a_step_never_makes_the_host_wait(
         if inputs.step <= 2:  # the first steps initialize libraries
             return step(trainable, batch, inputs, **settings)
         watched.append(inputs.step)
-        with waiting_is_an_error(device):
+        with no_waiting(device):
             return step(trainable, batch, inputs, **settings)
 
     monkeypatch.setattr(loop, "train_step", watched_step)
@@ -142,6 +155,41 @@ def test_a_trained_model_writes_the_same_text_twice(data: Path, tmp_path: Path, 
     assert first.returncode == 0, first.stderr
     assert first.stdout
     assert first.stdout == second.stdout
+
+
+@contextmanager
+def group_of_one_rank(device: str) -> Iterator[Group]:
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield Group(0, 1, 0, torch.device(device))
+    finally:
+        dist.destroy_process_group()
+
+
+def weights_after_three_steps(config: TrainConfig, group: Group, *, sharded: bool) -> dict[str, torch.Tensor]:
+    model = build_model(config.model, 256, seed=1).to(group.device)
+    loss = LossModule(model, config.loss)
+    whole = list(loss.parameters())
+    module: Any = shard(loss, group) if sharded else loss
+    accumulation = FsdpAccumulation(module, list(loss.parameters())) if sharded else Accumulation(whole)
+    context = RunContext(config, cast(Manifest, SimpleNamespace(row_length=32)), group, "sdpa")
+    optimizers = build_optimizers(model, config.optim)
+    trainable = Trainable(context, Extension(), loss, module, accumulation, make_scaler(context), optimizers)
+    tokens = np.random.default_rng(1).integers(0, 256, (4, 32), dtype=np.uint16)
+    micro_batches = tuple(micro_batch(RowBatch(rows, np.zeros(rows.shape, np.int32))) for rows in np.split(tokens, 2))
+    for step in range(1, 4):
+        train_step(trainable, GlobalBatch(0, np.arange(4), 124, 124.0, micro_batches, 2), StepInputs(step))
+    return full_tensors(parameters_by_name(model), group)
+
+
+@on_each_device
+def test_weights_that_are_sharded_on_one_rank_train_to_the_same_bits(data: Path, tmp_path: Path, device: str) -> None:
+    config = config_of(data, tmp_path / "run", device)
+    configure_determinism(config)
+    with group_of_one_rank(device) as group:
+        whole, sharded = (weights_after_three_steps(config, group, sharded=sharded) for sharded in (False, True))
+    assert whole.keys() == sharded.keys()
+    assert all(torch.equal(whole[name], sharded[name]) for name in whole)
 
 
 LITTLE_MEMORY = """

@@ -1,4 +1,4 @@
-"""Compares the losses of three recipes bit for bit with those stored in the repository."""
+"""Compares the losses of three recipes bit for bit with those stored in the repository, on each device."""
 
 import json
 from pathlib import Path
@@ -6,13 +6,17 @@ from pathlib import Path
 import pytest
 
 from tests.golden.training import LOSSES, RECIPES, processor, train_recipe
+from tests.support.devices import on_each_device
 
 
+@on_each_device
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_losses_are_those_on_record(recipe: str, tmp_path: Path) -> None:
-    known = json.loads(LOSSES.read_text())
-    if processor() not in known:
-        pytest.skip(f"no losses on record for {processor()}; `python -m tests.golden.training` adds them")
-    found = train_recipe(recipe, tmp_path)
+def test_the_losses_are_those_on_record(recipe: str, device: str, tmp_path: Path) -> None:
+    known = json.loads(LOSSES.read_text()).get(processor(device))
+    if known is None:
+        pytest.skip(
+            f"no losses on record for {processor(device)}; `python -m tests.golden.training` adds them, on a GPU `make gpu`"
+        )
+    found = train_recipe(recipe, tmp_path, device)
     assert len(found["train"]) == 50
-    assert found == known[processor()][recipe]
+    assert found == known[recipe]
