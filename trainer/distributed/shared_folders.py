@@ -19,7 +19,7 @@ __all__ = ["check_same_data", "check_shared"]
 WAIT_S = 90.0
 """Longest wait for the file of rank 0. NFS may remember for 60 s that a folder does not exist (`acdirmax` in nfs(5))."""
 _POLL_S = 0.2
-_PREFIX = ".shared-"
+_PREFIX, _NONCE_BYTES = ".shared-", 8  # a name in `_FILES` of trainer/run/directory.py
 _MAX_BYTES = 64
 
 
@@ -70,9 +70,9 @@ def check_same_data(data: Path, root_digest: str, group: Group) -> None:
 
 def _write_mark(run: Path) -> str:
     """Write a file with a new name, durably, and return its name. Files that killed starts have left are removed."""
-    for left in run.glob(f"{_PREFIX}*"):
+    for left in run.glob(f"{_PREFIX}{'[0-9a-f]' * 2 * _NONCE_BYTES}"):
         left.unlink(missing_ok=True)
-    name = f"{_PREFIX}{secrets.token_hex(8)}"
+    name = f"{_PREFIX}{secrets.token_hex(_NONCE_BYTES)}"
     write_atomic(run / name, name.encode())
     return name
 

@@ -169,7 +169,7 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     if config.run.resolve() == config.data.resolve():  # both have a report.html, a tokenizer and a lock
         raise ConfigError(f"{config.run}: run and data are the same folder; name another folder for the run (--run)")
     stack.enter_context(naming(config.run))  # a file that cannot be written from here on is a file of the run
-    manifest = group.on_all(lambda: _open_data(stack, config, group))
+    manifest, tokenizer = group.on_all(lambda: _open_data(stack, config, group))
     check_same_data(config.data, manifest.root_digest, group)
     train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
     val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
@@ -214,7 +214,7 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
         context=context,
         precision=precision,
         extension=extension,
-        data=RunData(context, train_rows, val_rows, order, _tokenizer(config.data, manifest)),
+        data=RunData(context, train_rows, val_rows, order, tokenizer),
         limits=limits,
         identity=identity,
         checkpoints=checkpoints,
@@ -225,10 +225,11 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     )
 
 
-def _open_data(stack: ExitStack, config: TrainConfig, group: Group) -> Manifest:
-    """Lock the data against a new preparation for the time of the run, and return its manifest."""
+def _open_data(stack: ExitStack, config: TrainConfig, group: Group) -> tuple[Manifest, Tokenizer]:
+    """Lock the data against a new preparation for the time of the run, and return its manifest and its tokenizer."""
     stack.enter_context(reading(config.data, f"run {config.run.absolute().name}" if group.is_main else None))
-    return read_manifest(config.data)
+    manifest = read_manifest(config.data)
+    return manifest, _tokenizer(config.data, manifest)
 
 
 def build(checked: Checked) -> tuple[Trainable, Adjustments]:

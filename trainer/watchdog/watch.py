@@ -171,7 +171,9 @@ def _reason(blamed: Sequence[Still], states: Mapping[int, str], elsewhere: Mappi
     """
     reasons = [_described(still, states.get(still.rank)) for still in blamed]
     first = blamed[0].beat
-    if blamed[0].rank in states and first.phase != "data":  # it may be waiting for other nodes
+    if blamed[0].rank not in states:
+        reasons.append("perhaps its node or the network between the nodes is lost")
+    elif first.phase != "data":  # it may be waiting for other nodes
         if same := [rank for rank, beat in elsewhere.items() if beat.place == first.place]:
             reasons.append(f"{_ranks(same)} on other nodes waits there too, so perhaps the network between the nodes is lost")
         elif elsewhere:

@@ -25,7 +25,7 @@ from trainer.watchdog.beat import PHASES, Beat, Patience, Phase
 from trainer.watchdog.files import clear_heartbeats
 from trainer.watchdog.heartbeat import Heartbeat
 from trainer.watchdog.processes import ProcessId
-from trainer.watchdog.stalls import StallDetector
+from trainer.watchdog.stalls import StallDetector, Still
 from trainer.watchdog.watch import watched
 
 PATIENCE = Patience(stall_s=None, slow_s=600)
@@ -448,6 +448,27 @@ def test_each_node_ends_its_own_rank_and_names_the_one_that_is_behind(tmp_path: 
     assert "rank 0" not in said[1]
     assert "in phase reduce of step 200, which may take 1 s; rank 1 on other nodes has ended, " in said[0]
     assert list((tmp_path / "heartbeat").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("states", "phase", "elsewhere", "ended", "end"),
+    [
+        ({0: "S"}, "reduce", {}, set(), "may take 30 s"),
+        ({0: "S"}, "reduce", {1: beat(9, "reduce")}, set(), "rank 1 on other nodes waits there too, so perhaps the network"),
+        ({0: "S"}, "reduce", {2: beat(9, "report")}, set(), "rank 2 on other nodes is further, so it is stuck or the network"),
+        ({0: "S"}, "data", {2: beat(9, "report")}, set(), "may take 30 s"),
+        ({0: "S"}, "reduce", {}, {3, 1}, "rank 1, 3 on other nodes has ended, perhaps because the network"),
+        ({1: "S"}, "reduce", {0: beat(9, "reduce")}, set(), "perhaps its node or the network"),
+    ],
+)
+def test_the_reason_tells_a_stuck_rank_from_a_lost_network_as_far_as_heartbeats_show(
+    states: dict[int, str], phase: Phase, elsewhere: Beats, ended: set[int], end: str
+) -> None:
+    reason = watch._reason([Still(0, beat(9, phase), 33.0)], states, elsewhere, ended)
+    assert reason.startswith(
+        f"rank 0 ({'process 1, asleep' if 0 in states else 'on another node'}) has made no progress for 33 s in "
+    )
+    assert end in reason.rpartition("; ")[2]
 
 
 @LINUX
