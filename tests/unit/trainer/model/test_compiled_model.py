@@ -93,8 +93,8 @@ def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def loss_module(checkpointing: Checkpointing) -> LossModule:
-    config = ModelConfig(layers=3, width=64, heads=4, kv_heads=2, context=LENGTH, activation_checkpointing=checkpointing)
+def loss_module(checkpointing: Checkpointing, **shares: float) -> LossModule:
+    config = ModelConfig(layers=3, width=64, heads=4, kv_heads=2, context=LENGTH, activation_checkpointing=checkpointing, **shares)
     return LossModule(build_model(config, VOCAB, seed=1), LossConfig())
 
 
@@ -107,7 +107,7 @@ def rows_of(documents: list[int]) -> MicroBatch:
 
 def passes(module: torch.nn.Module, documents: list[int], backend: Backend) -> None:
     """Forward and backward, as a training step does them."""
-    config = tiny_config(Path("data"), Path("run"))
+    config = tiny_config(Path("data"), Path("run")).model_copy(update={"model": getattr(module, "_orig_mod", module).model.config})
     forward_pass(module, rows_of(documents), config, torch.device("cpu"), backend).backward()
 
 
@@ -119,6 +119,16 @@ def test_a_compiled_pass_is_one_graph_with_the_gradients_of_the_plain_one(backen
     plain = [parameter.grad for parameter in module.parameters()]
     module.zero_grad(set_to_none=True)
     passes(torch.compile(module, backend="aot_eager", dynamic=False, fullgraph=True), [5, 12, 9], backend)
+    torch.testing.assert_close([parameter.grad for parameter in module.parameters()], plain)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_a_compiled_pass_drops_what_the_plain_one_drops(checkpointing: Checkpointing) -> None:
+    module = loss_module(checkpointing, attention_dropout=0.2, residual_dropout=0.2, embedding_dropout=0.2)
+    passes(module, [5, 12, 9], "sdpa")
+    plain = [parameter.grad for parameter in module.parameters()]
+    module.zero_grad(set_to_none=True)
+    passes(torch.compile(module, backend="aot_eager", dynamic=False, fullgraph=True), [5, 12, 9], "sdpa")
     torch.testing.assert_close([parameter.grad for parameter in module.parameters()], plain)
 
 
