@@ -3,8 +3,8 @@
     python -m trainer train --extension examples/adversarial.py ...
 
 The shift of a row is `EPSILON * g / |g|`, where g is the gradient of the loss by the row's embeddings (Miyato et al., 2017:
-Adversarial training methods for semi-supervised text classification, eq. 5). The gradient of the step is the mean of both passes.
-The reported loss is that of the first pass, so runs can be compared. Both passes have the same dropout.
+Adversarial training methods for semi-supervised text classification). The gradient of the step is the mean of both passes. The
+reported loss is that of the first pass, so runs can be compared. Both passes have the same dropout.
 
 B rows of a micro-batch   L tokens of a row   D width
 """

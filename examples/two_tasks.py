@@ -2,8 +2,8 @@
 
     python -m trainer train --extension examples/two_tasks.py ...
 
-The loss is the cross-entropy of the next token plus `SHARE` times that of the second task. Validation and generation use
-only the next token.
+The loss is the cross-entropy of the next token plus `SHARE` times that of the second task. Validation and generation use only the
+output for the next token.
 
 B rows of a micro-batch   L tokens of a row
 """

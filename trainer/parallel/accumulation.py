@@ -19,7 +19,7 @@ from trainer.parallel.gradient_tree import GradientTree
 __all__ = ["Accumulation", "DdpAccumulation", "FsdpAccumulation", "LateAccumulation", "TreeAccumulation"]
 
 _LATE_NUMBERS = 8 << 20
-"""Gradients that `LateAccumulation` adds at one time, at least one weight's: 32 MiB are enough to use a network fully."""
+"""Numbers that `LateAccumulation` adds in one exchange: 32 MiB, which is enough to use a network fully."""
 
 
 class Accumulation:
@@ -112,14 +112,15 @@ class LateAccumulation(Accumulation):
     DDP can do neither. The exchange does not overlap with the backward pass.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], group: Group) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], group: Group, most: int = _LATE_NUMBERS) -> None:
+        """Divide the gradients into parts of at most `most` numbers, or of one weight. Each part is added in one exchange."""
         super().__init__(parameters)
         self._group = group
         self._parts: list[list[nn.Parameter]] = []
         self._num_done = 0
-        size = _LATE_NUMBERS
+        size = most
         for parameter in self._parameters:
-            if size + parameter.numel() > _LATE_NUMBERS:
+            if size + parameter.numel() > most:
                 self._parts.append([])
                 size = 0
             self._parts[-1].append(parameter)

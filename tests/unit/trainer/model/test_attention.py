@@ -240,6 +240,13 @@ def test_a_backend_that_cannot_run_is_refused_with_the_reason(
         choose_backend(wanted, device, precision, head_size, compiled=compiled, capability=capability)
 
 
+def test_dropout_of_the_attention_needs_a_kernel_that_has_it() -> None:
+    assert choose_backend("auto", CUDA, "bf16", 64, compiled=True, dropout=0.1, capability=H100) == "flex"
+    assert choose_backend("auto", CPU, "bf16", 64, dropout=0.1, capability=Capability(cuda=None)) == "documents"
+    with pytest.raises(ConfigError, match=r"train.attention = varlen has no dropout.*use attention = auto, which is flex here"):
+        choose_backend("varlen", CUDA, "bf16", 64, compiled=True, dropout=0.1, capability=H100)
+
+
 @pytest.mark.parametrize("wanted", ["varlen", "flex", "sdpa"])
 def test_a_backend_that_can_run_is_what_was_wanted(wanted: Backend) -> None:
     assert choose_backend(wanted, CUDA, "bf16", 64, capability=H100) == wanted

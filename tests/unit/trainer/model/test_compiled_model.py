@@ -46,8 +46,8 @@ def fresh_compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     torch._dynamo.reset()
 
 
-def loss_module(checkpointing: Checkpointing) -> LossModule:
-    config = ModelConfig(layers=2, width=64, heads=4, kv_heads=2, context=LENGTH, activation_checkpointing=checkpointing)
+def loss_module(checkpointing: Checkpointing, **shares: float) -> LossModule:
+    config = ModelConfig(layers=2, width=64, heads=4, kv_heads=2, context=LENGTH, activation_checkpointing=checkpointing, **shares)
     return LossModule(build_model(config, VOCAB, seed=1), LossConfig())
 
 
@@ -61,6 +61,7 @@ def rows_of(documents: list[int]) -> MicroBatch:
 def passes(module: torch.nn.Module, documents: list[int], backend: Backend, device: str = "cpu") -> None:
     """Forward and backward, as a training step does them."""
     config = tiny_config(Path("data"), Path("run"), compile="on", precision="fp32" if device == "cpu" else "bf16")
+    config = config.model_copy(update={"model": getattr(module, "_orig_mod", module).model.config})
     forward_pass(module, rows_of(documents), config, torch.device(device), backend).backward()
 
 
@@ -98,6 +99,16 @@ def gradients(module: torch.nn.Module, backend: Backend, device: str = "cpu") ->
     module.zero_grad(set_to_none=True)
     passes(module, [5, 12, 9], backend, device)
     return [cast(Tensor, parameter.grad) for parameter in module.parameters()]
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_a_compiled_pass_drops_what_the_plain_one_drops(checkpointing: Checkpointing) -> None:
+    module = loss_module(checkpointing, attention_dropout=0.2, residual_dropout=0.2, embedding_dropout=0.2)
+    passes(module, [5, 12, 9], "sdpa")
+    plain = [parameter.grad for parameter in module.parameters()]
+    module.zero_grad(set_to_none=True)
+    passes(torch.compile(module, backend="aot_eager", dynamic=False, fullgraph=True), [5, 12, 9], "sdpa")
+    torch.testing.assert_close([parameter.grad for parameter in module.parameters()], plain)
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])

@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.ranks import run_ranks
 from trainer.distributed.group import Group
-from trainer.parallel.accumulation import Accumulation, DdpAccumulation, TreeAccumulation
+from trainer.parallel.accumulation import Accumulation, DdpAccumulation, LateAccumulation, TreeAccumulation
 from trainer.parallel.gradient_tree import GradientTree
 
 LAYERS, WIDTH = 6, 16
@@ -24,6 +24,8 @@ def accumulated(model: nn.Sequential, group: Group, kind: str) -> tuple[nn.Modul
         return model, TreeAccumulation(GradientTree(list(model.parameters()), group))
     if group.world_size == 1:
         return model, Accumulation(list(model.parameters()))
+    if kind == "late":
+        return model, LateAccumulation(list(model.parameters()), group, WIDTH * WIDTH + 2 * WIDTH)  # several parts
     module = DistributedDataParallel(model, bucket_cap_mb=0.002, gradient_as_bucket_view=True, forward_sync_buffers=False)
     accumulation = DdpAccumulation(module, list(model.parameters()))
     for _ in range(2):
@@ -82,7 +84,16 @@ def whole_alone(group: Group, kind: str) -> list[Tensor]:
 
 @pytest.mark.parametrize(
     ("kind", "broken_pass", "layer"),
-    [("ddp", 0, 3), ("ddp", 1, LAYERS - 1), ("ddp", 1, 2), ("ddp", 1, 0), ("tree", 0, 3), ("tree", 1, 0)],
+    [
+        ("ddp", 0, 3),
+        ("ddp", 1, LAYERS - 1),
+        ("ddp", 1, 2),
+        ("ddp", 1, 0),
+        ("tree", 0, 3),
+        ("tree", 1, 0),
+        ("late", 0, 3),
+        ("late", 1, 0),
+    ],
 )
 def test_a_rank_whose_pass_breaks_off_does_its_part_of_the_exchanges(kind: str, broken_pass: int, layer: int) -> None:
     results = run_ranks(broken_then_whole, 2, kind, broken_pass, layer, timeout_s=60)
