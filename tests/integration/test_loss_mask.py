@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from common.errors import PreparedDataError
+from common.files import digest_file
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.dataset.shards import Rows
@@ -142,6 +143,23 @@ def test_repacking_keeps_the_mask(folder: Path, data: Path, tmp_path: Path) -> N
     direct = prepare(config_of(folder, tmp_path / "direct", row_length=256))
     assert again.format == "packed-rows/3"
     assert {shard.path: shard.sha256 for shard in again.shards} == {shard.path: shard.sha256 for shard in direct.shards}
+
+
+@pytest.mark.parametrize("runs", [[3, 4], [0, 0, 5], [None]])
+def test_a_stored_mask_that_does_not_fit_its_document_is_refused(data: Path, tmp_path: Path, runs: list[int | None]) -> None:
+    copy = shutil.copytree(data, tmp_path / "copy")
+    manifest = read_manifest(copy)
+    name = f"tokens/{[partition['source'] for partition in manifest.partitions].index('chat'):06d}.arrow"
+    table = pa.ipc.open_file(copy / name).read_all()
+    column = pa.array([runs] * table.num_rows, pa.list_(pa.uint32()))
+    table = table.set_column(table.schema.get_field_index("loss_runs"), "loss_runs", column)
+    (copy / name).unlink()
+    with pa.ipc.new_file(copy / name, table.schema) as writer:
+        writer.write_table(table)
+    digests = manifest.files | {name: digest_file(copy / name)}
+    (copy / "manifest.json").write_bytes(replace(manifest, files=digests).sealed()[1])
+    with pytest.raises(PreparedDataError, match="these tables cannot be read"):
+        repack(copy, tmp_path / "out", 64, workers=1)
 
 
 @pytest.fixture(scope="module")
