@@ -120,6 +120,8 @@ def _shown(value: Any) -> str:
     """Return a default as a user would write it on the command line."""
     if isinstance(value, tuple):
         return " ".join(map(str, value)) or "empty"
+    if isinstance(value, str) and not value.isprintable():
+        return f"${value!r}"  # how bash writes a line end
     return str(value).lower() if value is None or isinstance(value, bool) else str(value) or "empty"
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from data_pipeline.config import LimitSettings, PrepareConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.filters import judge
+from data_pipeline.filters.clean import clean
 from data_pipeline.filters.html import PageReader
 from data_pipeline.filters.judge import JudgedBatch, JudgedDocument, judge_batch
 from data_pipeline.text.batch import TextBatch
@@ -154,3 +155,27 @@ def test_a_document_fares_alike_alone_and_in_a_batch(items: list[Document]) -> N
     assert together.items == [outcome for item in items for outcome in judged_batch([item], settings).items]
     kept = [item.document.text for item in together.items if isinstance(item, JudgedDocument)]
     assert [texts_of(together.texts)[number] for number in together.kept] == kept
+
+
+pieces = st.text(st.sampled_from("ab \r\n\x07e\u0301é"), max_size=12)
+
+
+@given(prompt=pieces.filter(bool), answer=pieces)
+def test_cleaning_keeps_the_border_of_the_parts(prompt: str, answer: str) -> None:
+    item = Document(f"{prompt}|{answer}", "file", 1, 0, parts=(len(prompt) + 1, len(answer)))
+    [judged] = judged_batch([item], config(clean={"min_chars": 1}, language={"identify": False})).items
+    if not clean(answer, config().clean).text:
+        assert isinstance(judged, Rejection)
+        assert judged.reason == Reason.EMPTY
+        return
+    assert isinstance(judged, JudgedDocument)
+    first, second = judged.document.pieces
+    assert first.endswith("|")
+    assert second == clean(answer, config().clean).text
+    assert first[:-1] == clean(f"{prompt}|", config().clean).text[:-1]
+
+
+def test_a_prompt_alone_is_rejected_although_it_is_long_enough() -> None:
+    [judged] = judged_batch([Document(f"{ENGLISH}\n \n", "file", 1, 0, parts=(len(ENGLISH) + 1, 2))], config()).items
+    assert isinstance(judged, Rejection)
+    assert (judged.reason, judged.detail) == (Reason.EMPTY, "only the prompt has text, so there is nothing to train on")

@@ -137,3 +137,27 @@ def test_the_fields_that_are_asked_for_come_along_as_one_json_object() -> None:
 
 def test_another_field_can_hold_the_text() -> None:
     assert outcome(parse(b'{"body": "t"}', text_field="body")) == "t"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ({"q": "Why?", "text": "So."}, ("Why?\nSo.", (5, 3))),
+        ({"q": "", "text": "So."}, ("So.", ())),
+        ({"text": "So."}, Reason.NO_TEXT_FIELD),
+        ({"q": None, "text": "So."}, Reason.TEXT_NOT_A_STRING),
+        ({"q": "\ud800", "text": "So."}, Reason.LONE_SURROGATE),
+    ],
+)
+def test_a_prompt_is_the_first_part_of_a_document(line: dict[str, object], expected: object) -> None:
+    item = parse(json.dumps(line).encode(), prompt_field="q")
+    assert (item.reason if isinstance(item, Rejection) else (item.text, item.parts)) == expected
+    if expected == Reason.NO_TEXT_FIELD:
+        assert isinstance(item, Rejection)
+        assert "records.prompt_field" in item.detail
+
+
+def test_the_characters_after_a_prompt_can_be_chosen() -> None:
+    item = parse(b'{"q": "Why?", "text": "So."}', prompt_field="q", prompt_end=" => ")
+    assert isinstance(item, Document)
+    assert (item.text, item.parts, item.pieces) == ("Why? => So.", (8, 3), ["Why? => ", "So."])

@@ -203,3 +203,17 @@ def test_a_child_knows_no_secrets_of_its_parent(tmp_path_factory: pytest.TempPat
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-value")
     refusal(GOOD)
     assert "canary-value" not in seen.read_text()
+
+
+def test_a_prompt_is_a_column_before_the_text() -> None:
+    data = parquet({"text": ["a", "b", None, "d", "e" * 70], "q": ["x", None, "y", "", "z" * 70], "n": [1, 2, 3, 4, 5]})
+    items = read(data, LimitSettings(max_line_bytes=64 << 10), prompt_field="q", metadata=["n"])
+    assert outcomes(items) == ["x\na", "<text-not-a-string>", "<text-not-a-string>", "d", "z" * 70 + "\n" + "e" * 70]
+    kept = [item for item in items if isinstance(item, Document)]
+    assert [(item.parts, item.metadata) for item in kept] == [((2, 1), '{"n":1}'), ((), '{"n":4}'), ((71, 70), '{"n":5}')]
+
+
+def test_a_prompt_that_is_missing_is_refused_with_the_setting() -> None:
+    assert refusal(parquet({"text": ["a"]}), prompt_field="q").reason == Reason.NO_TEXT_FIELD
+    assert "records.prompt_field" in refusal(parquet({"text": ["a"]}), prompt_field="q").detail
+    assert refusal(parquet({"text": ["a"], "q": [1]}), prompt_field="q").reason == Reason.TEXT_NOT_A_STRING

@@ -138,3 +138,13 @@ def test_no_table_raises(data: bytes, block_bytes: int, separator: str, quotes: 
         if isinstance(item, Document):
             item.text.encode()
             item.metadata.encode()
+
+
+def test_a_prompt_is_a_column_before_the_text() -> None:
+    first, second, third = read(b'q,text\nWhy?,"So, so."\n,Alone\n\xff,So\n', prompt_field="q")
+    assert isinstance(first, Document)
+    assert isinstance(second, Document)
+    assert (first.text, first.parts) == ("Why?\nSo, so.", (5, 7))
+    assert (second.text, second.parts) == ("Alone", ())
+    assert outcomes([third]) == ["<invalid-utf8>"]
+    assert outcomes(read(b"text\nSo.\n", prompt_field="q")) == ["<no-text-field>"]

@@ -2,7 +2,8 @@ import errno
 import threading
 import time
 from collections.abc import Callable
-from itertools import islice
+from dataclasses import replace
+from itertools import islice, pairwise
 from typing import cast
 
 import numpy as np
@@ -110,6 +111,26 @@ def test_a_target_is_the_next_token_of_the_same_document(lengths: list[list[int]
             start += length
         assert batch.targets[row].tolist() == expected_targets + [IGNORE] * (24 - start)
         assert batch.positions[row].tolist() == [*expected_positions, *range(24 - start)]
+
+
+@given(lengths=packed_rows, data=st.data())
+def test_a_token_without_a_loss_is_no_target_and_each_piece_with_a_target_weighs_one(
+    lengths: list[list[int]], data: st.DataObject
+) -> None:
+    rows = packed(lengths)
+    mask = st.lists(st.booleans(), min_size=24, max_size=24)
+    has_loss = np.array(data.draw(st.lists(mask, min_size=len(lengths), max_size=len(lengths))))
+    batch, plain = micro_batch(replace(rows, has_loss_BL=has_loss), with_weights=True), micro_batch(rows)
+    assert batch.weights is not None
+    for row, documents in enumerate(lengths):
+        for place in range(24):
+            is_kept = place < 23 and has_loss[row, place + 1]
+            assert batch.targets[row, place] == (plain.targets[row, place] if is_kept else IGNORE)
+        for start, end in pairwise(np.cumsum([0, *documents]).tolist()):
+            targets, weights = batch.targets[row, start:end], batch.weights[row, start:end]
+            num_targets = int((targets != IGNORE).sum())
+            assert weights[targets == IGNORE].tolist() == [0.0] * (end - start - num_targets)
+            assert weights[targets != IGNORE].tolist() == pytest.approx([1 / max(1, num_targets)] * num_targets, rel=1e-7)
 
 
 @given(lengths=packed_rows)

@@ -13,8 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from data_pipeline.config import PrepareConfig
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.dataset.shards import RowBatch, Rows
+from data_pipeline.dataset.validation_documents import read_validation_documents
+from data_pipeline.prepare import prepare
 from data_pipeline.tokenizer import load_tokenizer
 from tests.support.grouped import write_grouped
 from tests.support.ranks import run_ranks
@@ -157,6 +160,44 @@ def test_the_sums_of_the_groups_are_those_of_their_pieces_and_make_the_total_wit
     assert sum(sums[0]) == sum(sums[1]) == total
     evaluation = tally.evaluation(len(rows))
     assert evaluation.loss == float(total) / evaluation.num_targets
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One source with prose and code, whose documents are longer than a row."""
+    folder = tmp_path_factory.mktemp("text") / "mixed"
+    folder.mkdir()
+    for number in range(30):
+        (folder / f"{number:02d}.{'py' if number % 3 else 'txt'}").write_text(f"text {number} " + "word " * (3 + number))
+    output = tmp_path_factory.mktemp("mixed") / "out"
+    prepare(
+        PrepareConfig(
+            sources=(str(folder),),
+            output=output,
+            workers=1,
+            row_length=LENGTH,
+            tokenizer={"kind": "byte"},
+            dedup={"near": False},
+            split={"val_fraction": 0.5},
+        )
+    )
+    return output
+
+
+def test_the_groups_of_a_mixed_folder_follow_the_kind_and_length_of_each_document(mixed: Path) -> None:
+    evaluation = grouped(ALONE, mixed)
+    documents = read_validation_documents(mixed, read_manifest(mixed))
+    assert documents is not None
+    targets = documents.tokens_D.astype(np.int64) - 1  # each token except the first is a target once
+    by_kind = {name: int(targets[documents.kinds_D == number].sum()) for number, name in enumerate(documents.kinds)}
+    assert by_kind.pop("web") == 0
+    assert {name: score.num_targets for name, score in evaluation.by_kind.items()} == by_kind
+    assert list(evaluation.by_source) == ["mixed"]
+    for name, score in evaluation.by_length.items():
+        low, high = (int(bound) for bound in name.split("-"))
+        assert score.num_targets == targets[(documents.tokens_D >= low) & (documents.tokens_D <= high)].sum()
+    assert sum(score.num_targets for score in evaluation.by_length.values()) == evaluation.num_targets
+    assert max(int(name.split("-")[1]) for name in evaluation.by_length) > LENGTH
 
 
 def test_the_groups_have_the_same_bits_for_any_number_of_ranks(data: Path) -> None:
