@@ -18,6 +18,8 @@ from trainer.config import TrainConfig
 
 TESTS = Path(__file__).resolve().parents[1]
 _NO_TESTS = ("benchmarks", "golden")
+_DECLARATIONS = (Path(__file__).name, "test_effects.py", "test_record.py")
+"""Files that name settings to compare lists, and do not run the code that reads them."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ class Words:
 
 @cache
 def words_of_tests() -> tuple[Words, ...]:
-    files = [path for path in TESTS.rglob("*.py") if path.relative_to(TESTS).parts[0] not in _NO_TESTS and path != Path(__file__)]
-    return tuple(Words.of(path.read_text()) for path in files)
+    files = [path for path in TESTS.rglob("*.py") if path.relative_to(TESTS).parts[0] not in _NO_TESTS]
+    return tuple(Words.of(path.read_text()) for path in files if path.name not in _DECLARATIONS)
 
 
 def settings_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
