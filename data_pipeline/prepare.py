@@ -48,6 +48,7 @@ def prepare(config: PrepareConfig) -> Manifest:
         StoppedBySignal: SIGTERM or SIGHUP was received; the next run resumes.
     """
     output = config.output
+    checks.warn_of_settings(config)
     with stop_on_signals(), naming(output), exclusive(output):
         inputs = find_inputs(config, output / INPUTS)
         checks.check_positions_exist(inputs, config)

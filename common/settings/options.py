@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from common.errors import ConfigError
+from common.settings.effects import conditions_of
 from common.settings.messages import nearest
 from common.settings.model import Options, Settings, environment_names, is_list, place_in_recipe, place_of, setting_names, spelling
 
@@ -132,5 +133,5 @@ def _help_text(field: FieldInfo, default: str) -> str:
         for attribute, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
         if hasattr(item, attribute)
     )
-    facts = "; ".join(filter(None, (bounds, default)))
+    facts = "; ".join(filter(None, (bounds, default, *(f"needs {condition.text}" for condition in conditions_of(field)))))
     return f"{field.description}{f' [{facts}]' if facts else ''}".replace("%", "%%")

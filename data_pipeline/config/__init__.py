@@ -1,5 +1,6 @@
 """The settings of `prepare`."""
 
+from data_pipeline.config.effects import settings_without_effect
 from data_pipeline.config.filters import HeuristicSettings, LanguageSettings, QualitySettings
 from data_pipeline.config.limits import LimitSettings
 from data_pipeline.config.prepare import PrepareConfig, SourceSettings
@@ -34,5 +35,6 @@ __all__ = [
     "TokenizerSettings",
     "named_files",
     "portable_settings",
+    "settings_without_effect",
     "shaping_settings",
 ]

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
+from common.settings.effects import OnlyIf
 from common.settings.model import Section
 from data_pipeline.config.text import Share
 
@@ -26,6 +27,10 @@ class Bound(Enum):
 ValueT = TypeVar("ValueT")
 AtLeast = Annotated[ValueT, Bound.AT_LEAST]
 AtMost = Annotated[ValueT, Bound.AT_MOST]
+_QUALITY, _REPETITION, _C4, _FINEWEB, _SPAM, _CODE = (
+    OnlyIf(f"heuristics.presets has {preset}")
+    for preset in ("gopher-quality", "gopher-repetition", "c4", "fineweb", "spam", "code")
+)
 
 
 class HeuristicSettings(Section):
@@ -36,76 +41,102 @@ class HeuristicSettings(Section):
         description="Sets of rules that apply. Prose and web text: gopher-quality, gopher-repetition (Rae 2021), c4 (Raffel "
         "2020), fineweb (Penedo 2024), spam. Code: code (Li 2023).",
     )
-    gopher_min_words: AtLeast[int] = Field(50, ge=0, description="Words: at least this many.")
-    gopher_max_words: AtMost[int] = Field(100_000, ge=1, description="Words: at most this many.")
-    gopher_min_word_length: AtLeast[float] = Field(3, ge=0, description="Mean length of words: at least this many characters.")
-    gopher_max_word_length: AtMost[float] = Field(10, ge=0, description="Mean length of words: at most this many characters.")
-    gopher_max_symbols: AtMost[float] = Field(
+    gopher_min_words: Annotated[AtLeast[int], _QUALITY] = Field(50, ge=0, description="Words: at least this many.")
+    gopher_max_words: Annotated[AtMost[int], _QUALITY] = Field(100_000, ge=1, description="Words: at most this many.")
+    gopher_min_word_length: Annotated[AtLeast[float], _QUALITY] = Field(
+        3, ge=0, description="Mean length of words: at least this many characters."
+    )
+    gopher_max_word_length: Annotated[AtMost[float], _QUALITY] = Field(
+        10, ge=0, description="Mean length of words: at most this many characters."
+    )
+    gopher_max_symbols: Annotated[AtMost[float], _QUALITY] = Field(
         0.1, ge=0, description="Hash signs or ellipses, whichever are more: at most this many for each word."
     )
-    gopher_max_bullet_lines: AtMost[Share] = Field(0.9, description="Lines that begin with a bullet: at most this share of lines.")
-    gopher_max_ellipsis_lines: AtMost[Share] = Field(
+    gopher_max_bullet_lines: Annotated[AtMost[Share], _QUALITY] = Field(
+        0.9, description="Lines that begin with a bullet: at most this share of lines."
+    )
+    gopher_max_ellipsis_lines: Annotated[AtMost[Share], _QUALITY] = Field(
         0.3, description="Lines that end with an ellipsis: at most this share of lines."
     )
-    gopher_min_alphabetic: AtLeast[Share] = Field(0.8, description="Words with a letter: at least this share of words.")
-    gopher_min_stop_words: AtLeast[int] = Field(
+    gopher_min_alphabetic: Annotated[AtLeast[Share], _QUALITY] = Field(
+        0.8, description="Words with a letter: at least this share of words."
+    )
+    gopher_min_stop_words: Annotated[AtLeast[int], _QUALITY] = Field(
         2, ge=0, le=8, description="Different words of the, be, to, of, and, that, have, with: at least this many. English only."
     )
-    gopher_max_duplicate_lines: AtMost[Share] = Field(
+    gopher_max_duplicate_lines: Annotated[AtMost[Share], _REPETITION] = Field(
         0.3, description="Lines that repeat an earlier line: at most this share of lines."
     )
-    gopher_max_duplicate_paragraphs: AtMost[Share] = Field(
+    gopher_max_duplicate_paragraphs: Annotated[AtMost[Share], _REPETITION] = Field(
         0.3, description="Paragraphs that repeat an earlier paragraph: at most this share of paragraphs."
     )
-    gopher_max_duplicate_line_chars: AtMost[Share] = Field(
+    gopher_max_duplicate_line_chars: Annotated[AtMost[Share], _REPETITION] = Field(
         0.2, description="Characters in lines that repeat an earlier line: at most this share of characters."
     )
-    gopher_max_duplicate_paragraph_chars: AtMost[Share] = Field(
+    gopher_max_duplicate_paragraph_chars: Annotated[AtMost[Share], _REPETITION] = Field(
         0.2, description="Characters in paragraphs that repeat an earlier paragraph: at most this share of characters."
     )
-    gopher_max_top_ngrams: AtMost[tuple[Share, Share, Share]] = Field(
+    gopher_max_top_ngrams: Annotated[AtMost[tuple[Share, Share, Share]], _REPETITION] = Field(
         (0.2, 0.18, 0.16), description="Characters in the most common run of 2, 3 and 4 words: at most this share of characters."
     )
-    gopher_max_duplicate_ngrams: AtMost[tuple[Share, Share, Share, Share, Share, Share]] = Field(
+    gopher_max_duplicate_ngrams: Annotated[AtMost[tuple[Share, Share, Share, Share, Share, Share]], _REPETITION] = Field(
         (0.15, 0.14, 0.13, 0.12, 0.11, 0.1),
         description="Characters in repeated runs of 5, 6, 7, 8, 9 and 10 words: at most this share of characters.",
     )
-    c4_max_curly_brackets: AtMost[int] = Field(0, ge=0, description="Opening curly brackets: at most this many.")
-    c4_max_lorem_ipsum: AtMost[int] = Field(0, ge=0, description="Occurrences of lorem ipsum: at most this many.")
-    c4_min_sentences: AtLeast[int] = Field(3, ge=0, description="Sentences in the lines that C4 keeps: at least this many.")
-    c4_min_line_words: int = Field(5, ge=0, description="Lowest number of words in a line whose sentences c4_min_sentences counts.")
-    fineweb_min_punctuated_lines: AtLeast[Share] = Field(
+    c4_max_curly_brackets: Annotated[AtMost[int], _C4] = Field(0, ge=0, description="Opening curly brackets: at most this many.")
+    c4_max_lorem_ipsum: Annotated[AtMost[int], _C4] = Field(0, ge=0, description="Occurrences of lorem ipsum: at most this many.")
+    c4_min_sentences: Annotated[AtLeast[int], _C4] = Field(
+        3, ge=0, description="Sentences in the lines that C4 keeps: at least this many."
+    )
+    c4_min_line_words: Annotated[int, _C4] = Field(
+        5, ge=0, description="Lowest number of words in a line whose sentences c4_min_sentences counts."
+    )
+    fineweb_min_punctuated_lines: Annotated[AtLeast[Share], _FINEWEB] = Field(
         0.12, description="Lines that end with terminal punctuation: at least this share of lines."
     )
-    fineweb_max_short_lines: AtMost[Share] = Field(
+    fineweb_max_short_lines: Annotated[AtMost[Share], _FINEWEB] = Field(
         0.67, description="Lines of up to fineweb_short_line_chars characters: at most this share of lines."
     )
-    fineweb_short_line_chars: int = Field(30, ge=1, description="Longest line that counts as short, in characters.")
-    fineweb_max_duplicate_line_chars: AtMost[Share] = Field(
+    fineweb_short_line_chars: Annotated[int, _FINEWEB] = Field(
+        30, ge=1, description="Longest line that counts as short, in characters."
+    )
+    fineweb_max_duplicate_line_chars: Annotated[AtMost[Share], _FINEWEB] = Field(
         0.1, description="Characters in lines that repeat an earlier line: at most this share of characters."
     )
-    fineweb_max_newlines: AtMost[float] = Field(0.3, ge=0, description="Line ends: at most this many for each word.")
-    spam_max_repeated: AtMost[Share] = Field(
+    fineweb_max_newlines: Annotated[AtMost[float], _FINEWEB] = Field(
+        0.3, ge=0, description="Line ends: at most this many for each word."
+    )
+    spam_max_repeated: Annotated[AtMost[Share], _SPAM] = Field(
         0.2, description="Characters in runs of ten or more equal visible characters: at most this share of characters."
     )
-    spam_max_urls: AtMost[Share] = Field(0.3, description="Characters in web addresses: at most this share of characters.")
-    spam_max_digits: AtMost[Share] = Field(0.3, description="Digits: at most this share of characters other than white space.")
-    spam_max_symbols: AtMost[Share] = Field(
+    spam_max_urls: Annotated[AtMost[Share], _SPAM] = Field(
+        0.3, description="Characters in web addresses: at most this share of characters."
+    )
+    spam_max_digits: Annotated[AtMost[Share], _SPAM] = Field(
+        0.3, description="Digits: at most this share of characters other than white space."
+    )
+    spam_max_symbols: Annotated[AtMost[Share], _SPAM] = Field(
         0.3, description="ASCII punctuation: at most this share of characters other than white space."
     )
-    spam_max_upper_case: AtMost[Share] = Field(0.5, description="Capitals: at most this share of ASCII letters.")
-    spam_max_keyword: AtMost[Share] = Field(
+    spam_max_upper_case: Annotated[AtMost[Share], _SPAM] = Field(0.5, description="Capitals: at most this share of ASCII letters.")
+    spam_max_keyword: Annotated[AtMost[Share], _SPAM] = Field(
         0.15,
         description="Occurrences of the most common word of four or more characters: at most this share of words. "
         "Only texts of 50 words and more are checked.",
     )
-    spam_max_blobs: AtMost[Share] = Field(
+    spam_max_blobs: Annotated[AtMost[Share], _SPAM] = Field(
         0.1, description="Characters in words of over 40 characters, such as base64: at most this share of characters."
     )
-    code_max_line_chars: AtMost[int] = Field(1000, ge=1, description="Length of the longest line: at most this many characters.")
-    code_max_mean_line_chars: AtMost[float] = Field(100, ge=1, description="Mean length of lines: at most this many characters.")
-    code_min_alphanumeric: AtLeast[Share] = Field(0.25, description="Letters and digits: at least this share of characters.")
-    code_max_generated: AtMost[int] = Field(
+    code_max_line_chars: Annotated[AtMost[int], _CODE] = Field(
+        1000, ge=1, description="Length of the longest line: at most this many characters."
+    )
+    code_max_mean_line_chars: Annotated[AtMost[float], _CODE] = Field(
+        100, ge=1, description="Mean length of lines: at most this many characters."
+    )
+    code_min_alphanumeric: Annotated[AtLeast[Share], _CODE] = Field(
+        0.25, description="Letters and digits: at least this share of characters."
+    )
+    code_max_generated: Annotated[AtMost[int], _CODE] = Field(
         0, ge=0, description="Comments in the first five lines that say that the code is generated: at most this many."
     )
 
@@ -122,20 +153,20 @@ class LanguageSettings(Section):
         True, description="Whether languages are identified, for the report and the rules that need them. Code has none."
     )
     keep: tuple[str, ...] = Field((), description="ISO 639-1 codes of the languages that are kept; empty: all languages.")
-    min_confidence: float = Field(
+    min_confidence: Annotated[float, OnlyIf("language.keep")] = Field(
         0.4,
         ge=0,
         le=1,
         description="Confidence below which a document is rejected, if `keep` is set. The report shows what each value keeps. "
         "The default was measured on technical text in 27 languages (docs/data.md).",
     )
-    sample_bytes: int = Field(
+    sample_bytes: Annotated[int, OnlyIf("language.identify")] = Field(
         2048,
         ge=256,
         le=1 << 20,
         description="Number of bytes of a longer document that are examined: from its start, middle and end.",
     )
-    fasttext_model: Path | None = Field(
+    fasttext_model: Annotated[Path | None, OnlyIf("language.identify")] = Field(
         None, description="fastText model file that replaces the built-in models; its labels are language codes."
     )
 
@@ -154,27 +185,27 @@ class QualitySettings(Section):
         description="Source that the reference model is trained on. Its documents are not judged. none: perplexity is not "
         "measured.",
     )
-    reference_tokens: int = Field(
+    reference_tokens: Annotated[int, OnlyIf("quality.trusted")] = Field(
         64 << 20, ge=1024, description="Number of tokens of the trusted source, from its start, that train the reference model."
     )
-    reference_bits: int = Field(
+    reference_bits: Annotated[int, OnlyIf("quality.trusted")] = Field(
         22,
         ge=12,
         le=28,
         description="Number of counters of the reference model for pairs of tokens, and for triples, as a power of two.",
     )
-    max_perplexity: float | None = Field(
+    max_perplexity: Annotated[float | None, OnlyIf("quality.trusted")] = Field(
         1000.0, ge=1, description="Perplexity per token above which a document is rejected; none: no upper bound."
     )
-    min_perplexity: float | None = Field(
+    min_perplexity: Annotated[float | None, OnlyIf("quality.trusted")] = Field(
         None,
         ge=1,
         description="Perplexity per token below which a document is rejected, such as repeated text; none: no lower bound.",
     )
-    max_perplexity_percentile: float | None = Field(
+    max_perplexity_percentile: Annotated[float | None, OnlyIf("quality.trusted")] = Field(
         None, ge=0, le=100, description="Percentage of each source's documents that is kept, those of lowest perplexity; none: 100."
     )
-    min_perplexity_percentile: float | None = Field(
+    min_perplexity_percentile: Annotated[float | None, OnlyIf("quality.trusted")] = Field(
         None,
         ge=0,
         le=100,
@@ -186,8 +217,10 @@ class QualitySettings(Section):
     bad: tuple[Path, ...] = Field(
         (), description="Files or folders with examples of unwanted text, which train the classifier together with `good`."
     )
-    classifier_bits: int = Field(18, ge=10, le=24, description="Number of weights of the classifier, as a power of two.")
-    min_good_probability: float = Field(
+    classifier_bits: Annotated[int, OnlyIf("quality.good")] = Field(
+        18, ge=10, le=24, description="Number of weights of the classifier, as a power of two."
+    )
+    min_good_probability: Annotated[float, OnlyIf("quality.good")] = Field(
         0.5,
         ge=0,
         le=1,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from common.settings.effects import OnlyIf
 from common.settings.messages import explain
 from common.settings.model import Section, Settings, with_nones
 from data_pipeline.config.filters import HeuristicSettings, LanguageSettings, QualitySettings
@@ -33,7 +34,9 @@ class SourceSettings(Section):
 
     paths: tuple[str, ...] = Field(min_length=1, description="Folders, files, glob patterns or URLs.")
     kind: Kind | None = Field(None, description="Kind of the text; none: the extension of each file decides.")
-    weight: float = Field(1.0, gt=0, description="Share of the training tokens, relative to the other sources. See `balance`.")
+    weight: Annotated[float, OnlyIf("balance.by = source")] = Field(
+        1.0, gt=0, description="Share of the training tokens, relative to the other sources. See `balance`."
+    )
     max_bytes: int | None = Field(
         None, ge=1, description="Number of bytes read, in the order of file names. The last file is read to its end. none: all."
     )
@@ -76,7 +79,7 @@ class PrepareConfig(Settings):
     engine: Literal["local", "ray"] = Field(
         "local", description="Engine that runs the work. local: processes on this machine; ray: a Ray cluster."
     )
-    ray_address: str | None = Field(
+    ray_address: Annotated[str | None, OnlyIf("engine = ray")] = Field(
         None, description="Address of the Ray cluster; none: the cluster that RAY_ADDRESS names, or a new one on this machine."
     )
     if_empty: Literal["error", "builtin"] = Field(
@@ -117,8 +120,7 @@ class PrepareConfig(Settings):
     def _settings_agree(self) -> Self:
         if not self.sources and not self.source and self.if_empty == "error":
             raise ValueError(f"sources is not set; give --sources PATH, or --sources {BUILTIN} for the built-in corpus")
-        own = {f"source.{name}.": self.for_source(name) for name in self.source}
-        of_sources = own if own and not self.sources else {"": self} | own
+        of_sources = self.by_place
         for place, config in of_sources.items():
             if self.split.by == "tail" and config.text.documents != "chunks":
                 raise ValueError(
@@ -130,6 +132,16 @@ class PrepareConfig(Settings):
                 f"balance.field = {self.balance.field}, but no source keeps a field of this name; add it to records.metadata"
             )
         return self
+
+    @property
+    def by_place(self) -> dict[str, PrepareConfig]:
+        """The settings that apply to each source: under `source.NAME.` for those of a recipe, under the empty name for all others.
+
+        Raises:
+            ValueError: see `for_source`.
+        """
+        own = {f"source.{name}.": self.for_source(name) for name in self.source}
+        return own if own and not self.sources else {"": self} | own
 
     def for_source(self, name: str) -> PrepareConfig:
         """Return these settings with those that the source `name` overrides.

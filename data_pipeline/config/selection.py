@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from common.settings.effects import OnlyIf
 from common.settings.model import Section
 from data_pipeline.config.text import KINDS
 
@@ -33,12 +34,12 @@ class DedupSettings(Section):
     num_hashes: int = Field(
         128, ge=16, le=1024, description="Number of hashes in a MinHash signature. More hashes compare fewer dissimilar pairs."
     )
-    max_cluster: int = Field(
+    max_cluster: Annotated[int, OnlyIf("dedup.near")] = Field(
         100_000,
         ge=1,
         description="Highest number of near duplicates of one document that are dropped. Further ones are kept and counted.",
     )
-    alarm_fraction: float = Field(
+    alarm_fraction: Annotated[float, OnlyIf("dedup.exact")] = Field(
         0.5,
         ge=0,
         le=1,
@@ -47,10 +48,10 @@ class DedupSettings(Section):
     benchmarks: tuple[Path, ...] = Field(
         (), description="Benchmark files (.jsonl, .txt). Documents that share text with them are dropped."
     )
-    benchmark_words: int = Field(
+    benchmark_words: Annotated[int, OnlyIf("dedup.benchmarks")] = Field(
         13, ge=4, le=64, description="Number of consecutive words that count as text shared with a benchmark."
     )
-    benchmark_overlaps: int = Field(
+    benchmark_overlaps: Annotated[int, OnlyIf("dedup.benchmarks")] = Field(
         1, ge=1, description="A document is dropped if it shares at least this many such runs of words with benchmarks."
     )
 
@@ -77,11 +78,11 @@ class BalanceSettings(Section):
         "none", description="Groups whose shares are balanced: sources, kinds of text, languages, or values of a metadata field."
     )
     field: str | None = Field(None, description="Name of the metadata field (by = field). It must be among records.metadata.")
-    weights: dict[str, float] = Field(
+    weights: Annotated[dict[str, float], OnlyIf("balance.by != none")] = Field(
         default_factory=dict,
         description="Share of the training tokens of each group, relative to the others; not named: 1. Only a recipe can hold it.",
     )
-    max_repeats: float = Field(
+    max_repeats: Annotated[float, OnlyIf("balance.by != none")] = Field(
         1.0,
         ge=1,
         le=100,
@@ -107,11 +108,13 @@ class BalanceSettings(Section):
 class AugmentSettings(Section):
     """Random changes to training documents. Off by default."""
 
-    seed: int = Field(0, ge=0, lt=1 << 63, description="Seed that decides which documents are changed, and where.")
+    seed: Annotated[int, OnlyIf("augment.subword_rate or augment.fim_rate or augment.synonym_rate")] = Field(
+        0, ge=0, lt=1 << 63, description="Seed that decides which documents are changed, and where."
+    )
     subword_rate: float = Field(
         0.0, ge=0, le=1, description="Share of documents whose words are cut into tokens at random (bpe, unigram)."
     )
-    subword_alpha: float = Field(
+    subword_alpha: Annotated[float, OnlyIf("augment.subword_rate")] = Field(
         0.1,
         gt=0,
         lt=1,
@@ -119,13 +122,13 @@ class AugmentSettings(Section):
         "probability.",
     )
     fim_rate: float = Field(0.0, ge=0, le=1, description="Share of code documents that are rearranged for fill-in-the-middle.")
-    fim_spm_rate: float = Field(
+    fim_spm_rate: Annotated[float, OnlyIf("augment.fim_rate")] = Field(
         0.5,
         ge=0,
         le=1,
         description="Share of the fill-in-the-middle documents with the suffix first (SPM). The others have the prefix first.",
     )
-    synonyms: Path | None = Field(
+    synonyms: Annotated[Path | None, OnlyIf("augment.synonym_rate")] = Field(
         None, description="File with synonyms. .tsv: a word and its synonyms on each line, between tabs; .json: an object of lists."
     )
     synonym_rate: float = Field(
@@ -158,4 +161,6 @@ class SplitSettings(Section):
         ge=0,
         description="Lowest number of validation documents. If by = content, it is limited to a tenth of all documents.",
     )
-    seed: int = Field(0, ge=0, lt=1 << 63, description="Seed that decides which documents are held out (by = content).")
+    seed: Annotated[int, OnlyIf("split.by = content")] = Field(
+        0, ge=0, lt=1 << 63, description="Seed that decides which documents are held out (by = content)."
+    )

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from common.settings.effects import OnlyIf
 from common.settings.model import Section
 
 __all__ = ["BUILTIN", "KINDS", "CleanSettings", "HtmlSettings", "Kind", "RecordSettings", "TextSettings"]
@@ -25,7 +26,9 @@ class TextSettings(Section):
     documents: Literal["file", "paragraphs", "chunks"] = Field(
         "file", description="Part of a text file that is one document: all, a paragraph (between blank lines), or a chunk of lines."
     )
-    chunk_chars: int = Field(4096, ge=64, le=1 << 24, description="Length of a chunk, in characters. It ends at the next line end.")
+    chunk_chars: Annotated[int, OnlyIf("text.documents = chunks")] = Field(
+        4096, ge=64, le=1 << 24, description="Length of a chunk, in characters. It ends at the next line end."
+    )
 
 
 class RecordSettings(Section):
@@ -74,14 +77,18 @@ class CleanSettings(Section):
         description="Lines that are removed from prose and web text, as in C4: notices (cookies, terms of use), javascript, "
         "unpunctuated (no terminal punctuation), few-words (fewer than 5), long-word (a word of over 1000 characters).",
     )
-    repeats: Literal["lines", "paragraphs"] = Field("lines", description="Unit of text that repeat_window compares.")
+    repeats: Annotated[Literal["lines", "paragraphs"], OnlyIf("clean.repeat_window")] = Field(
+        "lines", description="Unit of text that repeat_window compares."
+    )
     repeat_window: int = Field(
         0,
         ge=0,
         description="Number of preceding lines or paragraphs with which each one is compared. An equal one is removed. 0: off. "
         "Not in code.",
     )
-    repeat_min_chars: int = Field(20, ge=1, description="Shortest line or paragraph that repeat_window removes, in characters.")
+    repeat_min_chars: Annotated[int, OnlyIf("clean.repeat_window")] = Field(
+        20, ge=1, description="Shortest line or paragraph that repeat_window removes, in characters."
+    )
     min_chars: int = Field(20, ge=1, description="Shortest document that is kept, in characters. Usual values are 10 to 50.")
     max_chars: int | None = Field(None, ge=1, description="Longest document that is kept, in characters; none: no limit.")
 

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from common.settings.effects import OnlyIf
 from common.settings.model import Section
 
 __all__ = ["PackingSettings", "TokenizerSettings"]
 
 _MIB = 1 << 20
+_OWN = OnlyIf("not tokenizer.path")
+_TRAINED = OnlyIf("tokenizer.kind = bpe or tokenizer.kind = unigram")
 
 
 class TokenizerSettings(Section):
     """The tokenizer: one that is trained, or a supplied one."""
 
-    kind: Literal["bpe", "unigram", "char", "byte"] = Field(
+    kind: Annotated[Literal["bpe", "unigram", "char", "byte"], _OWN] = Field(
         "bpe", description="Kind of tokenizer. bpe and unigram are SentencePiece models; char and byte need no training."
     )
-    vocab_size: int = Field(
+    vocab_size: Annotated[int, _OWN, _TRAINED] = Field(
         32_000,
         ge=264,
         le=1 << 20,
@@ -28,15 +31,15 @@ class TokenizerSettings(Section):
     )
     add_bos: bool = Field(True, description="Whether every document begins with the bos token.")
     add_eos: bool = Field(True, description="Whether every document ends with the eos token.")
-    sample_bytes: int = Field(
+    sample_bytes: Annotated[int, _OWN, _TRAINED] = Field(
         32 * _MIB,
         ge=1024,
         description="Number of bytes of training text that train bpe and unigram, drawn evenly from all sources.",
     )
-    character_coverage: float = Field(
+    character_coverage: Annotated[float, _OWN, _TRAINED] = Field(
         0.9995, ge=0.98, le=1, description="Share of the text's characters that get a token each. The others are encoded as bytes."
     )
-    train_threads: int = Field(
+    train_threads: Annotated[int, _OWN, _TRAINED] = Field(
         4, ge=1, le=1024, description="Number of threads that train the tokenizer. Another number gives another unigram tokenizer."
     )
     extra_special: tuple[str, ...] = Field(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.errors import ConfigError, SourceError
-from data_pipeline.config import PrepareConfig
+from data_pipeline.config import PrepareConfig, settings_without_effect
 from data_pipeline.dataset.splits import SPLITS, fewest_held_out
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import Reason
@@ -29,11 +29,18 @@ __all__ = [
     "check_trusted",
     "warn_of_losses",
     "warn_of_overlaps",
+    "warn_of_settings",
 ]
 
 logger = logging.getLogger(__name__)
 
 _SHOWN = 3  # files in a message
+
+
+def warn_of_settings(config: PrepareConfig) -> None:
+    """Warn about each setting that differs from its default and has no effect."""
+    for warning in settings_without_effect(config):
+        logger.warning("%s", warning)
 
 
 def check_positions_exist(inputs: Sequence[InputFile], config: PrepareConfig) -> None:

@@ -1,6 +1,7 @@
 """The settings of `train`."""
 
 from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig
+from trainer.config.effects import settings_without_effect
 from trainer.config.health import Action, AlertAction, AlertsConfig, GuardConfig
 from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
@@ -28,4 +29,5 @@ __all__ = [
     "ResumeConfig",
     "ScheduleConfig",
     "TrainConfig",
+    "settings_without_effect",
 ]

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from common.settings.effects import OnlyIf
 from common.settings.model import Section
 
 __all__ = ["BadDataConfig", "BatchConfig", "LoaderConfig", "MixtureConfig"]
@@ -70,4 +71,6 @@ class BadDataConfig(Section):
         "stop",
         description="Action when a shard cannot be read. stop: training stops; quarantine: its rows become padding on all ranks.",
     )
-    max_share: float = Field(0.05, ge=0, le=1, description="Training stops when more than this share of a split is in quarantine.")
+    max_share: Annotated[float, OnlyIf("bad_data.policy = quarantine")] = Field(
+        0.05, ge=0, le=1, description="Training stops when more than this share of a split is in quarantine."
+    )

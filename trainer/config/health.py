@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from common.settings.effects import OnlyIf
 from common.settings.model import Section
 
 __all__ = ["Action", "AlertAction", "AlertsConfig", "GuardConfig"]
@@ -14,6 +15,15 @@ Action = Literal["log", "skip", "rollback", "stop"]
 """What the guard does about a step with a bad loss or gradient."""
 AlertAction = Literal["off", "log", "stop"]
 """What is done when any other rule is broken."""
+
+
+_RULES = ("non_finite", "exploding", "vanishing", "spike", "drop")
+_SKIPS = OnlyIf(" or ".join(f"guard.{rule} = skip" for rule in _RULES), "an action skip of the guard")
+_ROLLS_BACK = OnlyIf(_SKIPS.condition.replace("skip", "rollback"), "an action rollback of the guard")
+_READINGS = OnlyIf("log.hardware_every_s", "log.hardware_every_s above 0")
+_GPU = OnlyIf("device = cuda")
+_WATCHDOG = OnlyIf("watchdog.enabled != off", "the watchdog, which auto turns on under torchrun only")
+_RANKS = OnlyIf("ranks = several", "several ranks")
 
 
 class GuardConfig(Section):
@@ -45,10 +55,18 @@ class GuardConfig(Section):
     spike_floor: float = Field(
         0.17, gt=0, description="A spike or drop must also differ from the median loss by more than this share of it."
     )
-    max_skips: int = Field(20, ge=0, description="Training stops when more than this many updates in a row were withheld.")
-    max_rollbacks: int = Field(3, ge=0, description="Training stops when the run would be rolled back more than this many times.")
-    window_steps: int = Field(10, ge=1, description="Number of steps whose rows a rollback leaves out, from the bad step on.")
-    rollback_lr_factor: float = Field(1.0, gt=0, le=1, description="A rollback multiplies the learning rate by this; 1 keeps it.")
+    max_skips: Annotated[int, _SKIPS] = Field(
+        20, ge=0, description="Training stops when more than this many updates in a row were withheld."
+    )
+    max_rollbacks: Annotated[int, _ROLLS_BACK] = Field(
+        3, ge=0, description="Training stops when the run would be rolled back more than this many times."
+    )
+    window_steps: Annotated[int, _ROLLS_BACK] = Field(
+        10, ge=1, description="Number of steps whose rows a rollback leaves out, from the bad step on."
+    )
+    rollback_lr_factor: Annotated[float, _ROLLS_BACK] = Field(
+        1.0, gt=0, le=1, description="A rollback multiplies the learning rate by this; 1 keeps it."
+    )
 
     @model_validator(mode="after")
     def _check_norms(self) -> Self:
@@ -64,42 +82,56 @@ class AlertsConfig(Section):
     """Rules besides those of the guard, and the action of each: off, log, or stop (save, then end with exit code 5)."""
 
     loader_wait: AlertAction = Field("log", description="Alert when steps wait for data more than loader_wait_share allows.")
-    loader_wait_share: float = Field(
+    loader_wait_share: Annotated[float, OnlyIf("alerts.loader_wait != off")] = Field(
         0.2, gt=0, lt=1, description="Alert when steps spend more than this share of their time waiting for data."
     )
     throughput: AlertAction = Field("log", description="Alert when tokens per second fall by more than throughput_drop.")
-    throughput_drop: float = Field(
+    throughput_drop: Annotated[float, OnlyIf("alerts.throughput != off")] = Field(
         0.3, gt=0, lt=1, description="Alert when tokens per second are more than this share below their median."
     )
-    window_steps: int = Field(50, ge=5, le=10_000, description="Number of last steps over which waiting and speed are measured.")
-    slow_rank: AlertAction = Field("log", description="Alert when one rank is slower than the others.")
-    throttling: AlertAction = Field("log", description="Alert when a GPU lowers its clocks because of heat or power supply.")
-    gpu_errors: AlertAction = Field("log", description="Alert when ECC errors rise, an Xid error occurs, or a GPU does not answer.")
-    corrected_errors: int = Field(
+    window_steps: Annotated[int, OnlyIf("alerts.loader_wait != off or alerts.throughput != off")] = Field(
+        50, ge=5, le=10_000, description="Number of last steps over which waiting and speed are measured."
+    )
+    slow_rank: Annotated[AlertAction, _RANKS] = Field("log", description="Alert when one rank is slower than the others.")
+    throttling: Annotated[AlertAction, _READINGS, _GPU] = Field(
+        "log", description="Alert when a GPU lowers its clocks because of heat or power supply."
+    )
+    gpu_errors: Annotated[AlertAction, _READINGS, _GPU] = Field(
+        "log", description="Alert when ECC errors rise, an Xid error occurs, or a GPU does not answer."
+    )
+    corrected_errors: Annotated[int, _READINGS, _GPU, OnlyIf("alerts.gpu_errors != off")] = Field(
         100, ge=1, description="Alert after this many more corrected ECC errors. One uncorrected error is always an alert."
     )
-    host_memory: AlertAction = Field(
+    host_memory: Annotated[AlertAction, _READINGS] = Field(
         "log", description="Alert when the run's memory on the host grows faster than host_memory_mb allows."
     )
-    host_memory_mb: float = Field(100.0, gt=0, description="Alert when host memory grows by more than this many MB in 1,000 steps.")
-    gpu_utilisation: AlertAction = Field("log", description="Alert when GPUs are busy for less time than gpu_utilisation_share.")
-    gpu_utilisation_share: float = Field(
+    host_memory_mb: Annotated[float, _READINGS, OnlyIf("alerts.host_memory != off")] = Field(
+        100.0, gt=0, description="Alert when host memory grows by more than this many MB in 1,000 steps."
+    )
+    gpu_utilisation: Annotated[AlertAction, _READINGS, _GPU] = Field(
+        "log", description="Alert when GPUs are busy for less time than gpu_utilisation_share."
+    )
+    gpu_utilisation_share: Annotated[float, _READINGS, _GPU, OnlyIf("alerts.gpu_utilisation != off")] = Field(
         0.7,
         gt=0,
         lt=1,
         description="Alert when the GPUs of a machine are busy for less than this share of gpu_utilisation_minutes.",
     )
-    gpu_utilisation_minutes: float = Field(
+    gpu_utilisation_minutes: Annotated[float, _READINGS, _GPU, OnlyIf("alerts.gpu_utilisation != off")] = Field(
         5.0, gt=0, le=1440, description="Number of last minutes over which the utilisation of GPUs is measured."
     )
-    gpu_memory: AlertAction = Field(
+    gpu_memory: Annotated[AlertAction, _READINGS, _GPU] = Field(
         "log", description="Alert when the used memory of a GPU grows faster than gpu_memory_mb allows."
     )
-    gpu_memory_mb: float = Field(
+    gpu_memory_mb: Annotated[float, _READINGS, _GPU, OnlyIf("alerts.gpu_memory != off")] = Field(
         100.0, gt=0, description="Alert when the used memory of a GPU grows by more than this many MB in 1,000 steps."
     )
-    disk: AlertAction = Field("log", description="Alert when less than disk_free_gb is free on the run's disk.")
-    disk_free_gb: float = Field(5.0, ge=0, description="Alert when fewer than this many GB are free on the run's disk.")
+    disk: Annotated[AlertAction, _READINGS] = Field(
+        "log", description="Alert when less than disk_free_gb is free on the run's disk."
+    )
+    disk_free_gb: Annotated[float, _READINGS, OnlyIf("alerts.disk != off")] = Field(
+        5.0, ge=0, description="Alert when fewer than this many GB are free on the run's disk."
+    )
     plateau: AlertAction = Field("log", description="Alert when the validation loss has stopped falling.")
     overfitting: AlertAction = Field("log", description="Alert when the validation loss rises while the training loss falls.")
 
@@ -110,18 +142,18 @@ class WatchdogConfig(Section):
     enabled: Literal["auto", "on", "off"] = Field(
         "auto", description="Whether the watchdog runs. auto: under torchrun only; off: for a debugger."
     )
-    stall_s: float | None = Field(
+    stall_s: Annotated[float | None, _WATCHDOG] = Field(
         None,
         ge=1,
         le=86400,
         description="Seconds without a heartbeat in a step after which all ranks end; none: 30, or 3 x the slowest step if longer.",
     )
-    slow_s: float = Field(
+    slow_s: Annotated[float, OnlyIf("watchdog.enabled != off or ranks = several")] = Field(
         600.0,
         ge=1,
         le=86400,
         description="Seconds without a heartbeat after which all ranks end, in loading, evaluation, saves and compiling steps.",
     )
-    replicas_steps: int = Field(
+    replicas_steps: Annotated[int, _RANKS, OnlyIf("parallel = ddp")] = Field(
         100, ge=0, description="Steps between bitwise comparisons of the ranks' weights; 0: none. Not with parallel = fsdp."
     )

@@ -6,28 +6,37 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from common.settings.effects import OnlyIf
 from common.settings.model import Section
 
 __all__ = ["EmaConfig", "LossConfig", "OptimConfig", "ScheduleConfig"]
+
+_BUILT_IN_LOSS = OnlyIf("not extension.loss", "a loss that is not of an extension")
 
 
 class LossConfig(Section):
     """The loss that training minimises."""
 
-    label_smoothing: float = Field(
+    label_smoothing: Annotated[float, _BUILT_IN_LOSS] = Field(
         0.0, ge=0, lt=1, description="Share of the target's probability that is spread over the vocabulary."
     )
-    z_loss: float = Field(0.0, ge=0, le=1, description="Weight of the squared logarithm of the softmax's denominator; 0: none.")
-    temperature: float = Field(1.0, gt=0, le=100, description="Number by which logits are divided before the softmax.")
+    z_loss: Annotated[float, _BUILT_IN_LOSS] = Field(
+        0.0, ge=0, le=1, description="Weight of the squared logarithm of the softmax's denominator; 0: none."
+    )
+    temperature: Annotated[float, _BUILT_IN_LOSS] = Field(
+        1.0, gt=0, le=100, description="Number by which logits are divided before the softmax."
+    )
     normalise: Literal["tokens", "sequences"] = Field(
         "tokens",
         description="Mean of the loss. tokens: over all targets; sequences: over the mean of each document, or piece of one.",
     )
-    chunk_tokens: int | None = Field(
-        None,
-        ge=1,
-        le=1 << 24,
-        description="Number of positions whose logits are in memory at one time; none: chosen from the size of the vocabulary.",
+    chunk_tokens: Annotated[int | None, _BUILT_IN_LOSS, OnlyIf("not extension.model", "a model that is not of an extension")] = (
+        Field(
+            None,
+            ge=1,
+            le=1 << 24,
+            description="Number of positions whose logits are in memory at one time; none: chosen from the size of the vocabulary.",
+        )
     )
 
 
@@ -43,7 +52,7 @@ class OptimConfig(Section):
     beta2: float = Field(0.95, ge=0, lt=1, description="Decay of the squared-gradient average.")
     eps: float = Field(1e-8, gt=0, lt=1, description="Epsilon of AdamW.")
     clip_norm: float = Field(1.0, gt=0, description="Gradients with a larger global norm are scaled down to this; 1e9: no limit.")
-    muon_momentum: float = Field(0.95, ge=0, lt=1, description="Decay of Muon's momentum.")
+    muon_momentum: Annotated[float, OnlyIf("optim.kind = muon")] = Field(0.95, ge=0, lt=1, description="Decay of Muon's momentum.")
 
 
 class ScheduleConfig(Section):
@@ -53,14 +62,24 @@ class ScheduleConfig(Section):
         "cosine", description="Shape after the warm-up. wsd: constant, then a linear decay in the last `decay_share` of the steps."
     )
     warmup_steps: int = Field(100, ge=0, description="Number of steps in which the learning rate rises linearly to its peak.")
-    decay_steps: int | None = Field(None, ge=1, description="Step at which the floor is reached; none: the last step of the run.")
-    floor: float = Field(0.1, ge=0, le=1, description="Lowest learning rate, as a share of the peak.")
-    decay_share: float = Field(0.2, gt=0, le=1, description="wsd: last share of `decay_steps`, in which the learning rate falls.")
-    power: float = Field(2.0, gt=0, le=10, description="polynomial: exponent of the decay.")
-    milestones: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+    decay_steps: Annotated[int | None, OnlyIf("schedule.kind != constant"), OnlyIf("schedule.kind != step")] = Field(
+        None, ge=1, description="Step at which the floor is reached; none: the last step of the run."
+    )
+    floor: Annotated[float, OnlyIf("schedule.kind != constant")] = Field(
+        0.1, ge=0, le=1, description="Lowest learning rate, as a share of the peak."
+    )
+    decay_share: Annotated[float, OnlyIf("schedule.kind = wsd")] = Field(
+        0.2, gt=0, le=1, description="wsd: last share of `decay_steps`, in which the learning rate falls."
+    )
+    power: Annotated[float, OnlyIf("schedule.kind = polynomial")] = Field(
+        2.0, gt=0, le=10, description="polynomial: exponent of the decay."
+    )
+    milestones: Annotated[tuple[Annotated[int, Field(ge=1)], ...], OnlyIf("schedule.kind = step")] = Field(
         (), description="step: steps at which the learning rate is multiplied by `gamma`."
     )
-    gamma: float = Field(0.1, gt=0, lt=1, description="step: factor of the learning rate at each milestone.")
+    gamma: Annotated[float, OnlyIf("schedule.kind = step")] = Field(
+        0.1, gt=0, lt=1, description="step: factor of the learning rate at each milestone."
+    )
 
     @model_validator(mode="after")
     def _check_shape(self) -> Self:
@@ -83,4 +102,6 @@ class EmaConfig(Section):
     """A moving average of the weights. If it is on, evaluations and generated text use it."""
 
     decay: float | None = Field(None, gt=0, lt=1, description="Share of the average that a step keeps, such as 0.999; none: off.")
-    warmup_steps: int = Field(100, ge=0, description="Warm-up W: the decay is at most (1 + step) / (W + step); 0: no warm-up.")
+    warmup_steps: Annotated[int, OnlyIf("ema.decay")] = Field(
+        100, ge=0, description="Warm-up W: the decay is at most (1 + step) / (W + step); 0: no warm-up."
+    )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
+from common.settings.effects import OnlyIf
 from common.settings.model import Section
 
 __all__ = ["CheckpointConfig", "EvalConfig", "LimitsConfig", "LogConfig", "ResumeConfig"]
@@ -29,15 +30,21 @@ class EvalConfig(Section):
     every_steps: int = Field(250, ge=1, description="Steps between evaluations. The first and the last step are always evaluated.")
     max_rows: int | None = Field(None, ge=1, description="Number of validation rows to use, spread evenly over all; none: all.")
     micro: int | None = Field(None, ge=1, le=65536, description="Number of rows in one forward pass of a rank; none: batch.micro.")
-    prompt: str = Field("", description="Text that the sample at each evaluation continues.")
-    prompts: tuple[str, ...] = Field(
+    prompt: Annotated[str, OnlyIf("eval.sample_tokens"), OnlyIf("not eval.prompts")] = Field(
+        "", description="Text that the sample at each evaluation continues."
+    )
+    prompts: Annotated[tuple[str, ...], OnlyIf("eval.sample_tokens")] = Field(
         (),
         description="Texts that the samples continue; empty: eval.prompt, if set, and the beginnings of four validation rows.",
     )
-    score: bool = Field(True, description="Whether samples are scored: perplexity, repetition, diversity, coherence.")
+    score: Annotated[bool, OnlyIf("eval.sample_tokens")] = Field(
+        True, description="Whether samples are scored: perplexity, repetition, diversity, coherence."
+    )
     sample_tokens: int = Field(64, ge=0, le=4096, description="Length of each sample in tokens; 0: no samples.")
-    sample_temperature: float = Field(0.8, ge=0, le=10, description="Temperature of the samples; 0: always the most likely token.")
-    plateau_threshold: float = Field(
+    sample_temperature: Annotated[float, OnlyIf("eval.sample_tokens")] = Field(
+        0.8, ge=0, le=10, description="Temperature of the samples; 0: always the most likely token."
+    )
+    plateau_threshold: Annotated[float, OnlyIf("alerts.plateau != off or alerts.overfitting != off")] = Field(
         0.001,
         gt=0,
         lt=1,
@@ -49,7 +56,7 @@ class EvalConfig(Section):
     patience: int | None = Field(
         None, ge=1, description="Training ends after this many evaluations in a row without improvement; none: off."
     )
-    min_delta: float = Field(
+    min_delta: Annotated[float, OnlyIf("eval.patience")] = Field(
         0.0, ge=0, le=10, description="An evaluation improves if its loss is more than this many nats below the last improvement."
     )
 
@@ -76,7 +83,9 @@ class LogConfig(Section):
     hardware_every_s: float = Field(10.0, ge=0, le=3600, description="Seconds between measurements of GPUs and host; 0: none.")
     wandb_project: str | None = Field(None, description="Project in Weights & Biases that shows this run too; none: off.")
     mlflow_uri: str | None = Field(None, description="Address or folder of the MLflow store that shows this run too; none: off.")
-    mlflow_experiment: str = Field("trainer", min_length=1, description="Name of the experiment in the MLflow store.")
+    mlflow_experiment: Annotated[str, OnlyIf("log.mlflow_uri")] = Field(
+        "trainer", min_length=1, description="Name of the experiment in the MLflow store."
+    )
 
     @model_validator(mode="after")
     def _check_secrets(self) -> Self:

@@ -7,10 +7,11 @@ and `trainer.run.limits`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from common.settings.effects import OnlyIf
 from common.settings.model import Settings
 from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig
 from trainer.config.health import AlertsConfig, GuardConfig, WatchdogConfig
@@ -43,7 +44,7 @@ class TrainConfig(Settings):
         description="Number format of forward and backward; weights stay fp32. auto: bf16 on GPUs (fp16 if they have no bf16), "
         "fp32 on CPUs (bf16 with AMX from model.width = 256 on). float8: matrix products; bf16 for the rest.",
     )
-    tf32: bool = Field(
+    tf32: Annotated[bool, OnlyIf("device = cuda")] = Field(
         False, description="Whether GPUs round the inputs of fp32 matrix products to a mantissa of 10 bits, which is faster."
     )
     reproducibility: Literal["off", "run", "elastic"] = Field(

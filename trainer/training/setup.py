@@ -22,7 +22,7 @@ from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, check_space, required_bytes, steps_to_keep
-from trainer.config import CheckpointConfig, Precision, TrainConfig
+from trainer.config import CheckpointConfig, Precision, TrainConfig, settings_without_effect
 from trainer.data.adjustments import Adjustments
 from trainer.data.mixture import build_order
 from trainer.distributed.group import Group, joined_group
@@ -332,18 +332,33 @@ def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: 
 
 
 def introduce(run: TrainingRun, *, continued: bool) -> None:
-    """Log the size of model, data and group, and give the graph of a new model to the sinks."""
+    """Log the size of model, data and group and the settings without effect, and give the graph of a new model to the sinks."""
     context, monitor = run.data.context, run.reporter.monitor
     config, device = context.config, context.group.device
     _log.info("%s", _describe(run, continued=continued))
     if context.group.is_main and (unlocked := unlocked_here()):
         _log.warning("%s; results may differ from those of an installation from the lock", unlocked)
     _log.info("%s; attention %s", run.data.order.description, describe_backend(context.backend))
+    if context.group.is_main:
+        _warn_of_settings(context, run.extension)
     if run.reporter.peak is None and device.type == "cuda":
         gpu = torch.cuda.get_device_name(device)
         _log.info("%s", unknown_mfu(gpu, rate_kind(config.number_format, tf32=config.tf32)))
     if not continued and context.group.is_main and run.extension.build_model is None:  # a user's model may need real values
         monitor.model(model_graph(partial(Decoder, config.model, context.manifest.vocab_size), context.manifest.row_length))
+
+
+def _warn_of_settings(context: RunContext, extension: Extension) -> None:
+    """Warn about each setting that has no effect in this run."""
+    for warning in settings_without_effect(
+        context.config,
+        device=context.group.device.type,
+        num_ranks=context.group.world_size,
+        watched=_is_watched(context.config),
+        own_loss=extension.own_loss is not None,
+        own_model=extension.build_model is not None,
+    ):
+        _log.warning("%s", warning)
 
 
 def _describe(run: TrainingRun, *, continued: bool) -> str:
@@ -456,8 +471,7 @@ def _check_fit(config: TrainConfig, manifest: Manifest, train_rows: int, val_row
 
 def _watched(context: RunContext) -> AbstractContextManager[Heartbeat]:
     config, group = context.config, context.group
-    settings = config.watchdog
-    enabled = settings.enabled == "on" or (settings.enabled == "auto" and "RANK" in os.environ)
+    settings, enabled = config.watchdog, _is_watched(config)
     return watched(
         config.run,
         Patience(settings.stall_s, settings.slow_s),
@@ -467,6 +481,10 @@ def _watched(context: RunContext) -> AbstractContextManager[Heartbeat]:
         num_ranks=group.world_size,
         enabled=enabled,
     )
+
+
+def _is_watched(config: TrainConfig) -> bool:
+    return config.watchdog.enabled == "on" or (config.watchdog.enabled == "auto" and "RANK" in os.environ)
 
 
 def _processes_here(group: Group) -> list[ProcessId]:

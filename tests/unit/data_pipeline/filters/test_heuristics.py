@@ -140,6 +140,76 @@ def test_the_detail_names_the_value_and_the_setting_which_can_be_changed(reason:
     assert other is None or name not in other.detail
 
 
+SHORT = "\n\nRead more.\n\nRead more."
+# For each threshold a value and a text that is kept under the default, and rejected under this value.
+STRICT: dict[str, tuple[Preset, object, str]] = {
+    "gopher_min_words": ("gopher-quality", 1000, GOOD),
+    "gopher_max_words": ("gopher-quality", 20, GOOD),
+    "gopher_min_word_length": ("gopher-quality", 9, GOOD),
+    "gopher_max_word_length": ("gopher-quality", 3, GOOD),
+    "gopher_max_symbols": ("gopher-quality", 0, f"{GOOD} #one."),
+    "gopher_max_bullet_lines": ("gopher-quality", 0, f"{GOOD}\n- One more line."),
+    "gopher_max_ellipsis_lines": ("gopher-quality", 0, f"{GOOD}\nAnd so on…"),
+    "gopher_min_alphabetic": ("gopher-quality", 1, f"{GOOD} 5"),
+    "gopher_min_stop_words": ("gopher-quality", 8, GOOD),
+    "gopher_max_duplicate_lines": ("gopher-repetition", 0, GOOD + SHORT),
+    "gopher_max_duplicate_paragraphs": ("gopher-repetition", 0, GOOD + SHORT),
+    "gopher_max_duplicate_line_chars": ("gopher-repetition", 0, GOOD + SHORT),
+    "gopher_max_duplicate_paragraph_chars": ("gopher-repetition", 0, GOOD + SHORT),
+    "gopher_max_top_ngrams": ("gopher-repetition", (0, 0, 0), GOOD),
+    "gopher_max_duplicate_ngrams": ("gopher-repetition", (0,) * 6, f"{GOOD} {' '.join(GOOD.split()[:8])}."),
+    "c4_min_sentences": ("c4", 100, GOOD),
+    "c4_min_line_words": ("c4", 1000, GOOD),
+    "fineweb_min_punctuated_lines": ("fineweb", 1, f"{GOOD}\nThis line has no end that one could see"),
+    "fineweb_max_short_lines": ("fineweb", 0, f"{GOOD}\nA short line."),
+    "fineweb_short_line_chars": ("fineweb", 10_000, GOOD),
+    "fineweb_max_duplicate_line_chars": ("fineweb", 0, GOOD + SHORT),
+    "fineweb_max_newlines": ("fineweb", 0, GOOD),
+    "spam_max_repeated": ("spam", 0, f"{GOOD} {'!' * 10}"),
+    "spam_max_urls": ("spam", 0, f"{GOOD} https://example.org/page"),
+    "spam_max_digits": ("spam", 0, f"{GOOD} 5"),
+    "spam_max_symbols": ("spam", 0, GOOD),
+    "spam_max_upper_case": ("spam", 0, GOOD),
+    "spam_max_keyword": ("spam", 0, GOOD),
+    "spam_max_blobs": ("spam", 0, f"{GOOD} {'ab' * 25}"),
+    "code_max_line_chars": ("code", 10, GOOD_CODE),
+    "code_max_mean_line_chars": ("code", 5, GOOD_CODE),
+    "code_min_alphanumeric": ("code", 0.99, GOOD_CODE),
+}
+# Those whose default allows nothing: a value under which the text of its reason is kept.
+LENIENT: dict[str, tuple[Reason, object]] = {
+    "c4_max_curly_brackets": (Reason.C4_CURLY_BRACKET, 1),
+    "c4_max_lorem_ipsum": (Reason.C4_LOREM_IPSUM, 1),
+    "code_max_generated": (Reason.CODE_GENERATED, 3),
+}
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_a_stricter_threshold_rejects_what_the_default_keeps(name: str) -> None:
+    preset, value, text = STRICT[name]
+    assert judge(text, preset, kind=kind_of(preset)) is None
+    broken = judge(text, preset, kind=kind_of(preset), **{name: value})
+    assert broken is not None
+    judged_by = {"c4_min_line_words": "c4_min_sentences", "fineweb_short_line_chars": "fineweb_max_short_lines"}.get(name, name)
+    assert judged_by in broken.detail
+    others: list[Preset] = [other for other in (*PROSE, "code") if other != preset]
+    assert all(
+        judge(text, other, kind=kind_of(other), **{name: value}) == judge(text, other, kind=kind_of(other)) for other in others
+    )
+
+
+@pytest.mark.parametrize("name", LENIENT)
+def test_a_more_lenient_threshold_keeps_what_the_default_rejects(name: str) -> None:
+    reason, value = LENIENT[name]
+    preset, text = BROKEN[reason]
+    assert judge(text, preset, kind=kind_of(preset)) is not None
+    assert judge(text, preset, kind=kind_of(preset), **{name: value}) is None
+
+
+def test_every_threshold_is_tried() -> None:
+    assert {*STRICT, *LENIENT} == HeuristicSettings.model_fields.keys() - {"presets"}
+
+
 def test_the_help_of_a_threshold_states_its_direction_and_so_does_its_name() -> None:
     for name, field in HeuristicSettings.model_fields.items():
         for bound in (item for item in field.metadata if isinstance(item, Bound)):

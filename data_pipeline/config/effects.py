@@ -1,0 +1,42 @@
+"""The settings of a preparation that have no effect, over all of its sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from common.settings.effects import OnlyIf, conditions_of, needed_text, unmet_conditions
+from data_pipeline.config.prepare import OVERRIDABLE, PrepareConfig, SourceSettings
+
+__all__ = ["settings_without_effect"]
+
+
+def settings_without_effect(config: PrepareConfig) -> list[str]:
+    """Return a warning for each setting that differs from its default and has no effect.
+
+    A section that sources may override has an effect if it has one for any source.
+    """
+    found = {place: unmet_conditions(view) for place, view in config.by_place.items()}
+    warnings = []
+    for name in dict.fromkeys(name for unmet in found.values() for name in unmet):
+        shared = [unmet.get(name) for place, unmet in found.items() if not _is_own(config, place, name)]
+        if shared and all(shared):
+            warnings.append(needed_text(name, shared[0] or []))
+    for place, unmet in found.items():
+        warnings += [needed_text(place + name, needs) for name, needs in unmet.items() if _is_own(config, place, name)]
+    return [*warnings, *_of_sources(config)]
+
+
+def _is_own(config: PrepareConfig, place: str, name: str) -> bool:
+    """Return whether the source at a place overrides a setting."""
+    section, _, leaf = name.partition(".")
+    return bool(place) and section in OVERRIDABLE and leaf in getattr(config.source[place.split(".", 1)[1][:-1]], section)
+
+
+def _of_sources(config: PrepareConfig) -> Iterator[str]:
+    """Yield the warnings about settings of a source that are no overrides, such as its weight."""
+    values = {"balance.by": config.balance.by}
+    for source, settings in config.source.items():
+        for name, field in SourceSettings.model_fields.items():
+            unmet: list[OnlyIf] = [condition for condition in conditions_of(field) if not condition.holds(values)]
+            if unmet and getattr(settings, name) != field.default:
+                yield needed_text(f"source.{source}.{name}", unmet)

@@ -1,0 +1,29 @@
+"""The settings of a training run that have no effect on this machine and with this extension."""
+
+from __future__ import annotations
+
+from common.settings.effects import needed_text, unmet_conditions
+from trainer.config.train import TrainConfig
+
+__all__ = ["FACTS", "settings_without_effect"]
+
+FACTS = ("device", "extension.loss", "extension.model", "ranks", "watchdog.enabled")
+"""The names in conditions that are no settings, and the settings whose `auto` is replaced by what it leads to."""
+
+
+def settings_without_effect(
+    config: TrainConfig, *, device: str, num_ranks: int, watched: bool, own_loss: bool, own_model: bool
+) -> list[str]:
+    """Return a warning for each setting that differs from its default and has no effect.
+
+    Args:
+        config: the settings.
+        device: type of the device, `cpu` or `cuda`.
+        num_ranks: number of ranks.
+        watched: whether the watchdog runs.
+        own_loss: whether the extension defines the loss.
+        own_model: whether the extension builds the model.
+    """
+    found = (device, own_loss, own_model, "several" if num_ranks > 1 else "one", "on" if watched else "off")
+    unmet = unmet_conditions(config, dict(zip(FACTS, found, strict=True)))
+    return [needed_text(name, conditions) for name, conditions in unmet.items()]
