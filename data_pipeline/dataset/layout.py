@@ -16,6 +16,7 @@ __all__ = [
     "LOCK",
     "MANIFEST",
     "PUBLISHED",
+    "REJECTED",
     "REJECTS",
     "REPORT",
     "REPORT_PAGE",
@@ -25,6 +26,7 @@ __all__ = [
     "TOKENS",
     "WORK",
     "is_written_by_prepare",
+    "rejected_name",
     "tokens_schema",
 ]
 
@@ -56,10 +58,17 @@ def tokens_schema(ids_type: np.dtype[np.unsignedinteger]) -> pa.Schema:
 
 INPUTS, REJECTS, REPORT, REPORT_PAGE, CARD = "inputs.json", "rejects.jsonl", "report.json", "report.html", "DATA_CARD.md"
 TIMINGS, TOKENIZER = "timings.json", "tokenizer"
+REJECTED = "rejects"
+"""Folder with one file per partition: the rejected documents in full (`keep_rejects = "all"`)."""
 SINGLE_FILES = (MANIFEST, PUBLISHED, INPUTS, REPORT, REPORT_PAGE, CARD, TIMINGS, REJECTS)
-FOLDERS = ("train", "val", TOKENIZER, TOKENS, CHOSEN)
+FOLDERS = ("train", "val", TOKENIZER, TOKENS, CHOSEN, REJECTED)
 WORK = ".work"
 LOCK = ".prepare.lock"
+
+
+def rejected_name(partition: int) -> str:
+    """Return the path of the file with the rejected documents of a partition."""
+    return f"{REJECTED}/{partition:06d}.jsonl.zst"
 
 
 def is_written_by_prepare(path: PurePath) -> bool:

@@ -66,9 +66,8 @@ def _document(text: bytes | int, metadata: str, origin: Origin, row: int) -> Doc
     try:
         return origin.document(text.decode("utf-8"), row, 0, metadata)
     except UnicodeDecodeError as error:
-        return Rejection.of_bytes(
-            Reason.INVALID_UTF8, origin.path, row, text[max(error.start - 40, 0) :], explain_bytes(text, error)
-        )
+        detail, first = explain_bytes(text, error), max(error.start - 40, 0)
+        return Rejection.of_bytes(Reason.INVALID_UTF8, origin.path, row, text, detail, first=first)
 
 
 def _piece(file: Readable, body: bytes, num_bytes: int) -> bytes:

@@ -46,7 +46,11 @@ def test_the_summary_is_plain_values_for_programs() -> None:
 
 
 def test_no_control_character_of_the_input_reaches_the_terminal() -> None:
-    report = {**REPORT, "sources": {HOSTILE: REPORT["sources"]["web"]}, "duplicates": {"alarms": [HOSTILE], "benchmark_alarms": [HOSTILE]}}
+    report = {
+        **REPORT,
+        "sources": {HOSTILE: REPORT["sources"]["web"]},
+        "duplicates": {"alarms": [HOSTILE], "benchmark_alarms": [HOSTILE]},
+    }
     page = describe(summarise(replace(MANIFEST, totals=report)))
     assert "\x1b" not in page
     assert "\u202e" not in page

@@ -52,7 +52,10 @@ def test_a_perplexity_filter_that_would_judge_no_source_is_refused(tmp_path: Pat
         ({"language": {"keep": ["zh-TW"]}}, r"'zh-TW' .*; did you mean zh\?"),
         ({"language": {"keep": ["nb"]}}, r"did you mean no\?"),
         ({"language": {"keep": ["qq"]}}, r"'qq' is not a language that the identifier knows"),
-        ({"source": {"web": {"paths": ["web"], "language": {"keep": ["german"]}}}}, r"source\.web\.language\.keep: 'german'.* mean de\?"),
+        (
+            {"source": {"web": {"paths": ["web"], "language": {"keep": ["german"]}}}},
+            r"source\.web\.language\.keep: 'german'.* mean de\?",
+        ),
         ({"balance": {"by": "language", "weights": {"en": 1, "french": 2}}}, r"balance\.weights: 'french' .* mean fr\?"),
     ],
 )
