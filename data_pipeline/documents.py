@@ -7,10 +7,10 @@ that was read there, rejected items included. So the text of any row can be foun
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate, pairwise
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from data_pipeline.config import Kind
 
@@ -152,16 +152,26 @@ class Rejection:
     line: int
     detail: str = ""
     sample: str = ""
+    document: Document | None = field(default=None, compare=False, repr=False)
+    """The rejected document as it was judged, after cleaning; None if the input did not become a document."""
+    data: bytes = field(default=b"", compare=False, repr=False)
+    """The bytes that did not become a document."""
 
     @staticmethod
     def of(document: Document, reason: Reason, detail: str = "") -> Rejection:
         """Return the rejection of a well-formed document."""
-        return Rejection(reason, document.path, document.line, detail, document.text[:_SAMPLE_CHARS])
+        return Rejection(reason, document.path, document.line, detail, document.text[:_SAMPLE_CHARS], document)
 
     @staticmethod
-    def of_bytes(reason: Reason, path: str, line: int, data: bytes = b"", detail: str = "") -> Rejection:
-        """Return the rejection of bytes that did not become a document."""
-        return Rejection(reason, path, line, detail, data[:_SAMPLE_CHARS].decode("utf-8", "backslashreplace"))
+    def of_bytes(reason: Reason, path: str, line: int, data: bytes = b"", detail: str = "", *, first: int = 0) -> Rejection:
+        """Return the rejection of bytes that did not become a document. The sample begins at byte `first`."""
+        sample = data[first : first + _SAMPLE_CHARS].decode("utf-8", "backslashreplace")
+        return Rejection(reason, path, line, detail, sample, data=data)
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The rejection with the beginning of the text, as plain values."""
+        return {name: getattr(self, name) for name in ("reason", "path", "line", "detail", "sample")}
 
 
 def cut_text(text: str, parts: Sequence[int]) -> list[str]:

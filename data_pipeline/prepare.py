@@ -15,7 +15,7 @@ from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.execution.local_engine import stop_on_signals
 from data_pipeline.execution.runner import open_runner_of
 from data_pipeline.publishing.assemble import Prepared, assemble
-from data_pipeline.publishing.fingerprint import fingerprint_of, settings_of
+from data_pipeline.publishing.fingerprint import fingerprint_of, key_of_work, settings_of
 from data_pipeline.publishing.ownership import exclusive, work_directory
 from data_pipeline.publishing.publish import find_finished, json_lines, settle
 from data_pipeline.publishing.replacement import check_may_replace
@@ -27,7 +27,7 @@ from data_pipeline.stages.job import Job
 from data_pipeline.stages.order import stage_names
 from data_pipeline.stages.pack import pack_all
 from data_pipeline.stages.read import read_all
-from data_pipeline.stages.rejects import collect_rejects
+from data_pipeline.stages.rejects import collect_rejects, write_rejected
 from data_pipeline.stages.select import cuts_of_sources, documents_of, select_all
 from data_pipeline.stages.split import split_all
 from data_pipeline.stages.tokenize import tokenize_all
@@ -57,14 +57,14 @@ def prepare(config: PrepareConfig) -> Manifest:
         remember_digests(inputs, output / INPUTS)
         settings = settings_of(config)
         fingerprint = fingerprint_of(settings, [file.identity for file in inputs])
-        finished = find_finished(output, fingerprint, with_rejects=config.keep_rejects)
+        finished = find_finished(output, fingerprint, rejects=config.keep_rejects)
         if finished is not None:
             settle(output, finished)
             logger.info("%s already holds the data of these settings and inputs: nothing to do", output)
             return finished
         check_may_replace(output, fingerprint, settings, [file.identity for file in inputs], replace=config.replace)
 
-        work = work_directory(output, fingerprint)
+        work = work_directory(output, key_of_work(fingerprint, config))
         partitions = cut_into_partitions(inputs, config.partition_bytes)
         with open_runner_of(config, stage_names(config), len(partitions)) as run:
             job = Job(config, partitions, work, run)
@@ -81,6 +81,7 @@ def prepare(config: PrepareConfig) -> Manifest:
             cuts = cuts_of_sources(job, tokenized)
             selected = select_all(job, tokenized, cuts)
             checks.check_selected(selected)
+            rejected = write_rejected(job, read, cuts)
             documents = documents_of(job, tokenized, selected)
             packed = pack_all(run, config.row_length, config.packing, tokenizer, documents, work)
 
@@ -98,5 +99,6 @@ def prepare(config: PrepareConfig) -> Manifest:
             timings=run.timings,
             has_mask=any(config.for_source(partition.source).records.prompt_field is not None for partition in partitions),
         )
-        rejects = {REJECTS: json_lines(collect_rejects(partitions, read, split, selected))} if config.keep_rejects else {}
-        return assemble(prepared, output, work, rejects)
+        if config.keep_rejects != "none":
+            rejected[REJECTS] = json_lines(collect_rejects(partitions, read, split, selected))
+        return assemble(prepared, output, work, rejected)

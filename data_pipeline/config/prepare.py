@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from common.settings.effects import OnlyIf
 from common.settings.messages import explain
@@ -17,9 +17,10 @@ from data_pipeline.config.shaping import portable_settings
 from data_pipeline.config.text import BUILTIN, CleanSettings, HtmlSettings, Kind, RecordSettings, TextSettings
 from data_pipeline.config.tokens import PackingSettings, TokenizerSettings
 
-__all__ = ["PrepareConfig", "SourceSettings"]
+__all__ = ["KeptRejects", "PrepareConfig", "SourceSettings"]
 
 _MIB = 1 << 20
+KeptRejects = Literal["none", "samples", "all"]
 OVERRIDABLE = ("text", "records", "html", "clean", "heuristics", "language", "quality")
 """The sections that a source may override."""
 FOR_ALL_SOURCES = {
@@ -59,6 +60,10 @@ class SourceSettings(Section):
     )
 
 
+def _name_of_flag(value: object) -> object:
+    return {"false": "none", "true": "samples"}.get(str(value).lower(), value)
+
+
 class PrepareConfig(Settings):
     """The settings of `prepare`."""
 
@@ -85,7 +90,11 @@ class PrepareConfig(Settings):
     if_empty: Literal["error", "builtin"] = Field(
         "error", description="Action if the sources hold no text. builtin: use the built-in corpus."
     )
-    keep_rejects: bool = Field(False, description="Whether a sample of the rejected documents is written to rejects.jsonl.")
+    keep_rejects: Annotated[KeptRejects, BeforeValidator(_name_of_flag)] = Field(
+        "none",
+        description="Rejected documents that are written. none; samples: the beginnings of some, in rejects.jsonl; all: these, and "
+        "each one in full with its reason, in the folder rejects. true: samples; false: none.",
+    )
     replace: bool = Field(
         False,
         description="Whether finished data in the output folder that differs in settings or text is replaced. false: it is an "

@@ -19,6 +19,7 @@ __all__ = [
     "LOSS_RUNS",
     "MANIFEST",
     "PUBLISHED",
+    "REJECTED",
     "REJECTS",
     "REPORT",
     "REPORT_PAGE",
@@ -28,6 +29,7 @@ __all__ = [
     "TOKENS",
     "WORK",
     "is_written_by_prepare",
+    "rejected_name",
     "tokens_schema",
 ]
 
@@ -66,10 +68,17 @@ def tokens_schema(ids_type: np.dtype[np.unsignedinteger], *, has_mask: bool = Fa
 
 INPUTS, REJECTS, REPORT, REPORT_PAGE, CARD = "inputs.json", "rejects.jsonl", "report.json", "report.html", "DATA_CARD.md"
 TIMINGS, TOKENIZER = "timings.json", "tokenizer"
+REJECTED = "rejects"
+"""Folder with one file per partition: the rejected documents in full (`keep_rejects = "all"`)."""
 SINGLE_FILES = (MANIFEST, PUBLISHED, INPUTS, REPORT, REPORT_PAGE, CARD, TIMINGS, REJECTS)
-FOLDERS = ("train", "val", TOKENIZER, TOKENS, CHOSEN, DOCUMENTS)
+FOLDERS = ("train", "val", TOKENIZER, TOKENS, CHOSEN, DOCUMENTS, REJECTED)
 WORK = ".work"
 LOCK = ".prepare.lock"
+
+
+def rejected_name(partition: int) -> str:
+    """Return the path of the file with the rejected documents of a partition."""
+    return f"{REJECTED}/{partition:06d}.jsonl.zst"
 
 
 def is_written_by_prepare(path: PurePath) -> bool:

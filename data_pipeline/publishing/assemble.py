@@ -48,7 +48,7 @@ class Prepared:
         return fingerprint_of(self.settings, self.inputs)
 
 
-def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, bytes]) -> Manifest:
+def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, Path | bytes]) -> Manifest:
     """Publish prepared data under `output` together with the files `more`, and return its manifest."""
     report = canonical_json(prepared.report)
     shards = dict(_name_shards(prepared.packed))

@@ -14,7 +14,7 @@ from data_pipeline.sources.formats import printable
 from data_pipeline.sources.storage import files_below
 from data_pipeline.tokenizer import supplied_files
 
-__all__ = ["PIPELINE_VERSION", "fingerprint_of", "settings_of"]
+__all__ = ["PIPELINE_VERSION", "fingerprint_of", "key_of_work", "settings_of"]
 
 PIPELINE_VERSION = 4
 """Increased when the same settings and input give other bytes, so that results of an older version are not reused."""
@@ -72,3 +72,8 @@ def _extensions(path: Path) -> str:
 def fingerprint_of(settings: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]) -> str:
     """Return a digest of everything that decides the result: version, settings, and the content of the input."""
     return digest_bytes(canonical_json({"version": PIPELINE_VERSION, "config": settings, "inputs": list(inputs)}))
+
+
+def key_of_work(fingerprint: str, config: PrepareConfig) -> str:
+    """Return a digest that names the work folder. The work that keeps the rejected documents in full has more files."""
+    return digest_bytes(f"{fingerprint}, all rejects".encode()) if config.keep_rejects == "all" else fingerprint

@@ -26,13 +26,14 @@ from common.files import (
     sync_upwards,
     write_atomic,
 )
-from data_pipeline.dataset.layout import FOLDERS, INPUTS, LOCK, MANIFEST, PUBLISHED, SINGLE_FILES, WORK
+from data_pipeline.dataset.layout import FOLDERS, INPUTS, LOCK, MANIFEST, PUBLISHED, REJECTED, SINGLE_FILES, WORK
 from data_pipeline.dataset.manifest import files_in_manifest
 
 __all__ = ["exclusive", "noted_files", "own_files", "work_directory", "work_folders", "write_note"]
 
 logger = logging.getLogger(__name__)
 _WORK_NAME = re.compile("[0-9a-f]{16}")
+_REJECTED_NAME = re.compile(r"[0-9]{6,}\.jsonl\.zst")
 _NOTE_FORMAT = "published-files/1"
 _MAX_NOTE_BYTES = 512 << 20
 
@@ -133,7 +134,8 @@ def own_files(directory: Path) -> set[str]:
     """Return the files in a folder that preparations have written, according to the note and the manifest."""
     listed = noted_files(directory).keys() | files_in_manifest(directory)
     if listed:
-        return {*listed, *SINGLE_FILES}
+        rejected = {f"{REJECTED}/{path.name}" for path in (directory / REJECTED).glob("*") if _REJECTED_NAME.fullmatch(path.name)}
+        return {*listed, *SINGLE_FILES, *rejected}
     # The only file that exists before anything is published.
     return {INPUTS} if _holds_digests(directory / INPUTS) or _is_at_work(directory) else set()
 

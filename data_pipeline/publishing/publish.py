@@ -23,7 +23,8 @@ from common.files import (
     sync_directory,
     write_atomic,
 )
-from data_pipeline.dataset.layout import CHOSEN, DOCUMENTS, MANIFEST, REJECTS, TOKENS, WORK
+from data_pipeline.config.prepare import KeptRejects
+from data_pipeline.dataset.layout import CHOSEN, DOCUMENTS, MANIFEST, REJECTED, REJECTS, TOKENS, WORK, rejected_name
 from data_pipeline.dataset.locks import replacing
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.publishing.ownership import check_nothing_foreign, noted_files, own_files, work_folders, write_note
@@ -31,11 +32,13 @@ from data_pipeline.publishing.ownership import check_nothing_foreign, noted_file
 __all__ = ["find_finished", "json_lines", "publish", "settle"]
 
 logger = logging.getLogger(__name__)
-_NOT_ALWAYS_WRITTEN = (REJECTS, TOKENS, CHOSEN, DOCUMENTS)
+_NOT_ALWAYS_WRITTEN = (REJECTS, REJECTED, TOKENS, CHOSEN, DOCUMENTS)
 
 
-def find_finished(directory: Path, fingerprint: str, *, with_rejects: bool) -> Manifest | None:
+def find_finished(directory: Path, fingerprint: str, *, rejects: KeptRejects = "none") -> Manifest | None:
     """Return the manifest if the folder already holds the result of these settings and inputs, complete and undamaged; else None.
+
+    It is not complete if rejected documents were requested (`rejects`) and a file for them is missing.
 
     A file whose size and times match the note is not read, because digesting a terabyte takes about an hour. Others are digested.
     """
@@ -43,7 +46,9 @@ def find_finished(directory: Path, fingerprint: str, *, with_rejects: bool) -> M
         manifest = read_manifest(directory)
     except PreparedDataError:
         return None
-    if manifest.fingerprint != fingerprint or (with_rejects and _state(directory, REJECTS) is None):
+    wanted = [] if rejects == "none" else [REJECTS]
+    wanted += [rejected_name(number) for number in range(len(manifest.partitions))] if rejects == "all" else []
+    if manifest.fingerprint != fingerprint or any(_state(directory, name) is None for name in wanted):
         return None
     noted = noted_files(directory)
     for name, digest in manifest.digests.items():

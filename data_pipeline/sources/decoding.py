@@ -56,8 +56,8 @@ def decode(data: bytes, origin: Origin, line: int, offset: int, metadata: str = 
         return origin.document(text.decode("utf-8"), line, offset, metadata)
     except UnicodeDecodeError as error:
         bad_line = line + text.count(b"\n", 0, error.start)
-        sample = text[max(error.start - 40, 0) : error.start + 160]
-        return Rejection.of_bytes(Reason.INVALID_UTF8, origin.path, bad_line, sample, explain_bytes(text, error))
+        detail, first = explain_bytes(text, error), max(error.start - 40, 0)
+        return Rejection.of_bytes(Reason.INVALID_UTF8, origin.path, bad_line, text, detail, first=first)
 
 
 def explain_bytes(data: bytes, error: UnicodeDecodeError) -> str:

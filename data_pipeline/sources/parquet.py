@@ -71,8 +71,8 @@ def _document(
         try:
             found.append(value.decode("utf-8"))
         except UnicodeDecodeError as error:
-            sample = value[max(error.start - 40, 0) :]
-            return Rejection.of_bytes(Reason.INVALID_UTF8, origin.path, row, sample, explain_bytes(value, error))
+            detail, first = explain_bytes(value, error), max(error.start - 40, 0)
+            return Rejection.of_bytes(Reason.INVALID_UTF8, origin.path, row, value, detail, first=first)
     return origin.document(found[0], row, 0, metadata, with_end(found[1], records))
 
 

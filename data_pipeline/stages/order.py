@@ -22,5 +22,6 @@ def stage_names(config: PrepareConfig) -> list[str]:
         "tokenize",
         *(["weigh"] if config.balance.by != "none" else []),
         "select",
+        *(["rejects"] if config.keep_rejects == "all" else []),
         "pack",
     ]

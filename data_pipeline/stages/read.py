@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from data_pipeline.filters.judge import JudgedBatch, JudgedDocument, judge_batch
 from data_pipeline.sources.inputs import Part, Partition
 from data_pipeline.sources.readers import read_part
 from data_pipeline.stages.job import Job
-from data_pipeline.stages.reject_samples import SAMPLES_PER_REASON
+from data_pipeline.stages.reject_samples import SAMPLES_PER_REASON, RejectedWriter, rejected_place
 
 __all__ = ["TEXT_SCHEMA", "ReadResult", "ReadTask", "read_all", "read_partition"]
 
@@ -32,7 +32,7 @@ __all__ = ["TEXT_SCHEMA", "ReadResult", "ReadTask", "read_all", "read_partition"
 def read_all(job: Job) -> list[ReadResult]:
     """Read, clean and judge every partition."""
     tasks = [
-        ReadTask(partition, job.config, job.place("keys", number), job.place("text", number))
+        ReadTask(partition, job.config, job.place("keys", number), job.place("text", number), rejected_place(job, number))
         for number, partition in enumerate(job.partitions)
     ]
     return job.run("read", read_partition, tasks, [partition.bytes for partition in job.partitions], ReadResult)
@@ -67,6 +67,8 @@ class ReadTask:
     config: PrepareConfig
     keys: Path
     output: Path
+    rejected: Path | None = None
+    """Tables that receive the rejected documents in full; None if they are not kept."""
 
 
 @dataclass
@@ -90,7 +92,7 @@ class ReadResult:
 
 
 def read_partition(task: ReadTask) -> ReadResult:
-    """Write the kept documents of a partition to `output`.arrow, and their keys to files at `keys`."""
+    """Write the kept documents of a partition to `output`.arrow, their keys to files at `keys`, and the rejected to `rejected`."""
     config = task.config.for_source(task.partition.source)
     result = ReadResult(task.partition.source, task.partition.bytes)
     rejected: Counter[str] = Counter()
@@ -98,8 +100,9 @@ def read_partition(task: ReadTask) -> ReadResult:
         TableWriter(task.output, TEXT_SCHEMA) as table,
         KeyWriter(task.keys, config.dedup) as keys,
         PageReader(config.limits) as pages,
+        RejectedWriter(task.rejected) as rejects,
     ):
-        for parts, items in _batches(task.partition, config):
+        for parts, items in _batches(task.partition, config, rejects):
             judged = judge_batch(items, config, pages)
             ids = [document_id(task.partition.number, result.documents + number) for number in range(len(items))]
             kept = [number for number, item in enumerate(judged.items) if isinstance(item, JudgedDocument)]
@@ -109,21 +112,31 @@ def read_partition(task: ReadTask) -> ReadResult:
                 result.bytes += pc.sum(pc.binary_length(rows.column("text"))).as_py()
                 _add_keys(keys, judged, [ids[number] for number in kept], rows, config)
             _count(judged, rejected, result)
+            rejects.add_judged(zip(ids, judged.items, strict=True))
             result.documents += len(items)
             result.kept += len(kept)
     result.rejected = dict(rejected)
-    return commit_result(task, result, table, keys)
+    return commit_result(task, result, table, keys, rejects)
 
 
-def _batches(partition: Partition, config: PrepareConfig) -> Iterator[tuple[list[Part], list[Document | Rejection]]]:
-    """Yield everything that is read from a partition in batches: the items, and for each the part of a file that it comes from."""
+def _batches(
+    partition: Partition, config: PrepareConfig, rejects: RejectedWriter
+) -> Iterator[tuple[list[Part], list[Document | Rejection]]]:
+    """Yield everything that is read from a partition in batches: the items, and for each the part of a file that it comes from.
+
+    The bytes of malformed items go to `rejects` at once and are not in the batches, whose memory they would dominate.
+    """
+    ordinal = 0
     parts: list[Part] = []
     items: list[Document | Rejection] = []
     characters = metadata = 0
     for part in partition.parts:
         for item in read_part(part, config):
             parts.append(part)
-            items.append(item)
+            items.append(item if isinstance(item, Document) else replace(item, data=b""))
+            if isinstance(item, Rejection):
+                rejects.add_malformed(document_id(partition.number, ordinal), item)
+            ordinal += 1
             if isinstance(item, Document):
                 characters += len(item.text)
                 metadata += len(item.metadata)
@@ -173,7 +186,7 @@ def _count(judged: JudgedBatch, rejected: Counter[str], result: ReadResult) -> N
         if isinstance(item, Rejection):
             rejected[item.reason] += 1
             if rejected[item.reason] <= SAMPLES_PER_REASON:
-                result.samples.append(asdict(item))
+                result.samples.append(item.shown)
     result.changes = add_counts([result.changes, judged.changes])
     for language, bins in judged.confidences.items():
         result.confidences[language] = add_counts([result.confidences.get(language, {}), bins])

@@ -1,20 +1,37 @@
-"""Samples of the documents that a stage after reading rejects, for the report."""
+"""Rejected documents as the stages record them: a sample of each reason, and all of them in full if `keep_rejects = "all"`."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from data_pipeline.dataset.layout import REJECTED
+from data_pipeline.dataset.tables import TableWriter
 from data_pipeline.documents import Document, Reason, Rejection
+from data_pipeline.stages.job import Job
 
-__all__ = ["SAMPLES_PER_REASON", "Samples"]
+__all__ = ["REJECTED_TABLES", "SAMPLES_PER_REASON", "RejectedWriter", "Samples", "rejected_place"]
 
 SAMPLES_PER_REASON = 10
 """Most samples of each reason in one partition."""
+REJECTED_TABLES = ("malformed", "judged")
+"""Ends of the names of the tables that `RejectedWriter` writes. Each table is in ascending order of the ids."""
+_REJECTED_SCHEMA = pa.schema(
+    [
+        ("id", pa.uint64()),
+        ("reason", pa.string()),
+        ("detail", pa.string()),
+        ("path", pa.string()),
+        ("line", pa.uint32()),
+        ("metadata", pa.string()),
+        ("text", pa.large_binary()),
+    ]
+)
 
 
 class Samples:
@@ -34,4 +51,49 @@ class Samples:
     def add(self, text: pa.RecordBatch, row: int, reason: Reason, detail: str) -> None:
         """Add one row of the text table."""
         path, line, content = (text.column(name)[row].as_py() for name in ("path", "line", "text"))
-        self.values.append(asdict(Rejection.of(Document(content, path, line, 0), reason, detail)))
+        self.values.append(Rejection.of(Document(content, path, line, 0), reason, detail).shown)
+
+
+def rejected_place(job: Job, number: int) -> Path | None:
+    """Return the path of a partition's tables of rejected documents, without the ends of their names; None if none are kept."""
+    return job.place(REJECTED, number) if job.config.keep_rejects == "all" else None
+
+
+class RejectedWriter:
+    """Writes the documents that are rejected while a partition is read, in full. Without a path it writes nothing."""
+
+    def __init__(self, output: Path | None) -> None:
+        self._tables = (
+            {}
+            if output is None
+            else {end: TableWriter(output.with_name(f"{output.name}-{end}"), _REJECTED_SCHEMA) for end in REJECTED_TABLES}
+        )
+        self._open = ExitStack()
+
+    def __enter__(self) -> RejectedWriter:
+        for table in self._tables.values():
+            self._open.enter_context(table)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*error)
+
+    @property
+    def written(self) -> dict[Path, str]:
+        """The digest of each file, once the files are complete."""
+        return {path: digest for table in self._tables.values() for path, digest in table.written.items()}
+
+    def add_malformed(self, identity: int, item: Rejection) -> None:
+        """Add an item that did not become a document."""
+        if self._tables:
+            self._add("malformed", identity, item, "", item.data)
+
+    def add_judged(self, items: Iterable[tuple[int, object]]) -> None:
+        """Add those items of a batch, with their ids, that are rejected documents."""
+        for identity, item in items if self._tables else ():
+            if isinstance(item, Rejection) and item.document is not None:
+                self._add("judged", identity, item, item.document.metadata, item.document.text.encode())
+
+    def _add(self, end: str, identity: int, item: Rejection, metadata: str, text: bytes) -> None:
+        row = (identity, item.reason.value, item.detail, item.path, item.line, metadata, text)
+        self._tables[end].add(row, len(text) + len(metadata))

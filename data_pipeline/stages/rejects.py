@@ -1,19 +1,36 @@
-"""Collects the rejected documents that the report lists."""
+"""Collects the rejected documents of all stages: samples for the report, and files with all of them in full."""
 
 from __future__ import annotations
 
+import base64
+import heapq
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
-from data_pipeline.documents import Reason
-from data_pipeline.sources.inputs import Partition
-from data_pipeline.stages.read import ReadResult
-from data_pipeline.stages.select import SelectResult
-from data_pipeline.stages.split import SplitResult
+import numpy as np
+import orjson
+import zstandard
 
-__all__ = ["collect_rejects"]
+from common.files import digest_file, unfinished_path
+from data_pipeline.dataset.layout import CHOSEN, TOKENS, rejected_name
+from data_pipeline.dataset.tables import read_batches, read_side_by_side
+from data_pipeline.dedup.duplicates import REASONS
+from data_pipeline.dedup.resolve import Fate
+from data_pipeline.documents import Reason
+from data_pipeline.execution.tasks import commit_result
+from data_pipeline.sources.inputs import Partition
+from data_pipeline.stages.job import Job
+from data_pipeline.stages.read import ReadResult
+from data_pipeline.stages.reject_samples import REJECTED_TABLES, rejected_place
+from data_pipeline.stages.select import Cuts, SelectResult, explain_selection, reasons_of
+from data_pipeline.stages.split import SplitResult, explain_duplicate
+
+__all__ = ["RejectedResult", "RejectedTask", "collect_rejects", "write_rejected", "write_rejected_partition"]
 
 
 def collect_rejects(
@@ -21,12 +38,128 @@ def collect_rejects(
 ) -> Iterator[dict[str, Any]]:
     """Yield at most `most` rejected documents for each reason, by partition. Line numbers count from the start of the file."""
     shown: Counter[str] = Counter()
-    lines_before = 0
-    for partition, result, *others in zip(partitions, read, *later, strict=True):
-        lines_before = lines_before if partition.parts[0].start else 0
+    for result, before, *others in zip(read, _lines_before(partitions, read), *later, strict=True):
         for sample in chain(result.samples, *(other.samples for other in others)):
             shown[sample["reason"]] += 1
             if shown[sample["reason"]] <= most:
-                line = sample["line"] and sample["line"] + lines_before
+                line = sample["line"] and sample["line"] + before
                 yield {**sample, "stage": Reason(sample["reason"]).stage, "source": result.source, "line": line}
-        lines_before += result.documents
+
+
+def _lines_before(partitions: Sequence[Partition], read: Sequence[ReadResult]) -> list[int]:
+    """Return for each partition the number of lines of its first file that are in earlier partitions."""
+    lines: list[int] = []
+    before = 0
+    for partition, result in zip(partitions, read, strict=True):
+        before = before if partition.parts[0].start else 0
+        lines.append(before)
+        before += result.documents
+    return lines
+
+
+def write_rejected(job: Job, read: Sequence[ReadResult], cuts: Mapping[str, Cuts]) -> dict[str, Path | bytes]:
+    """Write every rejected document in full if the settings ask for it. Return the path of each file by its published name."""
+    tasks = [
+        RejectedTask(partition.source, before, cuts[partition.source], job.work, place)
+        for number, (partition, before) in enumerate(zip(job.partitions, _lines_before(job.partitions, read), strict=True))
+        if (place := rejected_place(job, number))
+    ]
+    if tasks:
+        job.run("rejects", write_rejected_partition, tasks, [result.input_bytes for result in read], RejectedResult)
+    return {rejected_name(number): _file_of(task) for number, task in enumerate(tasks)}
+
+
+@dataclass(frozen=True)
+class RejectedTask:
+    """Write the rejected documents of one partition."""
+
+    source: str
+    lines_before: int
+    """Number of lines before the partition in its first file."""
+    cuts: Cuts
+    work: Path
+    output: Path
+
+
+@dataclass(frozen=True)
+class RejectedResult:
+    """Number of rejected documents."""
+
+    documents: int
+
+
+def write_rejected_partition(task: RejectedTask) -> RejectedResult:
+    """Write the rejected documents of a partition in the order of their ids, one JSON object on each line, compressed by zstd."""
+    path = _file_of(task)
+    temporary = unfinished_path(path)
+    documents = 0
+    tables = (_rejected_while_reading(task, end) for end in REJECTED_TABLES)
+    try:
+        with temporary.open("xb") as file, zstandard.ZstdCompressor(level=3, write_checksum=True).stream_writer(file) as stream:
+            for row in heapq.merge(*tables, _rejected_later(task), key=itemgetter("id")):
+                stream.write(_line(row, task))
+                documents += 1
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return commit_result(task, RejectedResult(documents), files={path: digest_file(path)})
+
+
+def _file_of(task: RejectedTask) -> Path:
+    return task.output.with_name(f"{task.output.name}.jsonl.zst")
+
+
+def _line(row: Mapping[str, Any], task: RejectedTask) -> bytes:
+    """Return one line of the file. Bytes that are not UTF-8 are written as base64."""
+    shown = {name: row[name] for name in ("id", "reason", "detail", "path")}
+    shown |= {"source": task.source, "stage": Reason(row["reason"]).stage.value}
+    shown["line"] = row["line"] and row["line"] + task.lines_before
+    if row["metadata"]:
+        shown["metadata"] = orjson.Fragment(row["metadata"])
+    try:
+        shown["text"] = row["text"].decode() if isinstance(row["text"], bytes) else row["text"]
+    except UnicodeDecodeError:
+        shown["base64"] = base64.b64encode(row["text"]).decode()
+    return orjson.dumps(shown, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _rejected_while_reading(task: RejectedTask, end: str) -> Iterator[dict[str, Any]]:
+    for batch in read_batches(task.output.with_name(f"{task.output.name}-{end}")):
+        for row in range(batch.num_rows):
+            yield {name: batch.column(name)[row].as_py() for name in batch.schema.names}
+
+
+def _rejected_later(task: RejectedTask) -> Iterator[dict[str, Any]]:
+    """Yield the documents of the text table that a later stage rejected."""
+    rejected = heapq.merge(_duplicates(task), _not_selected(task))
+    wanted = next(rejected, None)
+    for batch in read_batches(_place(task, "text")):
+        ids_D = batch.column("id").to_numpy()
+        while wanted is not None and wanted[0] <= ids_D[-1]:
+            identity, reason, detail = wanted
+            row = int(np.searchsorted(ids_D, identity))
+            found = {name: batch.column(name)[row].as_py() for name in ("path", "line", "metadata", "text")}
+            yield {"id": identity, "reason": reason, "detail": detail, **found}
+            wanted = next(rejected, None)
+
+
+def _duplicates(task: RejectedTask) -> Iterator[tuple[int, str, str]]:
+    """Yield id, reason and detail of each document that deduplication dropped."""
+    for batch in read_batches(_place(task, "duplicates")):
+        fates_D = batch.column("fate").to_numpy()
+        for row in np.flatnonzero(fates_D).tolist():
+            reason = REASONS[Fate(fates_D[row])]
+            yield batch.column("id")[row].as_py(), reason.value, explain_duplicate(reason, batch.column("leader")[row].as_py())
+
+
+def _not_selected(task: RejectedTask) -> Iterator[tuple[int, str, str]]:
+    """Yield id, reason and detail of each document that quality or balance dropped."""
+    for batch, chosen in read_side_by_side(_place(task, TOKENS), _place(task, CHOSEN)):
+        reason_D = reasons_of(batch, task.cuts, chosen.column("copies").to_numpy())
+        for row in np.flatnonzero(reason_D != "").tolist():
+            reason = Reason(reason_D[row])
+            yield batch.column("id")[row].as_py(), reason.value, explain_selection(batch, row, reason)
+
+
+def _place(task: RejectedTask, folder: str) -> Path:
+    return task.work / folder / task.output.name

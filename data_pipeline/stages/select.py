@@ -29,7 +29,17 @@ from data_pipeline.stages.reject_samples import Samples
 from data_pipeline.stages.tokenize import TokenizeResult
 from data_pipeline.text.ngrams import mix_hashes
 
-__all__ = ["Cuts", "SelectResult", "copies_of_documents", "cuts_of_sources", "documents_of", "repeats_of_groups", "select_all"]
+__all__ = [
+    "Cuts",
+    "SelectResult",
+    "copies_of_documents",
+    "cuts_of_sources",
+    "documents_of",
+    "explain_selection",
+    "reasons_of",
+    "repeats_of_groups",
+    "select_all",
+]
 
 
 @dataclass(frozen=True)
@@ -180,17 +190,23 @@ def select_partition(task: SelectTask) -> SelectResult:
 
 
 def _copies(batch: pa.RecordBatch, task: SelectTask, rejected: _Rejected) -> NDArray[np.uint8]:
-    reason_D = _reasons(batch, task.cuts)
-    copies_D: NDArray[np.uint8] = (reason_D == "").astype(np.uint8)
+    is_good_D = _reasons(batch, task.cuts) == ""
+    copies_D: NDArray[np.uint8] = is_good_D.astype(np.uint8)
     if task.repeats is not None:
         ids_D = batch.column("id").to_numpy()
         is_train_D = batch.column("split").to_numpy() == _TRAIN
         for group, members_D in _groups(batch, task.source, task.balance):
-            taken_D = members_D & is_train_D & (reason_D == "")
+            taken_D = members_D & is_train_D & is_good_D
             copies_D[taken_D] = copies_of_documents(ids_D[taken_D], task.repeats.get(group, 0.0), task.seed)
-        reason_D[(reason_D == "") & (copies_D == 0)] = Reason.OVER_SHARE
-    rejected.add(batch, reason_D)
+    rejected.add(batch, reasons_of(batch, task.cuts, copies_D))
     return copies_D
+
+
+def reasons_of(batch: pa.RecordBatch, cuts: Cuts, copies_D: NDArray[np.uint8]) -> NDArray[np.object_]:
+    """Return why each document of a token table is rejected, "" if it is not; `copies_D` is how often it is used."""
+    reason_D = _reasons(batch, cuts)
+    reason_D[(reason_D == "") & (copies_D == 0)] = Reason.OVER_SHARE
+    return reason_D
 
 
 class _Rejected:
@@ -206,7 +222,7 @@ class _Rejected:
         rows = np.flatnonzero(reason_D != "").tolist()
         self.counts.update(reason_D[rows].tolist())
         for row, reason in self._samples.wanted((row, reason_D[row]) for row in rows):
-            self._shown.append((batch.column("id")[row].as_py(), reason, _explain(batch, row, reason)))
+            self._shown.append((batch.column("id")[row].as_py(), reason, explain_selection(batch, row, reason)))
 
     def show(self, text: Path) -> list[dict[str, Any]]:
         """Return the samples, with the beginnings of their texts from the text table."""
@@ -221,7 +237,8 @@ class _Rejected:
         return self._samples.values
 
 
-def _explain(batch: pa.RecordBatch, row: int, reason: Reason) -> str:
+def explain_selection(batch: pa.RecordBatch, row: int, reason: Reason) -> str:
+    """Return the detail of a document of a token table that is not selected."""
     if reason in (Reason.PERPLEXITY_LOW, Reason.PERPLEXITY_HIGH):
         return f"perplexity {perplexity(batch.column('perplexity')[row].as_py()):.1f}"
     if reason is Reason.CLASSIFIED_BAD:

@@ -27,6 +27,7 @@ from data_pipeline.stages.reject_samples import Samples
 __all__ = [
     "SplitResult",
     "SplitTask",
+    "explain_duplicate",
     "read_kept",
     "share_lost_to_benchmarks",
     "split_all",
@@ -143,9 +144,12 @@ def _show(text: pa.RecordBatch, duplicates: pa.Table, samples: Samples) -> None:
     fates_D = duplicates.column("fate").to_numpy()
     rejected = ((row, REASONS[Fate(fates_D[row])]) for row in np.flatnonzero(fates_D).tolist())
     for row, reason in samples.wanted(rejected):
-        leader = duplicates.column("leader")[row].as_py()
-        detail = "" if reason is Reason.BENCHMARK_OVERLAP else f"like document {leader}"
-        samples.add(text, row, reason, detail)
+        samples.add(text, row, reason, explain_duplicate(reason, duplicates.column("leader")[row].as_py()))
+
+
+def explain_duplicate(reason: Reason, leader: int) -> str:
+    """Return the detail of a document that deduplication drops."""
+    return "" if reason is Reason.BENCHMARK_OVERLAP else f"like document {leader}"
 
 
 def read_kept(text: Path, split: Path) -> Iterator[pa.RecordBatch]:

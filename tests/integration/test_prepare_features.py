@@ -31,7 +31,7 @@ from data_pipeline.dataset.stored_documents import PublishedDocument, read_docum
 from data_pipeline.dedup import duplicates as dedup_stages
 from data_pipeline.prepare import prepare
 from data_pipeline.repack import repack
-from data_pipeline.stages import pack, read, select, split, tokenize, train_quality, train_tokenizer
+from data_pipeline.stages import pack, read, rejects, select, split, tokenize, train_quality, train_tokenizer
 from data_pipeline.tokenizer import load_tokenizer
 from tests.support.corpora import code_file, noise, reworded, sentences, write_texts
 from tests.support.prepare_runs import content_of, run
@@ -414,8 +414,8 @@ def test_a_document_without_a_token_is_dropped_and_counted(tmp_path: Path, by: s
     assert report["documents"]["read"] == 65 == report["documents"]["kept"] + report["documents"]["rejected"]
     identities = {document.id for document in documents(tmp_path / "out")}
     assert (len(identities), min(identities)) == (60, 5)
-    rejects = [json.loads(line) for line in (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()]
-    assert [reject["sample"] for reject in rejects] == [text[:200] for text in unknown]
+    found = [json.loads(line) for line in (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()]
+    assert [reject["sample"] for reject in found] == [text[:200] for text in unknown]
     assert repack(tmp_path / "out", tmp_path / "again", 64, 1).totals["documents"] == report["documents"]
 
 
@@ -469,10 +469,10 @@ def test_presets_and_languages_reject_with_their_reasons(tmp_path: Path) -> None
     )
     assert rejected(tmp_path / "out", "text") == dict.fromkeys(unwanted, 1)
     lines = (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()
-    rejects = {reject["reason"]: reject for reject in map(json.loads, lines)}
+    found = {reject["reason"]: reject for reject in map(json.loads, lines)}
     for number, (reason, text) in enumerate(unwanted.items(), 61):
-        assert (rejects[reason]["line"], rejects[reason]["stage"]) == (number, "judge")
-        assert rejects[reason]["sample"] in text
+        assert (found[reason]["line"], found[reason]["stage"]) == (number, "judge")
+        assert found[reason]["sample"] in text
 
 
 def test_a_source_overrides_cleaning_and_quality_for_itself_alone(tmp_path: Path) -> None:
@@ -547,6 +547,7 @@ STAGES = [
     (tokenize, "tokenize_partition"),
     (select, "weigh_partition"),
     (select, "select_partition"),
+    (rejects, "write_rejected_partition"),
     (pack, "pack_group"),
 ]
 
@@ -568,6 +569,7 @@ def all_stages(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any]
             "bad": (write_texts(folder / "bad.jsonl", noise(1, 20)),),
         },
         "balance": {"by": "source"},
+        "keep_rejects": "all",
     }
     prepare_small(folder / "out", **settings)
     return settings, content_of(folder / "out")

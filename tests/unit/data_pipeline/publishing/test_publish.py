@@ -61,7 +61,15 @@ def content_of(directory: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     "name",
     [
-        *("train/a.txt", "val/deep/b.txt", "tokens/c", "chosen/.hidden", "tokenizer/tokenizer.json", "train/a-00000.arrow"),
+        *(
+            "train/a.txt",
+            "val/deep/b.txt",
+            "tokens/c",
+            "chosen/.hidden",
+            "rejects/a.txt",
+            "tokenizer/tokenizer.json",
+            "train/a-00000.arrow",
+        ),
         *("report.html", "report.json", "DATA_CARD.md", "timings.json", "rejects.jsonl", "inputs.json"),
         *("manifest.json", "published.json", "train", "report.html/inside.txt"),
     ],
@@ -152,7 +160,7 @@ def test_a_preparation_killed_while_it_publishes_is_completed_by_the_next(
 
 
 def found(directory: Path, manifest: Manifest) -> Manifest | None:
-    return find_finished(directory, manifest.fingerprint, with_rejects=False)
+    return find_finished(directory, manifest.fingerprint)
 
 
 def test_published_data_is_found_without_reading_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
