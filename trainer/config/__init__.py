@@ -4,7 +4,7 @@ from trainer.config.data import BadDataConfig, BatchConfig, MixtureConfig
 from trainer.config.health import Action, AlertAction, AlertsConfig, GuardConfig
 from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
-from trainer.config.run import CheckpointConfig, EvalConfig, LimitsConfig, LogConfig, ResumeConfig
+from trainer.config.run import BranchConfig, CheckpointConfig, EvalConfig, LimitsConfig, LogConfig, ResumeConfig
 from trainer.config.train import TrainConfig
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "AlertsConfig",
     "BadDataConfig",
     "BatchConfig",
+    "BranchConfig",
     "CheckpointConfig",
     "EmaConfig",
     "EvalConfig",
