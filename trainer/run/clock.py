@@ -6,10 +6,13 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from statistics import median
 
 __all__ = ["Clock"]
 
-_NUM_PAUSES = 10
+_NUM_RECENT = 10
+_UNTIMED_LAPS = 3
+"""The first steps of a process compile code, so their times say little about later steps."""
 
 
 class Clock:
@@ -17,12 +20,16 @@ class Clock:
 
     def __init__(self) -> None:
         self._zero = self._last_lap = time.monotonic()
-        self._pauses_s: deque[float] = deque(maxlen=_NUM_PAUSES)
+        self._least_ending_s = 0.0
+        self._num_laps = 0
+        self._laps_s: deque[float] = deque(maxlen=_NUM_RECENT)
+        self._pauses_s: deque[float] = deque(maxlen=_NUM_RECENT)
 
-    def resume(self, seconds: float) -> None:
-        """Add the time of earlier starts of the run, and begin the first lap."""
+    def resume(self, seconds: float, ending_s: float = 0.0) -> None:
+        """Begin the first lap. Add the time of earlier starts of the run, and do not expect less for its end than they did."""
         self._zero -= seconds
         self._last_lap = time.monotonic()
+        self._least_ending_s = ending_s
 
     @property
     def seconds(self) -> float:
@@ -31,13 +38,20 @@ class Clock:
 
     @property
     def ending_s(self) -> float:
-        """Seconds that evaluation and save at the end may take: the longest of the last few; 0 before the first."""
-        return max(self._pauses_s, default=0.0)
+        """Seconds from the beginning of a step to the end of the run if one more step and the last evaluation and save follow.
+
+        Two steps of the median duration, and the longest of the last pauses for evaluations and saves.
+        """
+        steps_s = 2 * median(self._laps_s) if self._laps_s else 0.0
+        return max(self._least_ending_s, steps_s + max(self._pauses_s, default=0.0))
 
     def lap(self) -> float:
         """Return the seconds since the last call, without pauses."""
         now = time.monotonic()
         lap, self._last_lap = now - self._last_lap, now
+        self._num_laps += 1
+        if self._num_laps > _UNTIMED_LAPS:
+            self._laps_s.append(lap)
         return lap
 
     @contextmanager

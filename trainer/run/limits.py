@@ -13,7 +13,7 @@ from trainer.config import EvalConfig, TrainConfig
 from trainer.data.adjustments import Adjustment
 from trainer.run.progress import Evaluated, Progress
 
-__all__ = ["Plan", "early_stop", "evaluations_without_gain", "plan_run"]
+__all__ = ["Pace", "Plan", "early_stop", "evaluations_without_gain", "plan_run"]
 
 
 def early_stop(evaluations: Sequence[Evaluated], settings: EvalConfig) -> str | None:
@@ -105,7 +105,7 @@ class Plan:
         """Return the last step before `limits.minutes` ends the run, as the pace so far says; None if that is not known.
 
         Args:
-            ending_s: seconds that the evaluation and the save at the end take.
+            ending_s: seconds that the end takes, as `Clock.ending_s`.
         """
         return None if self.seconds is None else self.pace.last_step_before(self.seconds - ending_s)
 

@@ -35,7 +35,7 @@ class Progress:
     seconds: float = 0.0
     """Time of rank 0 since the run began, with evaluations and saves, over all resumes."""
     ending_s: float = 0.0
-    """Seconds that rank 0 expects for evaluation and save at the end."""
+    """`Clock.ending_s` of rank 0."""
     evaluated_step: int = -1
     """Step of the last evaluation."""
     saved_seconds: float = 0.0

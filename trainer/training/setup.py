@@ -296,7 +296,7 @@ def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: St
 def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: Ending, stop: StopRequest) -> Reporter:
     context, manifest = checked.context, checked.context.manifest
     config, group = context.config, context.group
-    checked.clock.resume(restored.progress.seconds)
+    checked.clock.resume(restored.progress.seconds, restored.progress.ending_s)
     checked.limits.cooldown = restored.adjustments.cooldown()
     reporter = Reporter(
         context=context,

@@ -39,7 +39,7 @@ class StepInputs:
     seconds: float = 0.0
     """Time of this rank since the run began."""
     ending_s: float = 0.0
-    """Seconds that this rank expects for evaluation and save at the end."""
+    """`Clock.ending_s` of this rank."""
     stop_requested: bool = False
     """Whether this rank was asked to stop."""
     save_failed: bool = False
@@ -113,7 +113,7 @@ class StepResult:
     seconds: float
     """Time of rank 0 before this step, since the run began."""
     ending_s: float
-    """Seconds that rank 0 expects for evaluation and save at the end."""
+    """`Clock.ending_s` of rank 0."""
     save_failed: bool
     """Whether a save in the background has failed."""
     acknowledged_step: int

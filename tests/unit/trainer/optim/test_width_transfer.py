@@ -18,6 +18,7 @@ from trainer.model.parameters import parameters_by_name
 SHAPE = {"layers": 1, "heads": 4, "context": 8, "vocab_multiple": 1}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_the_logits_of_four_widths_change_by_as_much_with_transfer_and_by_more_and_more_without_it(kind: Kind) -> None:
     on = [logit_change(kind, width, BASE_WIDTH) for width in WIDTHS]
