@@ -66,18 +66,18 @@ def train_on(run: TrainingRun, batches: Iterator[GlobalBatch], progress: Progres
             return progress, stopped
         step = progress.step + 1
         batch, waited_s = run.next_batch(batches, step)
-        learning_rate = run.set_learning_rate(progress.step)
+        rates = run.set_learning_rate(progress)
         pending = train_step(run.trainable, batch, run.step_inputs(step), previous=results.newest)
         run.after_step(step, pending)
         near_end = run.may_reach_targets(progress)  # then no rank runs ahead of the results
         progress = progress.after_step(end=batch.end, targets=batch.num_targets)
-        results.add(pending, StepFacts(progress, learning_rate, batch.num_targets, waited_s, batch.rows))
+        results.add(pending, StepFacts(progress, rates, batch.num_targets, waited_s, batch.rows))
         progress, stopped = read_results(run, results, progress, everything=near_end)
 
 
 def evaluate_and_save(run: TrainingRun, progress: Progress, *, stopped: bool) -> tuple[Progress, bool]:
     """Evaluate and save if due. The guard has judged all earlier steps by now, so no checkpoint holds an unjudged step."""
-    with run.clock.paused(), run.own_timer.paused():
+    with run.clock.evaluating_and_saving(), run.own_timer.paused():
         if run.evaluator.due(progress) and not stopped:
             with run.heartbeat.phase("evaluate"):
                 progress = run.evaluator.evaluate(progress)
@@ -96,7 +96,7 @@ def read_results(
     for result, facts in results.due(everything=everything):
         if result.void:  # a rank had no memory or no data, so this step changed nothing
             raise RepeatStep(result, facts)
-        progress = progress.at(result.seconds)
+        progress = progress.at(result.seconds, result.ending_s)
         metrics = run.reporter.report(result, facts)
         run.replica_check.read(result.step)  # raises GuardError
         run.reporter.judge(result, facts)  # raises GuardError or RollBack

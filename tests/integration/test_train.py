@@ -205,9 +205,9 @@ def test_reduced_precision_learns_too_and_resumes_exactly(
 def test_weights_that_are_not_finite_are_never_saved(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = training_run.set_learning_rate
 
-    def poison(optimizers: tuple[torch.optim.Optimizer, ...], rate: float) -> None:
-        original(optimizers, rate)
-        if rate == pytest.approx(3e-3, rel=1e-3):
+    def poison(optimizers: tuple[torch.optim.Optimizer, ...], factor: float, *others: float, decay_factor: float) -> None:
+        original(optimizers, factor, *others, decay_factor=decay_factor)
+        if factor == pytest.approx(1, rel=1e-3):
             with torch.no_grad():
                 optimizers[0].param_groups[0]["params"][0][0] = float("nan")
 

@@ -5,7 +5,7 @@ from trainer.config.effects import settings_without_effect
 from trainer.config.health import Action, AlertAction, AlertsConfig, GuardConfig
 from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
-from trainer.config.run import CheckpointConfig, EvalConfig, LimitsConfig, LogConfig, ResumeConfig
+from trainer.config.run import BranchConfig, CheckpointConfig, EvalConfig, LimitsConfig, LogConfig, ResumeConfig
 from trainer.config.train import Precision, TrainConfig
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "AlertsConfig",
     "BadDataConfig",
     "BatchConfig",
+    "BranchConfig",
     "CheckpointConfig",
     "EmaConfig",
     "EvalConfig",

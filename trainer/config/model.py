@@ -26,6 +26,12 @@ class ModelConfig(Section):
     tie_embeddings: bool = Field(True, description="Whether the output projection shares the embedding's weights.")
     vocab_multiple: int = Field(64, ge=1, le=1024, description="The vocabulary is padded to a multiple of this for faster kernels.")
     init_std: float = Field(0.02, gt=0, lt=1, description="Standard deviation of the initial weights.")
+    base_width: int | None = Field(
+        None,
+        ge=8,
+        le=65536,
+        description="Width at which learning rates and init_std were chosen. They are scaled from it to `width` (muP); none: not.",
+    )
     attention_dropout: float = Field(
         0.0, ge=0, lt=1, description="Share of the attention's probabilities that training sets to zero; 0: no dropout."
     )
@@ -71,6 +77,11 @@ class ModelConfig(Section):
     def mlp_size(self) -> int:
         """Hidden width of SwiGLU. With 8/3 of the width its three matrices are as large as two of 4 x width."""
         return self.mlp_width or -(-self.width * 8 // 3 // 64) * 64
+
+    @property
+    def width_ratio(self) -> float:
+        """Width over `base_width`; 1 without it."""
+        return self.width / (self.base_width or self.width)
 
     def padded_vocab(self, vocab_size: int) -> int:
         """Return the number of rows of the embedding for a tokenizer with `vocab_size` tokens."""

@@ -47,6 +47,7 @@ class OptimConfig(Section):
         "adamw", description="Optimizer. muon: Muon for the matrices of the layers, AdamW for all others."
     )
     lr: float = Field(6e-4, gt=0, le=1, description="Peak learning rate.")
+    muon_lr: float | None = Field(None, gt=0, le=1, description="muon: peak learning rate of the matrices of the layers; none: lr.")
     weight_decay: float = Field(0.1, ge=0, le=1, description="Decoupled weight decay of matrices; vectors have none.")
     beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the gradient average.")
     beta2: float = Field(0.95, ge=0, lt=1, description="Decay of the squared-gradient average.")
@@ -59,17 +60,23 @@ class ScheduleConfig(Section):
     """The learning rate over the steps."""
 
     kind: Literal["cosine", "linear", "wsd", "polynomial", "exponential", "step", "constant"] = Field(
-        "cosine", description="Shape after the warm-up. wsd: constant, then a linear decay in the last `decay_share` of the steps."
+        "cosine", description="Shape after the warm-up. wsd: constant, then a cool-down in the last steps."
     )
     warmup_steps: int = Field(100, ge=0, description="Number of steps in which the learning rate rises linearly to its peak.")
     decay_steps: Annotated[int | None, OnlyIf("schedule.kind != constant"), OnlyIf("schedule.kind != step")] = Field(
-        None, ge=1, description="Step at which the floor is reached; none: the last step of the run."
+        None, ge=0, description="Step at which the floor is reached; none: the last step of the run; 0, only for wsd: never."
     )
     floor: Annotated[float, OnlyIf("schedule.kind != constant")] = Field(
         0.1, ge=0, le=1, description="Lowest learning rate, as a share of the peak."
     )
     decay_share: Annotated[float, OnlyIf("schedule.kind = wsd")] = Field(
-        0.2, gt=0, le=1, description="wsd: last share of `decay_steps`, in which the learning rate falls."
+        0.2, gt=0, le=1, description="wsd: last share of `decay_steps`, in which the learning rate falls; at least two steps."
+    )
+    cooldown_steps: Annotated[int | None, OnlyIf("schedule.kind = wsd")] = Field(
+        None, ge=2, description="wsd: number of last steps in which the learning rate falls; none: the share `decay_share`."
+    )
+    cooldown_shape: Annotated[Literal["linear", "sqrt"], OnlyIf("schedule.kind = wsd")] = Field(
+        "linear", description="wsd: fall of the learning rate. sqrt: 1 - sqrt(progress), which falls faster at first."
     )
     power: Annotated[float, OnlyIf("schedule.kind = polynomial")] = Field(
         2.0, gt=0, le=10, description="polynomial: exponent of the decay."
@@ -79,6 +86,11 @@ class ScheduleConfig(Section):
     )
     gamma: Annotated[float, OnlyIf("schedule.kind = step")] = Field(
         0.1, gt=0, lt=1, description="step: factor of the learning rate at each milestone."
+    )
+    weight_decay: Literal["constant", "lr", "linear"] = Field(
+        "constant",
+        description="Factor of optim.weight_decay, which the optimizer also multiplies by the learning rate. lr: the learning "
+        "rate as a share of its peak; linear: falls from 1 to 0 at `decay_steps`.",
     )
 
     @model_validator(mode="after")
@@ -93,9 +105,20 @@ class ScheduleConfig(Section):
                 f"schedule.milestones begin at {self.milestones[0]}, before schedule.warmup_steps = {self.warmup_steps} are over; "
                 "warm up for fewer steps, or begin later"
             )
+        if self.decay_steps == 0 and self.needs_length:
+            raise ValueError(
+                f"{self.needs_length} needs a length, but schedule.decay_steps = 0 gives none; use a step, or schedule.kind = wsd"
+            )
         if self.kind == "exponential" and self.floor == 0:
             raise ValueError("schedule.kind = exponential never reaches schedule.floor = 0; use a floor above 0, such as 0.01")
         return self
+
+    @property
+    def needs_length(self) -> str:
+        """The setting that needs to know the last step before the training begins; empty if none does."""
+        if self.kind not in ("wsd", "step", "constant"):
+            return f"schedule.kind = {self.kind}"
+        return "schedule.weight_decay = linear" if self.weight_decay == "linear" else ""
 
 
 class EmaConfig(Section):

@@ -1,7 +1,8 @@
-"""Settings of the limits, evaluation, checkpoints, logs and resume."""
+"""Settings of the limits, evaluation, checkpoints, logs, resume and branch."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import urlsplit
 
@@ -10,18 +11,23 @@ from pydantic import Field, model_validator
 from common.settings.effects import OnlyIf
 from common.settings.model import Section
 
-__all__ = ["CheckpointConfig", "EvalConfig", "LimitsConfig", "LogConfig", "ResumeConfig"]
+__all__ = ["BranchConfig", "CheckpointConfig", "EvalConfig", "LimitsConfig", "LogConfig", "ResumeConfig"]
 
 
 class LimitsConfig(Section):
-    """Limits of the training, which ends at the first one. At least one of steps, epochs and tokens is needed."""
+    """Limits of the training, which ends at the first one. At least one is needed."""
 
     steps: int | None = Field(None, ge=1, description="Training ends after this many optimizer steps.")
     epochs: float | None = Field(
         None, gt=0, description="Training ends after this many passes over the training rows, such as 1.5."
     )
     tokens: int | None = Field(None, ge=1, description="Training ends after this many training targets, counted over all ranks.")
-    minutes: float | None = Field(None, gt=0, description="Training ends after this many minutes of training, over all resumes.")
+    minutes: float | None = Field(
+        None,
+        gt=0,
+        description="Training ends after this many minutes, over all resumes, with evaluations and saves. With schedule.kind = wsd "
+        "the cool-down begins in time.",
+    )
 
 
 class EvalConfig(Section):
@@ -104,3 +110,16 @@ class ResumeConfig(Section):
         (),
         description="Names from the error message of a refused resume that may differ, or quarantine. The results will differ too.",
     )
+
+
+class BranchConfig(Section):
+    """Another run whose state a new run begins with. Its schedule may differ from that of the other run."""
+
+    run: Path | None = Field(None, description="Directory of the run to branch off; none: a new run begins with new weights.")
+    step: int | None = Field(None, ge=1, description="Step of the checkpoint to begin with; none: the newest checkpoint.")
+
+    @model_validator(mode="after")
+    def _check_run(self) -> Self:
+        if self.step is not None and self.run is None:
+            raise ValueError("branch.step names a checkpoint of another run; name the run with branch.run")
+        return self

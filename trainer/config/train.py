@@ -17,7 +17,7 @@ from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, Mixtur
 from trainer.config.health import AlertsConfig, GuardConfig, WatchdogConfig
 from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
-from trainer.config.run import CheckpointConfig, EvalConfig, LimitsConfig, LogConfig, ResumeConfig
+from trainer.config.run import BranchConfig, CheckpointConfig, EvalConfig, LimitsConfig, LogConfig, ResumeConfig
 
 __all__ = ["Precision", "TrainConfig"]
 
@@ -80,6 +80,7 @@ class TrainConfig(Settings):
     watchdog: WatchdogConfig = Field(WatchdogConfig(), description="Ranks that make no progress.")
     bad_data: BadDataConfig = Field(BadDataConfig(), description="Shards that cannot be read.")
     resume: ResumeConfig = Field(ResumeConfig(), description="Differences that a resume allows.")
+    branch: BranchConfig = Field(BranchConfig(), description="Checkpoint of another run that a new run continues from.")
 
     @property
     def number_format(self) -> Precision:
@@ -93,11 +94,15 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _check_limits(self) -> TrainConfig:
-        limits = self.limits
-        if limits.steps is None and limits.epochs is None and limits.tokens is None:
+        limits, schedule = self.limits, self.schedule
+        if limits.steps is not None or limits.epochs is not None or limits.tokens is not None:
+            return self
+        if limits.minutes is None:
+            raise ValueError("no limit is set; give limits.steps, limits.epochs, limits.tokens or limits.minutes")
+        if schedule.needs_length and schedule.decay_steps is None:
             raise ValueError(
-                "no limit is set; give limits.steps, limits.epochs or limits.tokens (limits.minutes alone is not enough, because "
-                "the schedule of the learning rate needs a number of steps)"
+                f"{schedule.needs_length} needs a number of steps, and limits.minutes gives none; set schedule.decay_steps or "
+                "another limit, or use schedule.kind = wsd, whose cool-down can begin in time for the end"
             )
         return self
 

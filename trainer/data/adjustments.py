@@ -1,7 +1,8 @@
-"""Adjustments: smaller micro-batches after a lack of memory, and shards that the run leaves out because it cannot read them.
+"""Adjustments: smaller micro-batches after a lack of memory, shards that the run leaves out because it cannot read them, and the
+cool-down of the learning rate in time for the end of `limits.minutes`.
 
 Each adjustment holds from one step on, and `record.json` lists it under `changes`. A resume from an earlier checkpoint and a replay
-apply it at the same step, whether or not the fault occurs again. So they have the same bits.
+apply it at the same step, whether or not the fault or the time occurs again. So they have the same bits.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["Adjustment", "Adjustments", "smaller_micro"]
 
 @dataclass(frozen=True)
 class Adjustment:
-    """One adjustment. Either `micro` or `shards` is given."""
+    """One adjustment. Either `micro`, `shards` or `cooldown_end` is given."""
 
     step: int
     """The first step that the adjustment holds for. An evaluation belongs to the step before it."""
@@ -31,19 +32,29 @@ class Adjustment:
     """The largest number of rows in a micro-batch from `step` on."""
     shards: tuple[str, ...] = ()
     """Paths, as in the manifest, of the shards whose rows are padding from `step` on."""
+    cooldown_end: int | None = None
+    """The last step of the run. The learning rate falls from `step` to this step."""
 
     @property
-    def kind(self) -> Literal["micro", "quarantine"]:
+    def kind(self) -> Literal["micro", "quarantine", "cooldown"]:
         """The name of the ledger's event."""
+        if self.cooldown_end is not None:
+            return "cooldown"
         return "quarantine" if self.micro is None else "micro"
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of the ledger's event, without the step."""
-        facts = {"shards": list(self.shards)} if self.micro is None else {"rows": self.micro}
+        facts: dict[str, Any] = {"rows": self.micro}
+        if self.kind == "quarantine":
+            facts = {"shards": list(self.shards)}
+        elif self.kind == "cooldown":
+            facts = {"end": self.cooldown_end}
         return {**facts, "reason": self.reason}
 
     def describe(self) -> str:
         """Return the adjustment as a sentence."""
+        if self.cooldown_end is not None:
+            return f"the learning rate falls from step {self.step} on, and the run ends at step {self.cooldown_end}: {self.reason}"
         if self.micro is not None:
             return f"micro-batches of {self.micro} rows from step {self.step} on, the same global batches: {self.reason}"
         shards = ", ".join(self.shards)
@@ -90,6 +101,10 @@ class Adjustments:
         """Return the paths of the shards whose rows are padding at a step."""
         return frozenset(shard for adjustment in self.made if adjustment.step <= step for shard in adjustment.shards)
 
+    def cooldown(self) -> Adjustment | None:
+        """Return the cool-down that is not in the settings; None if there is none."""
+        return next((adjustment for adjustment in self.made if adjustment.kind == "cooldown"), None)
+
     def to_json(self) -> list[dict[str, Any]]:
         """Return plain values for the record."""
         return [asdict(adjustment) for adjustment in self.made]
@@ -111,6 +126,7 @@ class _AdjustmentForm(Form, extra="forbid"):
     reason: str
     micro: Annotated[int, Field(ge=1, le=65536)] | None = None
     shards: list[str] | tuple[str, ...]
+    cooldown_end: Annotated[int, Field(ge=1)] | None = None
 
 
 class _AdjustmentsForm(Form):

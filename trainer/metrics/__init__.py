@@ -6,10 +6,11 @@ from trainer.metrics.sinks.base import Sink
 from trainer.metrics.sinks.json_lines import JsonLinesSink
 from trainer.metrics.sinks.tensorboard import TensorBoardSink
 from trainer.metrics.sinks.terminal import TerminalSink
-from trainer.metrics.step_metrics import RunFacts, StepFacts, StepMetrics
+from trainer.metrics.step_metrics import LearningRates, RunFacts, StepFacts, StepMetrics
 
 __all__ = [
     "JsonLinesSink",
+    "LearningRates",
     "Monitor",
     "RunFacts",
     "Sink",

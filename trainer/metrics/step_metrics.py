@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from trainer.run.events import TrainEvent
 from trainer.run.progress import Progress
 
-__all__ = ["RunFacts", "StepFacts", "StepMetrics", "encodable"]
+__all__ = ["LearningRates", "RunFacts", "StepFacts", "StepMetrics", "encodable"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +49,21 @@ class StepMetrics(TrainEvent):
         return self.monitor_s / self.seconds if self.seconds and self.monitor_s is not None else None
 
 
+class LearningRates(NamedTuple):
+    """The learning rates of a step, before they are scaled for the width of the model."""
+
+    adamw: float
+    muon: float | None
+    """None without Muon."""
+
+
 @dataclass(frozen=True)
 class StepFacts:
     """What the host knows of a step when it begins it."""
 
     progress: Progress
     """The counters after the step."""
-    learning_rate: float
+    rates: LearningRates
     num_targets: int
     """Targets of this step."""
     loader_wait_s: float

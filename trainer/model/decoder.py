@@ -26,7 +26,11 @@ from trainer.model.layers import DecoderLayer, RMSNorm, rotary_bytes, rotary_tab
 from trainer.model.linear import Linear, product_operators
 from trainer.model.parameters import parameters_by_name
 
-__all__ = ["Decoder", "activation_bytes", "build_model", "flops_per_token", "num_weights"]
+__all__ = ["LAST_NORM", "Decoder", "activation_bytes", "build_model", "flops_per_token", "num_weights"]
+
+
+LAST_NORM = "model.norm.weight"
+"""The weights of the norm after the last layer."""
 
 
 class Backbone(nn.Module):
@@ -109,6 +113,12 @@ def build_model(config: ModelConfig, vocab_size: int, seed: int) -> Decoder:
 
     Matrices are normal with standard deviation `init_std`. Those that write to the residual stream are scaled by 1/sqrt(2 layers),
     so the variance of the stream does not grow with depth (Radford et al., 2019). Norm weights are one.
+
+    With `base_width` and m = width / `base_width`, the matrices of the layers have `init_std` / sqrt(m), and the last norm has
+    weights of 1/m (Yang et al., 2022, Tensor Programs V, table 3: initial weights by fan-in, logits times 1/m). Weights of the norm
+    and a factor of the logits do the same, and AdamW's rate of these weights is divided by m too: see `trainer.optim.optimizers`.
+    So the forward pass has no factor, and the model can be exported as it is, also with tied embeddings. The factor of the
+    attention's scores stays 1/sqrt(H): H should be the same at each width, so that a wider model has more heads.
     """
     model = Decoder(config, vocab_size)
     generator = torch.Generator().manual_seed(seed)
@@ -117,8 +127,12 @@ def build_model(config: ModelConfig, vocab_size: int, seed: int) -> Decoder:
             continue
         writes_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
         std = config.init_std / math.sqrt(2 * config.layers) if writes_residual else config.init_std
+        if ".layers." in name:
+            std /= math.sqrt(config.width_ratio)
         with torch.no_grad():
             parameter.normal_(0.0, std, generator=generator)
+    with torch.no_grad():
+        model.model.norm.weight.div_(config.width_ratio)
     return model
 
 

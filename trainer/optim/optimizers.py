@@ -6,13 +6,16 @@ the model and the settings. State is identified by name and may be sharded (DTen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from common.errors import CheckpointError, ConfigError
 from trainer.config import OptimConfig, TrainConfig
+from trainer.model.decoder import LAST_NORM
 from trainer.model.parameters import parameters_by_name
 
 __all__ = [
@@ -40,12 +43,19 @@ def check_optimizer(config: TrainConfig) -> None:
         )
 
 
-def build_optimizers(model: nn.Module, config: OptimConfig) -> tuple[torch.optim.Optimizer, ...]:
+def build_optimizers(model: nn.Module, config: OptimConfig, width_ratio: float = 1.0) -> tuple[torch.optim.Optimizer, ...]:
     """Return the optimizers of `model`, which must already be on its device and sharded. Frozen parameters have none.
 
     AdamW (Loshchilov and Hutter, 2019) uses the fused kernel. Muon (Jordan et al., 2024) replaces the averaged gradient of a matrix
     by an approximation of the nearest semi-orthogonal matrix. It is scaled by 0.2 sqrt(max(rows, columns)), the size of an AdamW
-    update (Liu et al., 2025), so both use the same learning rate and decay.
+    update (Liu et al., 2025), so both can use the same learning rate, and use the same decay.
+
+    With `width_ratio` m, the width over that at which the learning rates were chosen, the updates change the activations as much
+    as at that width (Yang et al., 2022, Tensor Programs V, table 3). AdamW's rate of the layers' matrices is divided by m. So is
+    that of the last norm, whose weights stand for the factor 1/m of the logits: see `trainer.model.decoder.build_model`. Muon's
+    rate is divided by sqrt(m), so that the spectral norm of its updates does not depend on the width (Yang, Simon and Bernstein,
+    2023). Weight decay is multiplied by the same number, so that a step shrinks the weights by the same share at each width, as in
+    the authors' package `mup`.
 
     Raises:
         ConfigError: Muon finds no matrix in a module list called `layers`.
@@ -56,10 +66,10 @@ def build_optimizers(model: nn.Module, config: OptimConfig) -> tuple[torch.optim
         raise ConfigError(
             "optim.kind = muon needs matrices in a module list called `layers`, and this model has none; use optim.kind = adamw"
         )
-    others = [parameter for name, parameter in trained.items() if name not in hidden]
-    optimizers: list[torch.optim.Optimizer] = [_adamw(others, config)]
+    others = {name: parameter for name, parameter in trained.items() if name not in hidden}
+    optimizers: list[torch.optim.Optimizer] = [_adamw(others, config, width_ratio)]
     if hidden:
-        optimizers.append(_muon([trained[name] for name in hidden], config))
+        optimizers.append(_muon([trained[name] for name in hidden], config, width_ratio))
     return tuple(optimizers)
 
 
@@ -71,11 +81,17 @@ def state_bytes_per_weight(config: OptimConfig) -> tuple[int, int]:
     return (4 if config.kind == "muon" else 8), 8
 
 
-def set_learning_rate(optimizers: Sequence[torch.optim.Optimizer], rate: float) -> None:
-    """Set the learning rate of the next update in every group."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+def set_learning_rate(optimizers: Sequence[torch.optim.Optimizer], *factors: float, decay_factor: float = 1.0) -> None:
+    """Set learning rate and weight decay of the next update in every group.
+
+    Args:
+        optimizers: from `build_optimizers`.
+        factors: numbers by which the peak of each group's learning rate is multiplied, one after the other.
+        decay_factor: number by which the weight decay of each group is multiplied.
+    """
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group["lr"] = math.prod(factors, start=group["peak_lr"])
+        group["weight_decay"] = group["peak_decay"] * decay_factor
 
 
 def step_unless(optimizers: Sequence[torch.optim.Optimizer], skip: Tensor) -> None:
@@ -150,13 +166,20 @@ def _is_hidden_matrix(name: str, parameter: Tensor) -> bool:
     return parameter.ndim == 2 and ".layers." in f".{name}"
 
 
-def _adamw(parameters: Sequence[nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
+def _adamw(parameters: Mapping[str, nn.Parameter], config: OptimConfig, width_ratio: float) -> torch.optim.AdamW:
+    scaled = {name for name, one in parameters.items() if width_ratio != 1 and (_is_hidden_matrix(name, one) or name == LAST_NORM)}
     groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        _group(
+            [one for name, one in parameters.items() if (one.ndim >= 2) == decays and (name in scaled) == scales],
+            config.lr / (width_ratio if scales else 1),
+            config.weight_decay * (width_ratio if scales else 1) if decays else 0.0,
+        )
+        for scales in (False, True)
+        for decays in (True, False)
     ]
-    optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
-    for parameter in parameters:
+    filled = [group for group in groups if group["params"]]
+    optimizer = torch.optim.AdamW(filled, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
+    for parameter in parameters.values():
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
             "exp_avg": torch.zeros_like(parameter),
@@ -165,13 +188,18 @@ def _adamw(parameters: Sequence[nn.Parameter], config: OptimConfig) -> torch.opt
     return optimizer
 
 
-def _muon(matrices: Sequence[nn.Parameter], config: OptimConfig) -> torch.optim.Muon:
-    optimizer = torch.optim.Muon(
-        matrices, lr=config.lr, weight_decay=config.weight_decay, momentum=config.muon_momentum, adjust_lr_fn="match_rms_adamw"
-    )
+def _muon(matrices: Sequence[nn.Parameter], config: OptimConfig, width_ratio: float) -> torch.optim.Muon:
+    scale = math.sqrt(width_ratio)
+    group = _group(matrices, (config.muon_lr or config.lr) / scale, config.weight_decay * scale)
+    optimizer = torch.optim.Muon([group], momentum=config.muon_momentum, adjust_lr_fn="match_rms_adamw")
     for matrix in matrices:
         optimizer.state[matrix] = {"momentum_buffer": torch.zeros_like(matrix)}
     return optimizer
+
+
+def _group(parameters: Sequence[nn.Parameter], rate: float, decay: float) -> dict[str, Any]:
+    """Return a group of an optimizer. `set_learning_rate` reads its peaks."""
+    return {"params": list(parameters), "lr": rate, "peak_lr": rate, "weight_decay": decay, "peak_decay": decay}
 
 
 def _some(names: Sequence[str]) -> str:

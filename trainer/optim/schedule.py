@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step."""
+"""Learning rate and weight decay as pure functions of the step."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from bisect import bisect_right
 
 from trainer.config import ScheduleConfig
 
-__all__ = ["learning_rate_factor"]
+__all__ = ["cooldown_start", "learning_rate_factor", "weight_decay_factor"]
 
 
-def learning_rate_factor(config: ScheduleConfig, decay_steps: int, step: int) -> float:
+def learning_rate_factor(config: ScheduleConfig, decay_steps: int, step: int, start: int | None = None) -> float:
     """Return the learning rate of the update from `step` to `step + 1`, as a share of the peak, in [0, 1].
 
     Every kind begins with a linear warm-up of W = `warmup_steps` steps (Goyal et al., 2017): (step + 1) / (W + 1). The first update
@@ -21,13 +21,15 @@ def learning_rate_factor(config: ScheduleConfig, decay_steps: int, step: int) ->
         linear        f + (1 - f) (1 - p)                  Devlin et al. (2019), to 0
         polynomial    f + (1 - f) (1 - p)^power            Chen et al. (2017), to 0
         exponential   f^p                                  decreases by the same share in each step
-        wsd           1 up to step S, then f + (1 - f) (1 - (step - S) / (D - S))
+        wsd           1 up to step S, then f + (1 - f) (1 - q), q = (step - S) / (D - S)
                                                            Hu et al. (2024); linear as in Hägele et al. (2024)
+                      with `cooldown_shape` = sqrt: f + (1 - f) (1 - sqrt(q))
+                                                           Hägele et al. (2024), section 3
         step          max(f, gamma^m), m = number of milestones up to `step`
                                                            He et al. (2016)
 
-    S is `decay_share` times D before D, rounded to whole steps, but not before W. From step D all kinds except constant and step
-    stay at f, also if the warm-up is longer than D. The kinds constant and step do not depend on D.
+    S is `start`, by default `cooldown_start`. From step D all kinds except constant and step stay at f, also if the warm-up is
+    longer than D. The kinds constant and step do not depend on D. With D = 0 the kind wsd has no end yet and stays at 1.
     """
     if step < config.warmup_steps:
         return (step + 1) / (config.warmup_steps + 1)
@@ -35,19 +37,50 @@ def learning_rate_factor(config: ScheduleConfig, decay_steps: int, step: int) ->
         return 1.0
     if config.kind == "step":
         return max(config.floor, config.gamma ** bisect_right(config.milestones, step))
-    progress = _progress(config, decay_steps, step)
+    progress = _progress(config, decay_steps, step, start)
     if config.kind == "exponential":
         return float(config.floor**progress)
     return config.floor + (1 - config.floor) * _shape(config, progress)
 
 
-def _progress(config: ScheduleConfig, decay_steps: int, step: int) -> float:
+def cooldown_start(config: ScheduleConfig, decay_steps: int) -> int:
+    """Return the number of steps after which the learning rate of `wsd` falls from its peak, for a cool-down that ends at a step.
+
+    The cool-down has `cooldown_steps` steps, or `decay_share` of all, rounded, but at least two: the first is still at the peak, so
+    one step alone would not fall. It does not begin in the warm-up.
+    """
+    length = config.cooldown_steps or max(2, round(config.decay_share * decay_steps))
+    return max(config.warmup_steps, decay_steps - length)
+
+
+def weight_decay_factor(config: ScheduleConfig, decay_steps: int, step: int, rate_factor: float) -> float:
+    """Return the weight decay of the update from `step` to `step + 1`, as a share of `optim.weight_decay`.
+
+    The optimizers multiply it by the learning rate. So with `constant` a step shrinks the weights in proportion to its learning
+    rate (Loshchilov and Hutter, 2019), and with `lr` in proportion to the square of it (Defazio, 2025, "Why gradients rapidly
+    increase near the end of training"). `linear` is 1 - step / D, at least 0 (nanochat).
+
+    Args:
+        config: kind of the schedule.
+        decay_steps: D.
+        step: number of steps done.
+        rate_factor: the learning rate of this update as a share of its peak.
+    """
+    if config.weight_decay == "constant":
+        return 1.0
+    return rate_factor if config.weight_decay == "lr" else max(0.0, 1 - step / decay_steps)
+
+
+def _progress(config: ScheduleConfig, decay_steps: int, step: int, start: int | None) -> float:
     """Return the progress of the decay at a step after the warm-up, 0 to 1."""
+    if decay_steps == 0:
+        return 0.0
     if step >= decay_steps:
         return 1.0
-    start = config.warmup_steps
-    if config.kind == "wsd":
-        start = max(start, decay_steps - max(1, round(config.decay_share * decay_steps)))
+    if config.kind != "wsd":
+        start = config.warmup_steps
+    elif start is None:
+        start = cooldown_start(config, decay_steps)
     return max(0.0, (step - start) / (decay_steps - start))
 
 
@@ -55,4 +88,6 @@ def _shape(config: ScheduleConfig, progress: float) -> float:
     """Return the decay from 1 to 0 as `progress` goes from 0 to 1."""
     if config.kind == "cosine":
         return 0.5 * (1 + math.cos(math.pi * progress))
+    if config.kind == "wsd" and config.cooldown_shape == "sqrt":
+        return 1 - math.sqrt(progress)
     return float((1 - progress) ** (config.power if config.kind == "polynomial" else 1.0))

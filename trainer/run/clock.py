@@ -1,35 +1,70 @@
-"""The training time of a run."""
+"""The time of a run, and the times of its steps."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from statistics import median
 
 __all__ = ["Clock"]
 
+_NUM_RECENT = 10
+_UNTIMED_LAPS = 3
+"""The first steps of a process compile code, so their times say little about later steps."""
+
 
 class Clock:
-    """Seconds of training over all resumes. Evaluations, saves and rollbacks do not count."""
+    """Wall-clock seconds of a run over all resumes, from the moment at which this object is made."""
 
-    def __init__(self, seconds: float) -> None:
-        self._zero = time.monotonic() - seconds
-        self._last_lap = seconds
+    def __init__(self) -> None:
+        self._zero = self._last_lap = time.monotonic()
+        self._least_ending_s = 0.0
+        self._num_laps = 0
+        self._laps_s: deque[float] = deque(maxlen=_NUM_RECENT)
+        self._pauses_s: deque[float] = deque(maxlen=_NUM_RECENT)
+
+    def resume(self, seconds: float, ending_s: float = 0.0) -> None:
+        """Begin the first lap. Add the time of earlier starts of the run, and do not expect less for its end than they did."""
+        self._zero -= seconds
+        self._last_lap = time.monotonic()
+        self._least_ending_s = ending_s
 
     @property
     def seconds(self) -> float:
-        """Training time since the run began."""
+        """Time since the run began, in seconds. The time between two starts does not count."""
         return time.monotonic() - self._zero
 
+    @property
+    def ending_s(self) -> float:
+        """Seconds from the beginning of a step to the end of the run if one more step and the last evaluation and save follow.
+
+        Two steps of the median duration, and the longest of the last pauses for evaluations and saves.
+        """
+        steps_s = 2 * median(self._laps_s) if self._laps_s else 0.0
+        return max(self._least_ending_s, steps_s + max(self._pauses_s, default=0.0))
+
     def lap(self) -> float:
-        """Return the seconds of training since the last call."""
-        now = self.seconds
+        """Return the seconds since the last call, without pauses."""
+        now = time.monotonic()
         lap, self._last_lap = now - self._last_lap, now
+        self._num_laps += 1
+        if self._num_laps > _UNTIMED_LAPS:
+            self._laps_s.append(lap)
         return lap
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not count the time that this context takes."""
+        """Do not count the time that this context takes as time of a step."""
         begin = time.monotonic()
         yield
-        self._zero += time.monotonic() - begin
+        self._last_lap += time.monotonic() - begin
+
+    @contextmanager
+    def evaluating_and_saving(self) -> Iterator[None]:
+        """Pause as `paused` does, and note how long it takes, because a run ends with the same work."""
+        begin = time.monotonic()
+        with self.paused():
+            yield
+        self._pauses_s.append(time.monotonic() - begin)

@@ -72,6 +72,8 @@ class TrainEvent(_Event):
     grad_norm: float
     """Global norm of the gradient, before clipping."""
     learning_rate: float | None = field(metadata={"json": "lr"})
+    muon_lr: float | None = None
+    """Learning rate of the matrices that Muon trains; None without Muon."""
     targets: int | None = field(metadata={"json": "tokens"})
     """Targets trained on so far."""
     tokens_per_s: float | None = field(metadata={"digits": 1})

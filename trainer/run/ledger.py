@@ -150,7 +150,8 @@ class Ledger:
         """Write an event between `step` and the next step.
 
         `skip` names `count` positions from `start` on that are never used: a batch that would contain one of them begins after the
-        last. `micro` with `rows` and `quarantine` with `shards` apply from the next step on: see `trainer.data.adjustments`.
+        last. `micro` with `rows`, `quarantine` with `shards` and `cooldown` with its `end` apply from the next step on: see
+        `trainer.data.adjustments`.
         """
         self._write(step, {"event": kind, "step": step, **facts})
 
@@ -293,7 +294,17 @@ class _MicroForm(Form):
     rows: Annotated[int, Field(ge=1, le=_MAX_BATCH_ROWS)]
 
 
-_FORMS: Mapping[str, type[Form]] = {"order": _OrderForm, "skip": _SkipForm, "quarantine": _QuarantineForm, "micro": _MicroForm}
+class _CooldownForm(Form):
+    end: Count
+
+
+_FORMS: Mapping[str, type[Form]] = {
+    "order": _OrderForm,
+    "skip": _SkipForm,
+    "quarantine": _QuarantineForm,
+    "micro": _MicroForm,
+    "cooldown": _CooldownForm,
+}
 
 
 def _is_beginning_of_line(line: bytes) -> bool:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from common.errors import ConfigError
 from data_pipeline.dataset.manifest import Manifest
 from trainer.config import EvalConfig, TrainConfig
+from trainer.data.adjustments import Adjustment
 from trainer.run.progress import Evaluated, Progress
 
-__all__ = ["Plan", "early_stop", "evaluations_without_gain", "plan_run"]
+__all__ = ["Pace", "Plan", "early_stop", "evaluations_without_gain", "plan_run"]
 
 
 def early_stop(evaluations: Sequence[Evaluated], settings: EvalConfig) -> str | None:
@@ -42,7 +43,40 @@ def evaluations_without_gain(evaluations: Sequence[Evaluated], min_delta: float)
     return stale, best
 
 
-@dataclass(frozen=True)
+_UNTIMED_STEPS = 3
+"""The first steps of a process compile code, so their times say little about later steps."""
+_SPARE_SHARE = 0.05
+"""Share of the remaining time that a cool-down leaves for steps that are slower than those before it."""
+
+
+@dataclass
+class Pace:
+    """The mean wall-clock time of a step of this process, with evaluations and saves, from times that all ranks know."""
+
+    first: tuple[int, float] | None = None
+    """Steps done, and the time at that moment, without the first steps of the process."""
+    last: tuple[int, float] | None = None
+    num_seen: int = 0
+
+    def add(self, steps_done: int, seconds: float) -> None:
+        """Add the time at which a step began. A step back, after a rollback, begins a new measurement."""
+        if self.last is not None and steps_done <= self.last[0]:
+            self.first, self.num_seen = None, 0
+        self.num_seen += 1
+        self.last = (steps_done, seconds)
+        if self.first is None and self.num_seen > _UNTIMED_STEPS:
+            self.first = self.last
+
+    def last_step_before(self, deadline_s: float) -> int | None:
+        """Return the last step that ends before a time; None if no step has been measured yet."""
+        if self.first is None or self.last is None or self.last[0] == self.first[0]:
+            return None
+        seconds_each = (self.last[1] - self.first[1]) / (self.last[0] - self.first[0])
+        remaining_s = (deadline_s - self.last[1]) * (1 - _SPARE_SHARE)
+        return self.last[0] + max(0, math.floor(remaining_s / seconds_each)) if seconds_each > 0 else None
+
+
+@dataclass
 class Plan:
     """The end of the run, from its limits and the size of the data."""
 
@@ -51,11 +85,29 @@ class Plan:
     targets: int | None
     seconds: float | None
     decay_steps: int
-    """Step at which the learning rate reaches its floor."""
-    last_step: int | None
+    """Step at which the learning rate reaches its floor; 0 if it does not depend on the last step, or if that is not known."""
+    certain_step: int | None
     """The step at which the limits on steps and epochs end the run."""
     eval: EvalConfig
     """Its patience may end the run before the limits."""
+    may_cool_early: bool = False
+    """Whether the cool-down may begin before its planned step, because `limits.minutes` ends the run."""
+    cooldown: Adjustment | None = None
+    """The cool-down that has begun in time for the end of `limits.minutes`."""
+    pace: Pace = field(default_factory=Pace)
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step of the run, if that is known."""
+        return self.certain_step if self.cooldown is None else self.cooldown.cooldown_end
+
+    def last_step_in_time(self, ending_s: float) -> int | None:
+        """Return the last step before `limits.minutes` ends the run, as the pace so far says; None if that is not known.
+
+        Args:
+            ending_s: seconds that the end takes, as `Clock.ending_s`.
+        """
+        return None if self.seconds is None else self.pace.last_step_before(self.seconds - ending_s)
 
     def finished(self, progress: Progress) -> bool:
         """Return whether a limit is reached, or the evaluations have not improved for too long."""
@@ -71,7 +123,8 @@ class Plan:
             ("limits.steps", self.steps, progress.step),
             ("limits.epochs", self.rows, progress.rows),
             ("limits.tokens", self.targets, progress.targets),
-            ("limits.minutes", self.seconds, progress.seconds),
+            ("limits.minutes", self.seconds, progress.seconds + progress.ending_s),
+            ("limits.minutes", None if self.cooldown is None else self.cooldown.cooldown_end, progress.step),
         )
         limit = next((name for name, last, now in reached if last is not None and now >= last), None)
         return limit or early_stop(progress.evaluations, self.eval)
@@ -81,7 +134,7 @@ def plan_run(config: TrainConfig, manifest: Manifest, num_rows: int) -> Plan:
     """Return the end of the run in every unit, and the length of the learning-rate schedule.
 
     A limit in tokens is converted to steps with the mean number of targets in a row. Only the schedule uses this estimate; the run
-    itself counts its tokens.
+    itself counts its tokens. Time is not converted: a run that only `limits.minutes` ends has no length at the start.
     """
     limits, batch_rows = config.limits, config.batch.global_rows
     # A decimal fraction: 1.1 epochs of 350 rows are 385 rows, and the product of floats is slightly more.
@@ -90,10 +143,11 @@ def plan_run(config: TrainConfig, manifest: Manifest, num_rows: int) -> Plan:
     counted = [limits.steps, None if epoch_rows is None else math.ceil(epoch_rows / batch_rows)]
     certain = [steps for steps in counted if steps is not None]
     estimated = [] if limits.tokens is None else [max(1, math.ceil(limits.tokens / row_targets / batch_rows))]
-    decay_steps = config.schedule.decay_steps or min(certain + estimated)
-    if config.schedule.kind != "constant" and config.schedule.warmup_steps >= decay_steps:
+    schedule = config.schedule
+    decay_steps = min(certain + estimated, default=0) if schedule.decay_steps is None else schedule.decay_steps
+    if schedule.kind != "constant" and 0 < decay_steps <= schedule.warmup_steps:
         raise ConfigError(
-            f"schedule.warmup_steps = {config.schedule.warmup_steps}, but the learning rate must reach its "
+            f"schedule.warmup_steps = {schedule.warmup_steps}, but the learning rate must reach its "
             f"floor at step {decay_steps}; warm up for fewer steps, train longer, or set schedule.decay_steps"
         )
     return Plan(
@@ -102,6 +156,7 @@ def plan_run(config: TrainConfig, manifest: Manifest, num_rows: int) -> Plan:
         targets=limits.tokens,
         seconds=None if limits.minutes is None else limits.minutes * 60,
         decay_steps=decay_steps,
-        last_step=min(certain) if certain and limits.tokens is None else None,
+        certain_step=min(certain) if certain and limits.tokens is None else None,
         eval=config.eval,
+        may_cool_early=schedule.kind == "wsd" and not schedule.decay_steps and limits.minutes is not None,
     )

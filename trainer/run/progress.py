@@ -33,7 +33,9 @@ class Progress:
     targets: int = 0
     """Targets in those rows."""
     seconds: float = 0.0
-    """Training time of rank 0, over all resumes."""
+    """Time of rank 0 since the run began, with evaluations and saves, over all resumes."""
+    ending_s: float = 0.0
+    """`Clock.ending_s` of rank 0."""
     evaluated_step: int = -1
     """Step of the last evaluation."""
     saved_seconds: float = 0.0
@@ -59,9 +61,9 @@ class Progress:
         """Return the counters of a run that leaves out the positions from `first` to before `end`."""
         return replace(self, left_out=(*self.left_out, (first, end)))
 
-    def at(self, seconds: float) -> Progress:
-        """Return the counters with the training time that all ranks agreed on."""
-        return replace(self, seconds=seconds)
+    def at(self, seconds: float, ending_s: float = 0.0) -> Progress:
+        """Return the counters with the times of rank 0, which all ranks know."""
+        return replace(self, seconds=seconds, ending_s=ending_s)
 
     def after_evaluation(self, val_loss: float, train_loss: float | None = None) -> Progress:
         """Return the counters after an evaluation of this step; `train_loss` is the mean since the evaluation before."""

@@ -1,7 +1,9 @@
 """`record.json` of a run: identity, environment, result, and the digests of the other files.
 
 `identity` holds all that the bits of the run depend on. A run is resumed only if its identity is the same.
-`changes` lists the adjustments: from which step on micro-batches were smaller than in the identity, or shards were left out.
+`changes` lists the adjustments: from which step on micro-batches were smaller than in the identity, shards were left out, or the
+learning rate fell in time for the end of `limits.minutes`.
+`origin` names the checkpoint of another run that a branch began with.
 `precision` holds the setting, the number format that it gave, and the reason; the identity and `config.toml` hold the format.
 `earlier` lists starts of the run with another identity or environment, oldest first: the last step, and the differing values.
 The record is sealed with a digest, and `files` holds the digests of the other files. It contains no host, user or path, and only
@@ -87,7 +89,9 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-_UNREPORTED = ("data", "recipe", "resume", "run")
+_UNREPORTED = ("branch", "data", "recipe", "resume", "run")
+_SETTINGS_ADDED_LATER = {"schedule.cooldown_shape": "linear", "schedule.weight_decay": "constant"}
+"""Settings of the identity that older records lack, with the values that a run had before there were such settings."""
 _MAX_RANKS, _MAX_MICRO = 1 << 20, 65536
 _SETTINGS_THAT_CHANGE_BITS = (
     "model",
@@ -214,12 +218,13 @@ def recorded_adjustments(
     """Return the adjustments of an earlier start of the run, and those that a rank noted just before it ended.
 
     If the identity differs otherwise than allowed, there are none. `batch.micro` among the allowed changes drops smaller
-    micro-batches, and `quarantine` drops the list of shards that were left out.
+    micro-batches, `quarantine` drops the list of shards that were left out, and `cooldown` drops the cool-down and the end that
+    belongs to it.
     """
     if record is None or any(name not in allow_changes for name in _differing(record["identity"], identity)):
         return Adjustments()
     adjustments = Adjustments.from_json(record.get("changes", ())).plus(*_notes(run))
-    names = {"micro": "batch.micro", "quarantine": "quarantine"}
+    names = {"micro": "batch.micro", "quarantine": "quarantine", "cooldown": "cooldown"}
     return adjustments.of(kind for kind, name in names.items() if name not in allow_changes)
 
 
@@ -288,6 +293,8 @@ def open_record(
         "earlier": earlier,
         "files": _digests(run, names),
     }
+    if before is not None and "origin" in before.record:
+        record["origin"] = before.record["origin"]
     write_atomic(run / "record.json", sealed(record))
     for path in run.glob("change-*.json"):  # the record holds them now
         path.unlink()
@@ -397,6 +404,8 @@ def read_record(run: Path) -> dict[str, Any]:
         check_form(_RecordForm, record)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}; the file was changed: restore it from a copy") from None
+    if record["identity"]:
+        record["identity"] = _SETTINGS_ADDED_LATER | record["identity"]
     return record
 
 
@@ -415,6 +424,12 @@ class _EnvironmentForm(Form):
     __pydantic_extra__: dict[str, str | None]
 
 
+class _OriginForm(Form):
+    record: str
+    step: Count
+    weights: str
+
+
 class _EarlierForm(Form):
     until: Count
     was: dict[str, Plain]
@@ -428,6 +443,7 @@ class _RecordForm(Form):
     files: dict[InnerName, str]
     changes: list[Any] = Field(default_factory=list)
     earlier: list[_EarlierForm] = Field(default_factory=list)
+    origin: _OriginForm | None = None
     step: Count | None = None
     weights: str | None = None
     ended_by: str | None = None

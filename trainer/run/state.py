@@ -1,21 +1,25 @@
-"""The content of a checkpoint besides tensors. Saves, resumes and rollbacks read and write it through `RunState` alone."""
+"""The content of a checkpoint besides tensors. Saves, resumes and rollbacks read and write it through `RunState` alone.
+
+`copy_state` copies a checkpoint with all that a resume needs into another run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from common.errors import CheckpointError
-from common.untrusted import Count, Finite, Form, check_form
+from common.untrusted import Count, Finite, Form, check_form, copy_run_file
 from trainer.checkpoint import Checkpoint, CheckpointStore
-from trainer.run.ledger import LedgerHead
-from trainer.run.metrics_file import Known
+from trainer.run.ledger import LEDGER, LedgerHead
+from trainer.run.metrics_file import METRICS, Known
 from trainer.run.progress import Progress
 
-__all__ = ["RunState", "load_whole"]
+__all__ = ["RunState", "copy_state", "load_whole"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,18 @@ def load_whole(store: CheckpointStore, step: int) -> tuple[Checkpoint, RunState]
         raise CheckpointError(f"{store.manifest_path(step)}: {error}; choose another checkpoint") from None
 
 
+def copy_state(run: Path, other: Path, checkpoint: Checkpoint) -> None:
+    """Copy a checkpoint of `run` into a new run directory, with the ledger and metrics before it. A resume removes later lines.
+
+    Raises:
+        CheckpointError: the ledger or the metrics are missing.
+    """
+    (other / LEDGER).parent.mkdir(parents=True, exist_ok=True)
+    for name in (METRICS, LEDGER.as_posix()):
+        copy_run_file(run, name, other / name)
+    CheckpointStore(other / "checkpoints").save(checkpoint)
+
+
 class _EvaluatedForm(Form, extra="forbid"):
     step: Count
     val_loss: Finite | None
@@ -91,6 +107,7 @@ class _ProgressForm(Form, extra="forbid"):
     rows: Count = 0
     targets: Count = 0
     seconds: Annotated[Finite, Field(ge=0)] = 0.0
+    ending_s: Annotated[Finite, Field(ge=0)] = 0.0
     evaluated_step: Annotated[int, Field(ge=-1)] = -1
     saved_seconds: Annotated[Finite, Field(ge=0)] = 0.0
     best_step: Count | None = None

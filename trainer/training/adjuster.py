@@ -1,7 +1,8 @@
-"""Makes adjustments: smaller micro-batches after a lack of memory, and a quarantine of shards that cannot be read."""
+"""Makes adjustments: smaller micro-batches, a quarantine of shards that cannot be read, and a cool-down in time for the end."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,13 +17,18 @@ from trainer.health.alerts import Alert, Rule
 from trainer.machine.memory import release_memory
 from trainer.metrics import Monitor
 from trainer.model.forward import LossModule
+from trainer.optim.schedule import cooldown_start
 from trainer.parallel.accumulation import Accumulation
 from trainer.parallel.wrapping import MicroTooLarge, wrap_for_training
 from trainer.run.context import RunContext
 from trainer.run.ledger import Ledger
+from trainer.run.limits import Plan
+from trainer.run.progress import Progress
 from trainer.run.record import leave_note, note_adjustment
 
 __all__ = ["Adjuster", "smaller_batches", "wrapped"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -42,9 +48,15 @@ class Adjuster:
         self.context.group.on_main(lambda: note_adjustment(self.context.config.run, adjustment))
 
     def announce(self, adjustment: Adjustment, step: int, *, after: int) -> None:
-        """Raise the alert of an adjustment at `step`, and write it into the ledger behind the step `after`."""
-        rule: Rule = "quarantine" if adjustment.kind == "quarantine" else "out_of_memory"
-        self.monitor.alert(Alert(rule, step, "critical", adjustment.describe(), "log"))
+        """Raise the alert of an adjustment at `step`, and write it into the ledger behind the step `after`.
+
+        A cool-down is no fault, so it is only logged.
+        """
+        if adjustment.kind == "cooldown":
+            _log.info("%s", adjustment.describe())
+        else:
+            rule: Rule = "quarantine" if adjustment.kind == "quarantine" else "out_of_memory"
+            self.monitor.alert(Alert(rule, step, "critical", adjustment.describe(), "log"))
         if self.ledger is not None:
             self.ledger.event(adjustment.kind, step=after, **adjustment.facts())
 
@@ -62,6 +74,24 @@ class Adjuster:
         context = self.context
         known = self.adjustments.quarantined(step)
         return decide(found, faults, context.config.bad_data, context.manifest, context.group, step=step, known=known)
+
+    def cool_down_in_time(self, limits: Plan, progress: Progress) -> None:
+        """Begin the cool-down of `wsd` with the next step if `limits.minutes` would otherwise end the run before or in it.
+
+        It begins when as many steps remain, at the pace so far, as a planned cool-down with this last step would have. All ranks
+        know the times that decide, so they decide the same. The record holds the adjustment before the next step is made.
+        """
+        schedule, step = self.context.config.schedule, progress.step
+        if not limits.may_cool_early or limits.cooldown is not None:
+            return
+        end = limits.last_step_in_time(progress.ending_s)
+        if end is None or step < cooldown_start(schedule, end):
+            return
+        if limits.decay_steps and (end >= limits.decay_steps or step >= cooldown_start(schedule, limits.decay_steps)):
+            return  # the planned cool-down ends in time, or has begun
+        last = max(end, step + 2)
+        limits.cooldown = Adjustment(step + 1, f"limits.minutes ends the run after about {end} steps", cooldown_end=last)
+        self.make(limits.cooldown)
 
     def wrapped(self, loss: LossModule, step: int) -> tuple[nn.Module, Accumulation]:
         """Wrap the model for a step of a running training, and make the adjustments that this needs."""

@@ -83,13 +83,15 @@ class Reporter:
     def report(self, result: StepResult, facts: StepFacts) -> StepMetrics:
         """Write the numbers of a step to the sinks, and its rows to the ledger."""
         seconds = self.clock.lap()
+        self.limits.pace.add(result.step - 1, result.seconds)
         tokens_per_s = facts.num_targets / seconds
         metrics = StepMetrics(
             step=result.step,
             last_step=self.limits.last_step,
             loss=result.loss,
             grad_norm=result.grad_norm,
-            learning_rate=facts.learning_rate,
+            learning_rate=facts.rates.adamw,
+            muon_lr=facts.rates.muon,
             targets=facts.progress.targets,
             tokens_per_s=tokens_per_s,
             mfu=mfu(tokens_per_s, self.flops_each, self.peak, self.context.group.world_size),

@@ -77,6 +77,7 @@ from trainer.run.record import open_record as write_record
 from trainer.run.signals import StopRequest, stop_request
 from trainer.run.state import RunState, load_whole
 from trainer.training.adjuster import Adjuster, wrapped
+from trainer.training.branch import allowed_changes, begin_branch, check_cooldown
 from trainer.training.ending import Ending, opened_ending
 from trainer.training.evaluator import Evaluator
 from trainer.training.micro_batch_size import expected_memory, with_micro
@@ -114,6 +115,7 @@ class Checked:
     adjustments: Adjustments
     """Adjustments of earlier starts."""
     memory: PeakMeter
+    clock: Clock
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
         PreparedDataError: the data is damaged or missing.
         CheckpointError: the run has checkpoints, but none is intact.
     """
+    clock = Clock()
     configure_determinism(config)
     _allow_open_shards()
     extension = load_extension(config.extension)
@@ -153,7 +156,7 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
         _log_to_stderr(logging.INFO if group.is_main else logging.WARNING, secrets_of(config.log.mlflow_uri or ""))
         if trust_extension and extension.digest is not None and group.is_main:
             note_trained_with(extension.digest)
-        checked = check(stack, config, group, extension)
+        checked = check(stack, config, group, extension, clock)
         heartbeat = stack.enter_context(_watched(checked.context))  # from here on the watchdog detects a rank without progress
         restored = restore(checked, build(checked), heartbeat)
         # Not earlier, because settings that do not fit the checkpoint must leave the files of the run unchanged.
@@ -164,7 +167,7 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
         yield run
 
 
-def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension) -> Checked:
+def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension, clock: Clock) -> Checked:
     """Compare the settings with the data, the machine and the existing run. Raises the errors of `opened_run`."""
     if config.run.resolve() == config.data.resolve():  # both have a report.html, a tokenizer and a lock
         raise ConfigError(f"{config.run}: run and data are the same folder; name another folder for the run (--run)")
@@ -199,14 +202,17 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
 
     def prepare_run() -> tuple[int | None, list[dict[str, Any]]]:
         stack.enter_context(locked_run(config.run))
+        begin_branch(config)
         newest, record = _checked_run(config, checkpoints, identity)
         # a model of an extension may differ
         whole = estimate(config, manifest.vocab_size, config.model.context, 1, 1, state_bytes_per_weight(config.optim))
         check_space(config.run / "checkpoints", required_bytes([whole.weights, whole.optimizer, whole.average]))
         clear_heartbeats(config.run)
         if record is not None and newest is not None:
+            check_cooldown(config, record, newest, limits.decay_steps)
             before.append(Before(record, newest))
-        return newest, recorded_adjustments(config.run, record, identity, config.resume.allow_changes).to_json()
+        allowed = allowed_changes(config, record)
+        return newest, recorded_adjustments(config.run, record, identity, allowed).to_json()
 
     newest, recorded = group.on_main(prepare_run)
     check_shared(config.run, group)
@@ -222,6 +228,7 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
         newest=newest,
         adjustments=Adjustments.from_json(recorded),
         memory=memory,
+        clock=clock,
     )
 
 
@@ -236,6 +243,8 @@ def build(checked: Checked) -> tuple[Trainable, Adjustments]:
     """Return the model with new weights, wrapped for training, and the adjustments, with those that were needed to fit it."""
     context, extension = checked.context, checked.extension
     config, group = context.config, context.group
+    if extension.build_model is not None and config.model.base_width is not None:
+        raise ConfigError("model.base_width scales the built-in model, and the extension builds another one; remove one of them")
     if extension.build_model is None:
         check_model_size(config.model, context.manifest.vocab_size)
     model = seeded_model(extension, config.model, context.manifest.vocab_size, config.seed)
@@ -252,7 +261,7 @@ def build(checked: Checked) -> tuple[Trainable, Adjustments]:
         module=module,
         accumulation=accumulation,
         scaler=make_scaler(context),
-        optimizers=build_optimizers(model, config.optim),
+        optimizers=build_optimizers(model, config.optim, config.model.width_ratio),
         average=None if config.ema.decay is None else WeightAverage(model, config.ema),
     )
     return trainable, adjustments
@@ -310,10 +319,12 @@ def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: St
 def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: Ending, stop: StopRequest) -> Reporter:
     context, manifest = checked.context, checked.context.manifest
     config, group = context.config, context.group
+    checked.clock.resume(restored.progress.seconds, restored.progress.ending_s)
+    checked.limits.cooldown = restored.adjustments.cooldown()
     reporter = Reporter(
         context=context,
         limits=checked.limits,
-        clock=Clock(restored.progress.seconds),
+        clock=checked.clock,
         stop=stop,
         monitor=adjuster.monitor,
         ledger=adjuster.ledger,
@@ -391,7 +402,7 @@ def _checked_run(
         check_nothing_saved(config.run, record)
         return None, record
     record = read_record(config.run)
-    check_identity(config.run, record["identity"], identity, config.resume.allow_changes)
+    check_identity(config.run, record["identity"], identity, allowed_changes(config, record))
     return newest, record
 
 

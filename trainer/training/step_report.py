@@ -19,8 +19,8 @@ from trainer.metrics.layers import StepObserver
 
 __all__ = ["Gradient", "PendingStep", "StepInputs", "StepReport", "StepResult", "StepResults", "encode_report"]
 
-_NUM_NOTES = 7
-_STOP, _SECONDS, _NORM, _SAVE_FAILED, _ACKNOWLEDGED, _MEMORY, _DATA = range(_NUM_NOTES)
+_NUM_NOTES = 8
+_STOP, _SECONDS, _ENDING, _NORM, _SAVE_FAILED, _ACKNOWLEDGED, _MEMORY, _DATA = range(_NUM_NOTES)
 """Indices of the first numbers of a report. The own times of the ranks and the losses of the micro-batches follow."""
 
 
@@ -37,7 +37,9 @@ class StepInputs:
     step: int
     """Number of the step, from 1."""
     seconds: float = 0.0
-    """Training time of this rank so far."""
+    """Time of this rank since the run began."""
+    ending_s: float = 0.0
+    """`Clock.ending_s` of this rank."""
     stop_requested: bool = False
     """Whether this rank was asked to stop."""
     save_failed: bool = False
@@ -74,8 +76,8 @@ def encode_report(group: Group, batch: GlobalBatch, inputs: StepInputs, gradient
     notes = torch.zeros(num_notes, dtype=torch.float64, pin_memory=losses.is_cuda)
     notes[_STOP], notes[_MEMORY], notes[_DATA] = inputs.stop_requested, gradient is None, batch.fault is not None
     if group.is_main:  # values that are equal on all ranks, or known on rank 0 alone
-        notes[_SECONDS], notes[_SAVE_FAILED] = inputs.seconds, inputs.save_failed
-        notes[_ACKNOWLEDGED] = inputs.acknowledged_step
+        notes[_SECONDS], notes[_ENDING] = inputs.seconds, inputs.ending_s
+        notes[_SAVE_FAILED], notes[_ACKNOWLEDGED] = inputs.save_failed, inputs.acknowledged_step
     if gradient is not None:
         own_place = _NUM_NOTES + 2 * group.rank
         notes[own_place], notes[own_place + 1] = gradient.own_time.seconds, gradient.own_time.data_s
@@ -109,7 +111,9 @@ class StepResult:
     stop_votes: int
     """Number of ranks that were asked to stop."""
     seconds: float
-    """Training time of rank 0 before this step."""
+    """Time of rank 0 before this step, since the run began."""
+    ending_s: float
+    """`Clock.ending_s` of rank 0."""
     save_failed: bool
     """Whether a save in the background has failed."""
     acknowledged_step: int
@@ -161,16 +165,17 @@ class PendingStep:
         """Wait for the numbers, and return them."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        skip, votes, seconds, grad_norm, save_failed, acknowledged_step, memory_votes, data_votes, *rest = self._numbers.tolist()
+        skip, votes, seconds, ending_s, norm, save_failed, acknowledged, memory_votes, data_votes, *rest = self._numbers.tolist()
         own_s, losses = rest[: len(rest) - self._num_losses], rest[len(rest) - self._num_losses :]
         return StepResult(
             step=self._step,
             loss=math.fsum(losses) / self._normaliser,
-            grad_norm=grad_norm,
+            grad_norm=norm,
             stop_votes=int(votes),
             seconds=seconds,
+            ending_s=ending_s,
             save_failed=bool(save_failed),
-            acknowledged_step=int(acknowledged_step),
+            acknowledged_step=int(acknowledged),
             own_times=tuple(OwnTime(*pair) for pair in zip(own_s[::2], own_s[1::2], strict=True)),
             applied=not skip,
             memory_votes=int(memory_votes),

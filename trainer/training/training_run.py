@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from trainer.distributed.replica_check import ReplicaCheck
 from trainer.distributed.stragglers import OwnTime, OwnTimer
 from trainer.extensions.hooks import Extension, RunView
 from trainer.machine.memory import PeakMeter
+from trainer.metrics import LearningRates
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.optim.optimizers import set_learning_rate
-from trainer.optim.schedule import learning_rate_factor
+from trainer.optim.schedule import learning_rate_factor, weight_decay_factor
 from trainer.run.clock import Clock
 from trainer.run.limits import Plan
 from trainer.run.progress import Progress
@@ -81,19 +83,27 @@ class TrainingRun:
         self.heartbeat.at_forward(batch.shapes)
         return batch, waited_s
 
-    def set_learning_rate(self, steps_done: int) -> float:
-        """Set the learning rate of the step that follows `steps_done` steps, and return it."""
-        config = self.data.context.config
-        factor = learning_rate_factor(config.schedule, self.limits.decay_steps, steps_done)
-        learning_rate = config.optim.lr * factor * self.reporter.guard.lr_factor
-        set_learning_rate(self.trainable.optimizers, learning_rate)
-        return learning_rate
+    def set_learning_rate(self, progress: Progress) -> LearningRates:
+        """Set learning rates and weight decay of the next step, and return the rates. Begin the cool-down if it is time for it."""
+        self.adjuster.cool_down_in_time(self.limits, progress)
+        config, limits, cooldown = self.data.context.config, self.limits, self.limits.cooldown
+        decay_steps, start = limits.decay_steps, None
+        if cooldown is not None and cooldown.cooldown_end is not None:
+            decay_steps, start = cooldown.cooldown_end, cooldown.step - 1
+        factor = learning_rate_factor(config.schedule, decay_steps, progress.step, start)
+        decay = weight_decay_factor(config.schedule, limits.decay_steps, progress.step, factor)
+        factors = (factor, self.reporter.guard.lr_factor)
+        set_learning_rate(self.trainable.optimizers, *factors, decay_factor=decay)
+        optim = config.optim
+        muon_lr = math.prod(factors, start=optim.muon_lr or optim.lr) if optim.kind == "muon" else None
+        return LearningRates(math.prod(factors, start=optim.lr), muon_lr)
 
     def step_inputs(self, step: int) -> StepInputs:
         """Return the arguments of a step besides its batch."""
         return StepInputs(
             step=step,
             seconds=self.clock.seconds,
+            ending_s=self.clock.ending_s,
             stop_requested=self.reporter.stop_requested,
             save_failed=self.saver.writer.failed,
             acknowledged_step=self.saver.writer.acknowledged_step,

@@ -31,10 +31,9 @@ from trainer.extensions.trust import EXTENSION, checked_extension
 from trainer.run.bounds import check_model_size, check_ranks
 from trainer.run.directory import data_folder, load_config
 from trainer.run.events import EvalEvent, TrainEvent
-from trainer.run.ledger import LEDGER
 from trainer.run.metrics_file import METRICS, read_events
 from trainer.run.record import read_record
-from trainer.run.state import load_whole
+from trainer.run.state import copy_state, load_whole
 from trainer.verification.child import run_tied
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE
 
@@ -124,7 +123,7 @@ def replay_run(
         if copy is not None and extension is not None:
             copy.write_bytes(extension)  # executes exactly the bytes that were checked
         settings = config.model_copy(update={"data": data_folder(run, data).absolute(), "extension": copy})
-        copy_state(run, again, begin)
+        begin_again(run, again, begin)
         before = begin
         for stop in [*(step for step in store.steps() if begin < step < end), end]:
             _train(train, replay_config(settings, record, again, stop, allow_changes), num_ranks)
@@ -167,18 +166,16 @@ def choose_start(saved: list[int], last: int, num_steps: int, wanted: int | None
     return begin
 
 
-def copy_state(run: Path, again: Path, step: int) -> None:
+def begin_again(run: Path, again: Path, step: int) -> None:
     """Make a run directory that continues from a checkpoint of `run`. For step 0 it has only the record, with the adjustments.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged.
     """
-    (again / LEDGER).parent.mkdir(parents=True)
+    again.mkdir()
     copy_run_file(run, "record.json", again / "record.json")
     if step:
-        for name in (METRICS, LEDGER.as_posix()):
-            copy_run_file(run, name, again / name)
-        CheckpointStore(again / "checkpoints").save(CheckpointStore(run / "checkpoints").load(step))
+        copy_state(run, again, CheckpointStore(run / "checkpoints").load(step))
 
 
 def replay_config(
@@ -192,7 +189,7 @@ def replay_config(
     identity = record["identity"]
     settings = config.model_dump()
     settings |= {"recipe": None, "run": run, "threads": identity.get("threads")}
-    settings |= {"limits": {"steps": end}, "resume": {"allow_changes": allow_changes}}
+    settings |= {"limits": {"steps": end}, "resume": {"allow_changes": allow_changes}, "branch": {}}
     settings["schedule"]["decay_steps"] = identity.get("schedule.decay_steps")
     settings["eval"]["patience"] = None
     settings["alerts"] = {name: "log" if value == "stop" else value for name, value in settings["alerts"].items()}

@@ -19,6 +19,7 @@ from common.untrusted import digest_run_file
 from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import check_digests, read_manifest
 from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.weights import weights_digest
 from trainer.config import TrainConfig
 from trainer.data.adjustments import Adjustments
 from trainer.distributed.group import joined_group
@@ -113,6 +114,9 @@ def check_integrity(run: Path, data: Path | None = None) -> Outcome:
     store = CheckpointStore(run / "checkpoints")
     for step in store.steps():
         store.verify(step)
+    origin = record.get("origin")
+    if origin is not None and origin["step"] in store.steps():
+        _check_origin(run, store, origin)
     lost = {shard for one in Adjustments.from_json(record.get("changes", ())).made for shard in one.shards}
     directory = data_folder(run, data)
     with reading(directory, f"verify of run {run.absolute().name}"):
@@ -130,14 +134,25 @@ def check_integrity(run: Path, data: Path | None = None) -> Outcome:
         "events": num_events,
         "ledger_lines": report.lines,
         "foreign": foreign,
+        "origin": origin,
     }
     text = (
         f"integrity    {len(record['files'])} files of the run, checkpoints {', '.join(map(str, store.steps())) or 'none'}, "
         f"{report.lines} ledger lines, {num_events} events of metrics and {num_files} files of the data are unchanged"
         + (f"; not checked, because the run left them out: {', '.join(sorted(lost))}" if lost else "")
+        + ("" if origin is None else f"\n  the run branches off another run at step {origin['step']}: `origin` in record.json")
         + _foreign_text(foreign)
     )
     return Outcome("integrity", text, facts)
+
+
+def _check_origin(run: Path, store: CheckpointStore, origin: Mapping[str, Any]) -> None:
+    found = weights_digest(store.load(origin["step"]).model)
+    if found != origin["weights"]:
+        raise CheckpointError(
+            f"{run}: the weights of step {origin['step']} are not those of the run that it branches off: their digest is {found}, "
+            f"but the record says {origin['weights']}; restore the checkpoint from a copy"
+        )
 
 
 def _foreign_text(foreign: Sequence[str]) -> str:

@@ -27,6 +27,7 @@ def points_of(event: Event) -> Points:
                 "train/perplexity": event.perplexity,
                 "train/gradient_norm": event.grad_norm,
                 "train/learning_rate": event.learning_rate,
+                "train/learning_rate_muon": event.muon_lr,
                 "speed/tokens_per_s": event.tokens_per_s,
                 "speed/mfu": event.mfu,
                 "speed/loader_wait_s": event.loader_wait_s,

@@ -16,7 +16,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
         "perplexity by source": ["Multiline", ["validation_source/.*"]],
     },
     "Optimisation": {
-        "learning rate": ["Multiline", ["train/learning_rate$"]],
+        "learning rate": ["Multiline", ["train/learning_rate$", "train/learning_rate_muon$"]],
         "gradient norm": ["Multiline", ["train/gradient_norm$"]],
         "gradient norm by layer": ["Multiline", ["gradient_norm/.*"]],
         "update over weight by layer": ["Multiline", ["update_ratio/.*"]],
@@ -49,7 +49,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
 }
 """Categories of the custom scalars tab; tags are regular expressions."""
 
-_OF_NO_EFFECT = ("alerts", "bad_data", "checkpoint", "data", "loader", "log", "resume", "run", "watchdog")
+_OF_NO_EFFECT = ("alerts", "bad_data", "branch", "checkpoint", "data", "loader", "log", "resume", "run", "watchdog")
 
 
 def hyper_parameters(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str | float]:

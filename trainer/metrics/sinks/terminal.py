@@ -61,10 +61,11 @@ class TerminalSink(Sink):
         elif metrics.is_due(self._every_steps):
             of_total = f"/{metrics.last_step}" if metrics.last_step else ""
             average = "" if metrics.loss_average is None or metrics.step == 1 else f" (average {metrics.loss_average:.4f})"
+            muon = "" if metrics.muon_lr is None else f", muon {metrics.muon_lr:.2e}"
             mfu = "" if metrics.mfu is None else f"  MFU {metrics.mfu:.1%}"
             self._line(
                 f"step {metrics.step}{of_total}  loss {metrics.loss:.4f}{average}  grad norm {metrics.grad_norm:.3f}  "
-                f"lr {metrics.learning_rate:.2e}  {metrics.tokens_per_s / 1e3:.1f}k tok/s{mfu}  loader wait "
+                f"lr {metrics.learning_rate:.2e}{muon}  {metrics.tokens_per_s / 1e3:.1f}k tok/s{mfu}  loader wait "
                 f"{metrics.loader_wait_s * 1e3:.1f} ms"
             )
 

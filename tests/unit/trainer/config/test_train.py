@@ -23,7 +23,13 @@ def test_every_recipe_is_complete_and_valid(recipe: str) -> None:
     ("arguments", "message"),
     [
         ("", "no limit is set; give limits.steps"),
-        ("--limits.minutes 5", "no limit is set"),
+        ("--limits.minutes 5", "schedule.kind = cosine needs a number of steps, and limits.minutes gives none"),
+        (
+            "--limits.minutes 5 --schedule.kind wsd --schedule.weight_decay linear",
+            "schedule.weight_decay = linear needs a number of steps",
+        ),
+        ("--limits.steps 5 --schedule.decay_steps 0", "schedule.kind = cosine needs a length, but schedule.decay_steps = 0"),
+        ("--limits.steps 5 --branch.step 3", "name the run with branch.run"),
         ("--limits.steps 5 --model.width 100 --model.heads 3", "model.width = 100 is not a multiple of model.heads = 3"),
         ("--limits.steps 5 --model.heads 6 --model.kv_heads 4", "model.kv_heads = 4 must divide model.heads = 6"),
         ("--limits.steps 5 --model.head_dim 5", "cannot be rotated in pairs"),

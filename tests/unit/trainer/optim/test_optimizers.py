@@ -70,6 +70,18 @@ def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
+def groups_of(optimizers: Optimizers) -> list[dict[str, Any]]:
+    return [group for optimizer in optimizers for group in optimizer.param_groups]
+
+
+def names_of(model: nn.Module, group: Mapping[str, Any]) -> list[str]:
+    return [name for name, weight in named(model).items() if any(weight is one for one in group["params"])]
+
+
+def named(model: nn.Module) -> dict[str, nn.Parameter]:
+    return dict(parameters_by_name(model))
+
+
 def is_hidden_matrix(name: str) -> bool:
     return name.startswith("model.layers.") and "_proj." in name
 
@@ -167,9 +179,51 @@ def test_the_learning_rate_that_is_set_is_the_next_update_s(kind: Kind) -> None:
     set_learning_rate(optimizers, 0.0)
     train(model, optimizers, [0])
     assert bits(parameters_by_name(model)) == before
-    set_learning_rate(optimizers, RATE)
+    set_learning_rate(optimizers, 0.5, 0.5)
+    assert {group["lr"] for optimizer in optimizers for group in optimizer.param_groups} == {RATE / 4}
     train(model, optimizers, [1])
     assert not any(before[name] == now for name, now in bits(parameters_by_name(model)).items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_weight_decay_that_is_set_shrinks_matrices_in_the_next_update_and_no_norm(kind: Kind) -> None:
+    model, optimizers = new_training(kind)
+    before = copies(parameters_by_name(model))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    for factor in (0.5, 0.25):  # each replaces the one before it
+        set_learning_rate(optimizers, 1.0, decay_factor=factor)
+    step_unless(optimizers, GO)
+    for name, weight in parameters_by_name(model).items():
+        expected = before[name] * (1 - RATE * DECAY / 4) if weight.ndim == 2 else before[name]
+        torch.testing.assert_close(weight.detach(), expected, rtol=1e-7, atol=0)
+
+
+def test_muon_s_own_learning_rate_is_that_of_the_layers_matrices_alone() -> None:
+    def after_a_step(config: OptimConfig) -> dict[str, bytes]:
+        model = build_model(CONFIG, 20, 1)
+        train(model, build_optimizers(model, config), [0])
+        return bits(parameters_by_name(model))
+
+    both = after_a_step(settings("muon"))
+    own = after_a_step(settings("muon").model_copy(update={"muon_lr": 3 * RATE}))
+    assert after_a_step(settings("muon").model_copy(update={"muon_lr": RATE})) == both
+    assert {name for name in both if both[name] != own[name]} == {name for name in both if is_hidden_matrix(name)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_width_transfer_scales_rates_by_the_width_and_keeps_the_share_that_decays(kind: Kind) -> None:
+    model = build_model(CONFIG, 20, 1)
+    optimizers = build_optimizers(model, settings(kind), 4.0)
+    groups = {name: group for group in groups_of(optimizers) for name in names_of(model, group)}
+    divided = 2.0 if kind == "muon" else 4.0
+    rates = {name: group["lr"] for name, group in groups.items()}
+    assert rates == {
+        name: RATE / (divided if is_hidden_matrix(name) else 4.0 if name == "model.norm.weight" else 1.0) for name in rates
+    }
+    shrinks = {name: group["lr"] * group["weight_decay"] for name, group in groups.items()}
+    assert shrinks == pytest.approx({name: RATE * DECAY if weight.ndim == 2 else 0 for name, weight in named(model).items()})
+    assert len(groups_of(build_optimizers(model, settings(kind)))) == (3 if kind == "muon" else 2)  # as without the setting
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from docs.draw_schedules import PICTURE, draw
 from trainer.config import ScheduleConfig
-from trainer.optim.schedule import learning_rate_factor
+from trainer.optim.schedule import learning_rate_factor, weight_decay_factor
 
 WARMUP, DECAY_STEPS, FLOOR = 10, 110, 0.1
 KINDS = ["cosine", "linear", "wsd", "polynomial", "exponential", "step", "constant"]
@@ -71,8 +71,40 @@ def test_wsd_with_a_share_of_all_steps_falls_from_the_end_of_the_warmup() -> Non
     assert [factor("wsd", step, decay_share=1.0) for step in range(200)] == [factor("linear", step) for step in range(200)]
 
 
-def test_wsd_with_a_share_of_less_than_a_step_falls_in_one() -> None:
-    assert [factor("wsd", step, decay_share=0.001) for step in (108, 109, 110)] == [1.0, 1.0, FLOOR]
+@pytest.mark.parametrize(("decay_steps", "share"), [(7, 0.2), (3, 0.2), (2, 0.01), (110, 0.001)])
+def test_the_last_step_of_wsd_is_below_the_peak_however_few_steps_there_are(decay_steps: int, share: float) -> None:
+    factors = [factor("wsd", step, decay_steps, decay_share=share, warmup_steps=0) for step in range(decay_steps)]
+    assert factors[:-1] == [1.0] * (decay_steps - 1)
+    assert factors[-1] == pytest.approx(0.55)  # halfway between the peak and the floor of 0.1
+
+
+def test_cooldown_steps_take_the_place_of_the_share() -> None:
+    by_steps = [factor("wsd", step, cooldown_steps=22, decay_share=0.9) for step in range(120)]
+    assert by_steps == [factor("wsd", step) for step in range(120)]
+
+
+def test_the_sqrt_cooldown_falls_by_its_formula_and_faster_at_first() -> None:
+    factors = [factor("wsd", step, cooldown_shape="sqrt") for step in range(88, 111)]
+    assert factors == pytest.approx([0.1 + 0.9 * (1 - math.sqrt(k / 22)) for k in range(23)], rel=1e-12)
+    assert all(factor("wsd", step, cooldown_shape="sqrt") < factor("wsd", step) for step in range(89, 110))
+
+
+def test_wsd_without_an_end_stays_at_the_peak() -> None:
+    assert {factor("wsd", step, decay_steps=0) for step in (WARMUP, 100, 1 << 40)} == {1.0}
+
+
+def test_a_cooldown_that_begins_at_another_step_falls_as_one_that_was_planned_so() -> None:
+    planned = ScheduleConfig(kind="wsd", warmup_steps=3, cooldown_steps=10)
+    begun = ScheduleConfig(kind="wsd", warmup_steps=3)
+    assert [learning_rate_factor(planned, 30, step) for step in range(35)] == [
+        learning_rate_factor(begun, 30, step, start=20) for step in range(35)
+    ]
+
+
+@pytest.mark.parametrize(("kind", "factors"), [("constant", [1, 1, 1, 1]), ("lr", [0.5] * 4), ("linear", [1.0, 0.75, 0.25, 0.0])])
+def test_the_weight_decay_follows_its_schedule(kind: str, factors: list[float]) -> None:
+    config = ScheduleConfig(**{"weight_decay": kind})
+    assert [weight_decay_factor(config, 40, step, 0.5) for step in (0, 10, 30, 50)] == factors
 
 
 def test_each_milestone_multiplies_once_from_its_own_step_on() -> None:

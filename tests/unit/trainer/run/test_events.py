@@ -40,8 +40,8 @@ WRITTEN: list[tuple[Event, str]] = [
             loader_wait_s=0.00012345678,
         ),
         '{"event": "train", "step": 1, "loss": 0.5, "loss_hex": "0x1.0000000000000p-1", "loss_average": null, '
-        '"perplexity": 1.6487212707001282, "grad_norm": "inf", "lr": 0.001, "tokens": 10, "tokens_per_s": 100.1, "mfu": 0.1235, '
-        '"seconds": 0.123457, "loader_wait_s": 0.000123, "monitor_s": null}',
+        '"perplexity": 1.6487212707001282, "grad_norm": "inf", "lr": 0.001, "muon_lr": null, "tokens": 10, "tokens_per_s": 100.1, '
+        '"mfu": 0.1235, "seconds": 0.123457, "loader_wait_s": 0.000123, "monitor_s": null}',
     ),
     (
         EvalEvent(2, 0.5, 60, 1.5, {"source": {"code": Score(0.0, 40, 70)}, "kind": {}, "length": {}}),

@@ -27,6 +27,7 @@ WITHOUT_EFFECT_ON_BITS = {
     "watchdog",
     "bad_data",
     "resume",
+    "branch",
 }
 """The end of the learning rate, which `limits` decides, is in the identity as `schedule.decay_steps`."""
 

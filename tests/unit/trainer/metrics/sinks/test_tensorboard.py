@@ -147,7 +147,7 @@ def reading_of(number: int) -> LayerReading:
 
 def test_the_layout_names_curves_that_exist(sink: TensorBoardSink, tmp_path: Path) -> None:
     sink.begin(RunFacts("a", SETTINGS))
-    sink.write(step(1))
+    sink.write(replace(step(1), muon_lr=1e-2))
     evaluation = Evaluation(2.0, 4, 60, num_bytes=9, by_source={"code": Score(1.0, 40)}).event(1)
     sink.write(replace(evaluation, gap=0.1, trend=-2.0))
     sink.write(reading_of(1).event)

@@ -1,0 +1,223 @@
+"""Cool-downs that branch off another run, and those that begin in time for the end of `limits.minutes`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from common.errors import CheckpointError, ConfigError
+from common.files import digest_file, sealed
+from tests.support.prepared import write_prepared
+from tests.support.runs import losses, metrics, tiny_config
+from trainer import loop
+from trainer.checkpoint import CheckpointStore
+from trainer.config import TrainConfig
+from trainer.loop import train
+from trainer.run.ledger import LEDGER, LedgerEvent, read_ledger
+from trainer.run.record import read_record
+from trainer.verification.verify import verify_run
+
+KEEP_ALL = {"every_steps": 4, "keep_last": 50}
+TRUNK: dict[str, Any] = {
+    "schedule": {"kind": "constant", "decay_steps": None},
+    "limits": {"steps": 12},
+    "checkpoint": KEEP_ALL,
+    "eval": {"every_steps": 50, "sample_tokens": 0},
+}
+COOLED: dict[str, Any] = TRUNK | {
+    "schedule": {"kind": "wsd", "decay_steps": None, "cooldown_steps": 6, "cooldown_shape": "sqrt", "floor": 0.0},
+    "limits": {"steps": 14},
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_prepared(tmp_path_factory.mktemp("cooldown") / "data")
+
+
+@pytest.fixture(scope="module")
+def finished_trunk(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("trunk") / "trunk"
+    train(tiny_config(data, run, **TRUNK))
+    return run
+
+
+@pytest.fixture
+def trunk(finished_trunk: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished_trunk, tmp_path / "trunk"))
+
+
+def branch(data: Path, run: Path, trunk: Path, step: int | None = 8, **changes: Any) -> TrainConfig:
+    return tiny_config(data, run, **COOLED | {"branch": {"run": trunk, "step": step}} | changes)
+
+
+def test_a_cooldown_off_a_trunk_has_the_bits_of_a_run_that_was_planned_with_it(data: Path, trunk: Path, tmp_path: Path) -> None:
+    whole = train(tiny_config(data, tmp_path / "whole", **COOLED))
+    assert train(branch(data, tmp_path / "cooled", trunk)) == whole
+    assert losses(tmp_path / "cooled") == losses(tmp_path / "whole")
+    assert metrics(tmp_path / "cooled", "train")[-1]["lr"] < metrics(tmp_path / "cooled", "train")[8]["lr"]
+
+
+def test_a_branch_names_its_origin_and_is_verified_with_the_steps_of_its_trunk(data: Path, trunk: Path, tmp_path: Path) -> None:
+    run = tmp_path / "cooled"
+    digest = train(branch(data, run, trunk))
+    record = read_record(run)
+    assert record["origin"]["step"] == 8
+    assert record["origin"]["record"] == digest_file(trunk / "record.json")
+    assert record["earlier"][0]["until"] == 8
+    assert record["earlier"][0]["was"]["schedule.kind"] == "constant"
+    outcomes = {one.level: one for one in verify_run(run, train=train, num_steps=6, start=8)}
+    assert outcomes["integrity"].facts["ledger_lines"] >= 14
+    assert "branches off another run at step 8" in outcomes["integrity"].text
+    assert "bitwise equal: 6 steps (9 to 14)" in outcomes["replay"].text
+    assert train(tiny_config(data, run, **COOLED)) == digest  # a resume needs no --branch
+    assert read_record(run)["origin"] == record["origin"]
+
+
+def test_a_branch_whose_first_weights_were_exchanged_is_found(data: Path, trunk: Path, tmp_path: Path) -> None:
+    run = tmp_path / "cooled"
+    train(branch(data, run, trunk))
+    record = read_record(run)
+    record["origin"]["weights"] = "sha256:" + "0" * 64
+    (run / "record.json").write_bytes(sealed(record))
+    with pytest.raises(CheckpointError, match="step 8 are not those of the run that it branches off"):
+        list(verify_run(run, train=train, level="integrity"))
+
+
+def test_a_branch_that_was_killed_while_it_copied_begins_again(
+    data: Path, trunk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = branch(data, tmp_path / "cooled", trunk)
+
+    def killed(self: CheckpointStore, checkpoint: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStore, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(config)
+    assert train(config) == train(branch(data, tmp_path / "other", trunk))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"branch": {"step": 7}}, CheckpointError, "no checkpoint of step 7; its checkpoints: 4, 8, 12"),
+        ({"branch": {"step": None}}, ConfigError, "cool-down of steps 9 to 14 would begin before step 12"),
+        ({"optim": {"lr": 1e-3}}, ConfigError, "optim.lr was 0.003 and is 0.001"),
+    ],
+)
+def test_a_branch_that_cannot_continue_its_trunk_is_refused(
+    data: Path, trunk: Path, tmp_path: Path, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    place = {"branch": {"run": trunk, "step": 8} | changes.pop("branch", {})}
+    with pytest.raises(error, match=message):
+        train(tiny_config(data, tmp_path / "cooled", **COOLED | place | changes))
+
+
+def a_minute_each(patch: pytest.MonkeyPatch) -> list[float]:
+    """Let each step take a minute of the clock, and an evaluation with a save half a minute. Return the clock's seconds."""
+    now, step, evaluate = [0.0], vars(loop)["train_step"], vars(loop)["evaluate_and_save"]
+
+    def stepping(*arguments: Any, **settings: Any) -> Any:
+        now[0] += 60.0
+        return step(*arguments, **settings)
+
+    def evaluating(*arguments: Any, **settings: Any) -> Any:
+        now[0] += 30.0
+        return evaluate(*arguments, **settings)
+
+    patch.setattr(loop, "train_step", stepping)
+    patch.setattr(loop, "evaluate_and_save", evaluating)
+    patch.setattr("trainer.run.clock.time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+TIMED: dict[str, Any] = TRUNK | {
+    "schedule": {"kind": "wsd", "decay_steps": None, "decay_share": 0.25, "floor": 0.0},
+    "limits": {"steps": None, "minutes": 24.0},
+}
+
+
+def test_a_run_that_time_alone_limits_cools_down_in_time_and_is_replayed(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(data, tmp_path / "timed", **TIMED)
+    with monkeypatch.context() as patch:
+        now = a_minute_each(patch)
+        digest = train(config)
+    assert 21 * 60 < now[0] <= 24 * 60
+    (change,) = read_record(config.run)["changes"]
+    first, end = change["step"], change["cooldown_end"]
+    assert digest.endswith(f"steps {end}")
+    assert 18 <= end <= 24
+    assert read_record(config.run)["ended_by"] == "limits.minutes"
+    rates = [event["lr"] for event in metrics(config.run, "train")]
+    assert rates[3:first] == [3e-3] * (first - 3)
+    assert rates[first:] == pytest.approx([3e-3 * (end - step) / (end - first + 1) for step in range(first, end)])
+    events = [entry for entry in read_ledger(config.run / LEDGER) if isinstance(entry, LedgerEvent) and entry.kind == "cooldown"]
+    assert [(entry.head.step, entry.facts["end"]) for entry in events] == [(first - 1, end)]
+    (outcome,) = [one for one in verify_run(config.run, train=train, num_steps=end, start=0) if one.level == "replay"]
+    assert f"bitwise equal: {end} steps" in outcome.text
+    assert train(config) == digest  # it stays ended
+
+
+def test_a_resume_before_a_timed_cooldown_repeats_it_whatever_the_clock_says(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(data, tmp_path / "timed", **TIMED)
+    with monkeypatch.context() as patch:
+        a_minute_each(patch)
+        digest = train(config)
+    before, store = losses(config.run), CheckpointStore(config.run / "checkpoints")
+    for step in store.steps():
+        if step > 8:
+            shutil.rmtree(store.path(step))
+    assert train(config) == digest  # with the clock of this machine, on which almost no time passes
+    assert losses(config.run) == before
+
+
+def test_time_brings_a_planned_cooldown_forward_and_changes_nothing_if_it_suffices(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = {"limits": {"steps": 16, "minutes": 1000.0}}
+    with monkeypatch.context() as patch:
+        a_minute_each(patch)
+        enough = train(tiny_config(data, tmp_path / "enough", **TIMED | steps))
+        train(tiny_config(data, tmp_path / "short", **TIMED | {"limits": {"steps": 100, "minutes": 20.0}}))
+    assert enough == train(tiny_config(data, tmp_path / "untimed", **TIMED | {"limits": {"steps": 16}}))
+    assert read_record(tmp_path / "enough")["changes"] == []
+    assert metrics(tmp_path / "short", "train")[-1]["lr"] < 3e-3 / 2
+
+
+@pytest.mark.parametrize("kind", ["constant", "step"])
+def test_time_alone_may_limit_a_schedule_that_needs_no_length(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    now = a_minute_each(monkeypatch)
+    schedule = {"kind": kind, "decay_steps": None, "milestones": (4,)}
+    train(tiny_config(data, tmp_path / "run", **TIMED | {"schedule": schedule, "limits": {"steps": None, "minutes": 8.0}}))
+    assert read_record(tmp_path / "run")["ended_by"] == "limits.minutes"
+    assert 6.5 * 60 < now[0] <= 8 * 60  # with the evaluations at the beginning and at the end
+
+
+def test_a_run_that_was_recorded_before_these_settings_resumes(data: Path, tmp_path: Path) -> None:
+    config = tiny_config(data, tmp_path / "run", limits={"steps": 6})
+    train(config)
+    record = read_record(config.run)
+    for name in (
+        "schedule.cooldown_shape",
+        "schedule.weight_decay",
+        "schedule.cooldown_steps",
+        "optim.muon_lr",
+        "model.base_width",
+    ):
+        del record["identity"][name]
+    (config.run / "record.json").write_bytes(sealed(record))
+    longer = tiny_config(data, tmp_path / "run")
+    assert train(longer) == train(tiny_config(data, tmp_path / "whole"))
+    assert read_record(config.run)["earlier"] == []

@@ -1,0 +1,91 @@
+"""Begins a run with a checkpoint of another run: for example several cool-downs off one trunk."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from common.errors import CheckpointError, ConfigError
+from common.files import sealed, write_atomic
+from common.untrusted import digest_run_file
+from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.weights import weights_digest
+from trainer.config import TrainConfig
+from trainer.data.adjustments import Adjustments
+from trainer.optim.schedule import cooldown_start
+from trainer.run.ledger import LEDGER
+from trainer.run.metrics_file import METRICS
+from trainer.run.record import read_record, read_record_if_any
+from trainer.run.state import copy_state, load_whole
+
+__all__ = ["allowed_changes", "begin_branch", "check_cooldown"]
+
+_log = logging.getLogger(__name__)
+_BRANCHED = "branched"
+"""The status of a run that has copied its state, and has not trained yet."""
+
+
+def begin_branch(config: TrainConfig) -> None:
+    """Copy a checkpoint, its ledger and its metrics from `branch.run` into a new run. Do nothing if the run exists already.
+
+    Called on rank 0, which holds the lock of the new run. The checkpoint comes last: without it, the next start copies again. The
+    record is that of the other run, with its origin, and without the adjustments that begin after the step or belong to the other
+    schedule. `open_record` replaces it, and lists the other run's schedule under `earlier`.
+
+    Raises:
+        CheckpointError: the other run has no such checkpoint, or it is damaged.
+        ConfigError: the two runs are the same.
+    """
+    trunk, run = config.branch.run, config.run
+    if trunk is None or _exists(run):
+        return
+    if trunk.resolve() == run.resolve():
+        raise ConfigError(f"{run}: branch.run and run are the same folder; name a new folder for the branch (--run)")
+    record, store = read_record(trunk), CheckpointStore(trunk / "checkpoints")
+    step = config.branch.step or store.newest_verified()
+    if step is None or step not in store.steps():
+        found = ", ".join(map(str, store.steps())) or "none"
+        raise CheckpointError(f"{trunk}: no checkpoint of step {step}; its checkpoints: {found}; choose one with branch.step")
+    checkpoint, _ = load_whole(store, step)
+    kept = [one for one in Adjustments.from_json(record.get("changes", ())).made if one.step <= step and one.kind != "cooldown"]
+    origin = {"record": digest_run_file(trunk, "record.json"), "step": step, "weights": weights_digest(checkpoint.model)}
+    changed = {"status": _BRANCHED, "origin": origin, "changes": Adjustments(tuple(kept)).to_json(), "files": {}}
+    for name in (METRICS, LEDGER):  # left by a start that was killed
+        (run / name).unlink(missing_ok=True)
+    write_atomic(run / "record.json", sealed(record | changed))
+    copy_state(trunk, run, checkpoint)
+    _log.info("branched off %s at step %d", trunk, step)
+
+
+def _exists(run: Path) -> bool:
+    """Return whether there is a run, or a complete copy of the state that it begins with."""
+    if CheckpointStore(run / "checkpoints").steps():
+        return True
+    record = read_record_if_any(run)
+    return record is not None and record["status"] != _BRANCHED
+
+
+def allowed_changes(config: TrainConfig, record: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return the names in the identity that may differ from the record: a branch may begin with another schedule."""
+    allowed = config.resume.allow_changes
+    if record is None or record["status"] != _BRANCHED:
+        return allowed
+    return (*allowed, *(f"schedule.{name}" for name in type(config.schedule).model_fields))
+
+
+def check_cooldown(config: TrainConfig, record: Mapping[str, Any], step: int, decay_steps: int) -> None:
+    """Refuse a branch whose cool-down would have begun before its step, so that the learning rate would drop at once.
+
+    Raises:
+        ConfigError: it would.
+    """
+    if record["status"] != _BRANCHED or config.schedule.kind != "wsd" or decay_steps == 0:
+        return
+    start = cooldown_start(config.schedule, decay_steps)
+    if start < step:
+        raise ConfigError(
+            f"{config.run}: its cool-down of steps {start + 1} to {decay_steps} would begin before step {step}, at which the run "
+            "branches off; raise limits.steps, lower schedule.cooldown_steps, or choose an earlier branch.step"
+        )
