@@ -47,7 +47,9 @@ class OptimConfig(Section):
         "adamw", description="Optimizer. muon: Muon for the matrices of the layers, AdamW for all others."
     )
     lr: float = Field(6e-4, gt=0, le=1, description="Peak learning rate.")
-    muon_lr: float | None = Field(None, gt=0, le=1, description="muon: peak learning rate of the matrices of the layers; none: lr.")
+    muon_lr: Annotated[float | None, OnlyIf("optim.kind = muon")] = Field(
+        None, gt=0, le=1, description="muon: peak learning rate of the matrices of the layers; none: lr."
+    )
     weight_decay: float = Field(0.1, ge=0, le=1, description="Decoupled weight decay of matrices; vectors have none.")
     beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the gradient average.")
     beta2: float = Field(0.95, ge=0, lt=1, description="Decay of the squared-gradient average.")
