@@ -74,9 +74,10 @@ def test_a_start_that_left_no_checkpoint_does_not_decide_the_format(
 ) -> None:
     run = tmp_path / "run"
     on_cpu(monkeypatch, amx=False)
-    with monkeypatch.context() as patch, pytest.raises(KeyError):
+    with monkeypatch.context() as patch:
         patch.setattr("trainer.loop.train_until_done", lambda run: {}["dies"])
-        train(auto(data, run, 5))
+        with pytest.raises(KeyError):
+            train(auto(data, run, 5))
     assert json.loads((run / "record.json").read_text())["precision"]["value"] == "fp32"
     on_cpu(monkeypatch, amx=True)
     train(auto(data, run, 5))

@@ -119,7 +119,7 @@ def cpu_kernels() -> str:
     Two CPUs of torch's level AVX512 can compute different bits. MKL depends on the vendor, oneDNN on instructions beyond that
     level and on the cache sizes.
     """
-    known = torch.cpu.get_capabilities()
+    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}  # new in PyTorch 2.11
     narrow = sorted(
         name for name, has in known.items() if has is True and name.endswith(("bf16", "fp16", "fp16_arith", "sve", "sve2"))
     )

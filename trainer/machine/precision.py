@@ -11,6 +11,7 @@ import torch
 from common.errors import ConfigError
 from trainer.config import Precision, TrainConfig
 from trainer.distributed.group import Group
+from trainer.machine.environment import from_cpuinfo
 
 __all__ = ["ChosenPrecision", "choose_precision", "has_amx", "with_precision"]
 
@@ -84,4 +85,5 @@ def choose_precision(device_type: str, width: int, *, all_fast: bool) -> tuple[P
 def has_amx() -> bool:
     """Return whether matrix products in bf16 use the AMX unit of this CPU. ONEDNN_MAX_CPU_ISA can turn it off."""
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
-    return torch.cpu.get_capabilities().get("amx_bf16") is True and (limit in ("ALL", "DEFAULT") or "AMX" in limit)
+    has_unit = any("amx_bf16" in flags.split() for flags in from_cpuinfo("flags"))
+    return has_unit and (limit in ("ALL", "DEFAULT") or "AMX" in limit)

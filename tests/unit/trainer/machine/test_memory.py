@@ -379,14 +379,14 @@ def test_an_error_of_nccl_is_never_recovered_from_even_if_it_found_no_memory() -
 def test_the_cache_of_the_trial_is_released_before_the_ranks_exchange_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
-    class FirstExchange(Exception):
+    class FirstExchangeError(Exception):
         """Raised instead of the exchange of the result."""
 
     class StubGroup(Group):
         def smallest(self, value: int) -> int:
             calls.append("exchange")
             if calls.count("exchange") == 2:
-                raise FirstExchange
+                raise FirstExchangeError
             return value
 
     class StubTrial:
@@ -405,7 +405,7 @@ def test_the_cache_of_the_trial_is_released_before_the_ranks_exchange_its_result
     config = settings_of(batch={"global_rows": 4, "micro": "auto"}, model={"layers": 1, "width": 32, "heads": 4, "context": 8})
     manifest = SimpleNamespace(vocab_size=16, row_length=8)
     context = RunContext(config, cast("Any", manifest), group, "sdpa")
-    with pytest.raises(FirstExchange):
+    with pytest.raises(FirstExchangeError):
         with_micro(context, Extension(), None)
     assert calls == ["exchange", "trial", "trial is gone", "release", "exchange"]
 

@@ -14,7 +14,7 @@ from common.errors import ConfigError
 from tests.support.ranks import run_ranks
 from tests.support.runs import tiny_config
 from trainer.distributed.group import Group
-from trainer.machine import precision
+from trainer.machine import environment, precision
 from trainer.machine.precision import choose_precision, has_amx, with_precision
 
 GPU = Group(0, 1, 0, torch.device("cuda", 0))
@@ -103,20 +103,21 @@ def test_all_ranks_get_the_format_of_the_slowest_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capabilities", "limit", "expected"),
+    ("flags", "limit", "expected"),
     [
-        ({"amx_bf16": True}, None, True),
-        ({"amx_bf16": True}, "AVX512_CORE_BF16", False),
-        ({"amx_bf16": True}, "avx512_core_amx", True),
-        ({"amx_bf16": True}, "default", True),
-        ({"amx_bf16": False, "avx512_bf16": True}, None, False),
-        ({"architecture": "aarch64", "sve_bf16": True}, None, False),
+        ("flags\t\t: fpu avx512_bf16 amx_bf16 amx_tile", None, True),
+        ("flags\t\t: fpu amx_bf16", "AVX512_CORE_BF16", False),
+        ("flags\t\t: fpu amx_bf16", "avx512_core_amx", True),
+        ("flags\t\t: fpu amx_bf16", "default", True),
+        ("flags\t\t: fpu avx512_bf16 amx_tile", None, False),
+        ("Features\t: asimd bf16 svebf16", None, False),
     ],
 )
 def test_amx_counts_only_if_onednn_may_use_it(
-    capabilities: dict[str, Any], limit: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+    flags: str, limit: str | None, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{flags}\n\nprocessor\t: 1\n{flags}\n")
+    monkeypatch.setattr(environment, "_CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     if limit is not None:
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
