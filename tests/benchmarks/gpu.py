@@ -9,7 +9,7 @@ train    124M weights, bf16, compiled, for two minutes on an H100: positions per
          until the first step. A run that stops half way and resumes must end with the bits of the uninterrupted one
 levels   the same for a shorter time without compiling, and at the other levels of reproducibility
 peers    a plain loop and Hugging Face's Trainer (if transformers is installed) with the same decoder, batch and precision
-summary  the table of all results in the folder, and with `--docs` the same table in docs/benchmarks.md
+summary  the table of all results in the folder, and with `--docs` the same table in docs/benchmarks.md; needs no GPU
 
 DATA is text that was prepared with the recipe `gpt2-124m`. A part takes less than ten minutes, so the parts can run one by one on a
 machine that is available for short times. All together take less than 25 minutes. What does not fit into these times is stopped and
@@ -41,7 +41,7 @@ from xml.etree import ElementTree
 import torch
 
 from data_pipeline.dataset.manifest import read_manifest
-from tests.benchmarks.gpu_results import EXPECTED, Item, Results, failed, passed, unmeasured
+from tests.benchmarks.gpu_results import EXPECTED, Item, Results, failed, passed, this_machine, unmeasured
 from tests.benchmarks.peers.training_peer import Settings
 from tests.benchmarks.training import PEERS, SKIPPED_STEPS, write_stream
 from tests.golden.training import LOSSES, processor, train_recipe
@@ -324,11 +324,12 @@ def main() -> None:
     if unknown := set(options.parts) - {*PARTS, "summary"}:
         parser.error(f"unknown part {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}, summary")
     chosen = [part for part in PARTS if part in options.parts or not options.parts]
-    if not options.rehearse and not torch.cuda.is_available():
+    if chosen and not options.rehearse and not torch.cuda.is_available():
         raise SystemExit("torch finds no GPU; check with `nvidia-smi`, or use --rehearse to run on the CPU")
     if chosen and not options.rehearse and options.data is None:
         parser.error("name prepared data with --data, or use --rehearse")
-    results = Results(options.results / "rehearsal" if options.rehearse else options.results, rehearsed=options.rehearse)
+    machine = this_machine(rehearsed=options.rehearse) if chosen else None
+    results = Results(options.results / "rehearsal" if options.rehearse else options.results, machine)
     begun = time.monotonic()
     for part in chosen:
         folder = Path(tempfile.mkdtemp(prefix=f"gpu-{part}-"))

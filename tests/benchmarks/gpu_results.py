@@ -20,7 +20,7 @@ import torch
 from common.files import write_atomic
 from tests.support.runs import ROOT
 
-__all__ = ["EXPECTED", "Item", "Results", "failed", "passed", "unmeasured"]
+__all__ = ["EXPECTED", "Item", "Results", "failed", "passed", "this_machine", "unmeasured"]
 
 Item = dict[str, Any]
 EXPECTED: Mapping[str, tuple[str, ...]] = {
@@ -54,16 +54,18 @@ def unmeasured(reason: str) -> Item:
 class Results:
     """The results in a folder: `results.json`, which holds those of earlier commands too, and `results.md`.
 
-    Results from another machine or another torch are dropped.
+    Args:
+        folder: where both files are.
+        machine: the machine that measures, see `this_machine`. Results of another one are dropped. None: keep all results.
     """
 
-    def __init__(self, folder: Path, *, rehearsed: bool) -> None:
+    def __init__(self, folder: Path, machine: str | None) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.machine = _machine(rehearsed)
         path = folder / "results.json"
-        earlier = json.loads(path.read_text()) if path.exists() else {}
-        self.items: dict[str, dict[str, Item]] = earlier.get("items", {}) if earlier.get("machine") == self.machine else {}
+        earlier = json.loads(path.read_text()) if path.exists() else {"machine": "no machine", "items": {}}
+        self.machine: str = machine or earlier["machine"]
+        self.items: dict[str, dict[str, Item]] = earlier["items"] if earlier["machine"] == self.machine else {}
 
     def begin(self, part: str) -> None:
         """Drop the earlier results of a part."""
@@ -115,11 +117,12 @@ def _plain(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _machine(rehearsed: bool) -> str:
-    where = (
-        "a rehearsal on a CPU" if rehearsed else f"{torch.cuda.get_device_name()}, driver {_driver()}, CUDA {torch.version.cuda}"
-    )
-    return f"{where}, Python {platform.python_version()}, torch {torch.__version__}"
+def this_machine(*, rehearsed: bool) -> str:
+    """Return the GPU, its driver and the versions that results depend on."""
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    if rehearsed:
+        return f"a rehearsal on a CPU, {versions}"
+    return f"{torch.cuda.get_device_name()}, driver {_driver()}, CUDA {torch.version.cuda}, {versions}"
 
 
 def _driver() -> str:

@@ -50,8 +50,7 @@ def test_a_training_that_fails_or_takes_too_long_is_a_failure_with_its_last_line
     item = bench(tmp_path).train("wrong", "--optim.kind", "nonsense")
     assert item["status"] == "failed"
     assert "nonsense" in item["reason"]
-    gpu_limit = gpu.LEAST_S + 1
-    item = bench(tmp_path, gpu_limit).train("long", "--limits.steps", "1000000", "--schedule.decay_steps", "1000000")
+    item = bench(tmp_path, gpu.LEAST_S + 1).train("long", "--limits.steps", "1000000", "--schedule.decay_steps", "1000000")
     assert item["status"] == "failed"
     assert "end of its time" in item["reason"]
 
@@ -62,7 +61,7 @@ def test_an_error_or_a_lack_of_time_loses_no_other_measurement(tmp_path: Path, m
         yield "transformers Trainer", lambda: failed(str(1 / 0))
 
     monkeypatch.setitem(gpu.PARTS, "peers", part)
-    results = Results(tmp_path / "results", rehearsed=True)
+    results = Results(tmp_path / "results", "this machine")
     measure("peers", bench(tmp_path), results)
     statuses = [results.items["peers"][name]["status"] for name in EXPECTED["peers"]]
     assert statuses == ["passed", "failed"]
@@ -71,21 +70,22 @@ def test_an_error_or_a_lack_of_time_loses_no_other_measurement(tmp_path: Path, m
     assert results.items["peers"]["plain loop"] | {"date": ""} == {"status": "unmeasured", "reason": "no time was left", "date": ""}
 
 
-def test_results_of_later_commands_are_added_on_the_same_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_later_commands_are_added_on_the_same_machine_only(tmp_path: Path) -> None:
     for part, name in (("golden", "losses of smoke"), ("peers", "plain loop")):
-        results = Results(tmp_path, rehearsed=True)
+        results = Results(tmp_path, "this machine")
         results.begin(part)
         results.add(part, name, passed(figure=1234567))
-    assert Results(tmp_path, rehearsed=True).counts()["passed"] == 2
+    assert Results(tmp_path, "this machine").counts()["passed"] == 2
     assert "figure 1,234,567" in (tmp_path / "results.md").read_text()
-    monkeypatch.setattr(torch, "__version__", "0.1")
-    assert Results(tmp_path, rehearsed=True).counts()["passed"] == 0
+    assert Results(tmp_path, "another machine").counts()["passed"] == 0
+    summary = Results(tmp_path, None)
+    assert (summary.machine, summary.counts()["passed"]) == ("this machine", 2)
 
 
 def test_the_table_replaces_the_one_in_the_page_of_benchmarks(tmp_path: Path) -> None:
     page = tmp_path / "benchmarks.md"
     page.write_text((ROOT / "docs" / "benchmarks.md").read_text())
-    results = Results(tmp_path, rehearsed=True)
+    results = Results(tmp_path, "this machine")
     for figure in (1, 2):
         results.begin("peers")
         results.add("peers", "plain loop", passed(figure=figure))
