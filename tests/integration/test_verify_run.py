@@ -25,6 +25,7 @@ from trainer.commands.evaluate import evaluate_run
 from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.loop import train
 from trainer.machine import environment
+from trainer.machine.environment import Difference
 from trainer.run.ledger import LEDGER
 from trainer.run.record import read_record
 from trainer.training.step import train_step
@@ -259,14 +260,12 @@ def test_a_loss_that_was_never_reached_is_found_by_replay(run: Path) -> None:
 
 def test_other_flags_are_listed_and_named_as_the_reason_for_other_bits(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
-    [difference] = compare_environment(run)
-    assert (difference.name, difference.recorded, difference.found, difference.changes_bits) == (
-        "flags.NCCL_ALGO",
-        None,
-        "Ring",
-        True,
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    assert compare_environment(run) == (
+        Difference("flags.NCCL_ALGO", None, "Ring", False),  # the run was made on a CPU
+        Difference("flags.NVIDIA_TF32_OVERRIDE", None, "0", True),
     )
-    assert "1 difference, of which 1 can change the results (*)" in held(verify_run(run))["environment"].text
+    assert "2 differences, of which 1 can change the results (*)" in held(verify_run(run))["environment"].text
     assert "bitwise equal" in held(verify_run(run, num_steps=2))["replay"].text
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -176,11 +176,14 @@ def compare_environment(run: Path) -> tuple[Difference, ...]:
     identity = record["identity"]
     recorded, found = same_facts(record["environment"], environment_facts())
     recorded |= {name: identity.get(name) for name in ("device", "threads", "attention")}
-    recorded |= {name: value for name, value in identity.items() if name == "nodes" or name.startswith("flags.")}
-    found |= _machine(config) | {"nodes": 1} | {f"flags.{name}": value for name, value in flags().items()}
+    decided = [name for name in identity if name == "nodes" or name.startswith("flags.")]
+    recorded |= {name: identity[name] for name in decided}
+    found |= _machine(config) | {f"flags.{name}": value for name, value in flags().items()}
+    found |= {"nodes": 1} if "nodes" in identity else {}
     recorded.pop("world_size", None)  # a replay uses the same number
-    skipped = not_compared(identity, found | {name: identity.get(name) for name in ("reproducibility", "world_size")}) - {"nccl"}
-    return tuple(one for one in find_differences(recorded, found) if one.name not in skipped)
+    without_effect = not_compared(identity, found | {name: identity.get(name) for name in ("reproducibility", "world_size")})
+    differences = find_differences(recorded, found)
+    return tuple(replace(one, changes_bits=one.changes_bits and one.name not in without_effect) for one in differences)
 
 
 def _check_file(run: Path, name: str, expected: str) -> None:

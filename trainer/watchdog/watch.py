@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -46,6 +47,8 @@ _STACKS_SETTLED_S = 1.0
 """Seconds without a new line in any of the files. On a busy machine a rank may not run for long."""
 _GRACE_S = 3.0
 _MOST_SHOWN = 8
+_READS_PER_S = 200
+"""Most heartbeats of other nodes that a watchdog reads in a second, because they come from a server that all nodes share."""
 _STATES = {"T": "stopped by a signal", "D": "waiting for a device or a file system", "R": "running", "S": "asleep"}
 _SCRIPT = Path(__file__).resolve().with_name("__main__.py")
 _TIED = "--tied-to"
@@ -116,14 +119,17 @@ def main(arguments: Sequence[str]) -> None:
     others = [rank for rank in range(options.num_ranks) if rank not in processes]
     detector = StallDetector()
     known: set[int] = set()
+    elsewhere: dict[int, Beat] = {}
+    read_s = -math.inf
     while True:
         time.sleep(POLL_S)
         beats, states = _look(options.run, processes)
         if "t" in states.values():  # a debugger has stopped a rank, so no time limit applies
             beats = {}
         stopped = [rank for rank, state in states.items() if state == "T"]
-        elsewhere = _beats_of(options.run, others)
-        known |= elsewhere.keys()
+        if time.monotonic() >= read_s + len(others) / _READS_PER_S:
+            elsewhere, read_s = _beats_of(options.run, others), time.monotonic()
+            known |= elsewhere.keys()
         if blamed := detector.observe(time.monotonic(), beats, stopped, elsewhere):
             reason = _reason(blamed, states, elsewhere, known - elsewhere.keys())
             _end_group(options.run, reason, [still.rank for still in blamed], beats, states)
