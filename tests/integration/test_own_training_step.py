@@ -53,8 +53,9 @@ def trained_by_ranks(config: TrainConfig, num_ranks: int) -> str:
 @pytest.mark.parametrize("text", [ORDINARY, TWO_HALVES], ids=["one pass", "two passes of half the loss"])
 def test_a_step_that_does_what_the_trainer_does_has_the_same_bits(data: Path, tmp_path: Path, text: str) -> None:
     plain, own = tmp_path / "plain", tmp_path / "own"
-    last_line = train(tiny_config(data, plain, **SHORT))
-    assert train(tiny_config(data, own, **SHORT, extension=written(tmp_path, text))) == last_line
+    settings = SHORT | {"batch": {"micro": 8}}  # half a gradient twice is the gradient, but not if it is added to another one
+    last_line = train(tiny_config(data, plain, **settings))
+    assert train(tiny_config(data, own, **settings, extension=written(tmp_path, text))) == last_line
     assert losses(own) == losses(plain)
 
 
@@ -77,7 +78,7 @@ def test_an_example_trains_resumes_exactly_and_replays(data: Path, tmp_path: Pat
     train(tiny_config(data, stopped, extension=path, model={"residual_dropout": 0.1}, limits={"steps": 5}))
     assert train(tiny_config(data, stopped, extension=path, model={"residual_dropout": 0.1})) == last_line
     assert metrics(whole, "eval")[-1]["val_loss"] < metrics(whole, "eval")[0]["val_loss"]
-    assert replay_run(whole, 3, train=train, start=5, trust_code=True).difference == ""
+    assert replay_run(whole, 10, train=train, start=0, trust_code=True).difference == ""
 
 
 def test_the_adversarial_example_trains_other_weights_than_the_ordinary_step(data: Path, tmp_path: Path) -> None:
@@ -113,7 +114,6 @@ def test_two_elastic_ranks_have_the_bits_of_one(data: Path, tmp_path: Path) -> N
     assert trained_by_ranks(tiny_config(data, tmp_path / "two", **own), 2) == train(tiny_config(data, tmp_path / "one", **own))
 
 
-@pytest.mark.long
 @example
 @pytest.mark.parametrize("settings", [{}, ELASTIC, {"parallel": "fsdp"}], ids=["ddp", "elastic", "fsdp"])
 def test_two_ranks_resume_an_example_with_the_same_bits(data: Path, tmp_path: Path, path: Path, settings: dict[str, Any]) -> None:

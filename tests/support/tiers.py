@@ -20,6 +20,7 @@ PROMISES = {
     "integration/test_code_of_strangers.py": (
         "test_a_file_of_code_in_a_run_that_was_trained_without_is_never_executed_and_is_reported",
     ),
+    "integration/test_dropout_training.py": ("test_a_resumed_run_and_a_replay_have_the_same_bits",),
     "integration/test_elastic.py": ("test_the_bits_do_not_depend_on_the_number_of_ranks",),
     "integration/test_evaluate_run.py": ("test_the_json_object_has_the_validation_loss_of_the_run_and_every_group",),
     "integration/test_generate_command.py": ("test_json_lines_are_the_same_with_and_without_the_cache_and_for_any_batch",),
@@ -28,6 +29,7 @@ PROMISES = {
     "integration/test_listeners.py": ("test_a_training_on_one_node_cannot_be_reached_and_runs_no_code_of_a_stranger",),
     "integration/test_monitored_training.py": ("test_watching_layers_and_machine_changes_no_bit_and_shows_both",),
     "integration/test_out_of_memory.py": ("test_a_step_that_runs_out_of_memory_is_made_again_with_half_the_rows",),
+    "integration/test_own_training_step.py": ("test_an_example_trains_resumes_exactly_and_replays",),
     "integration/test_prepare.py": (
         "test_two_workers_and_one_write_the_same_bytes",
         "test_the_text_can_be_read_back_from_the_rows",

@@ -1,1 +1,1 @@
-"""Extensions: Python files of the user with hooks, a loss or a model."""
+"""Extensions: Python files of the user with hooks, a loss, a model or a training step."""

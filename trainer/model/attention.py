@@ -38,7 +38,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from common.errors import ConfigError
 from trainer.config import ModelConfig
 from trainer.model.cost import FP32_BYTES, ActivationBytes, computed_bytes
-from trainer.model.dropout import ScoreChange, attention_with_dropout, documents_with_dropout, doubled_keys
+from trainer.model.dropout import HASH_BYTES, ScoreChange, attention_with_dropout, documents_with_dropout, doubled_keys
 
 __all__ = [
     "Backend",
@@ -256,14 +256,23 @@ def attention_flops(config: ModelConfig, attended_length: int) -> int:
 def attention_bytes(config: ModelConfig, row_length: int, *, mixed: bool, backend: Backend) -> ActivationBytes:
     """Return what `attend` keeps for one token: queries, keys, values and output, and one fp32 statistic of each head.
 
-    `sdpa` also keeps the token's row of the mask as numbers, and keys and values repeated for grouped queries.
+    `sdpa` also keeps the token's row of the mask as numbers, and keys and values repeated for grouped queries. With dropout `flex`
+    keeps keys and values twice. The others keep all probabilities, before and after dropout, and the mask; `documents` has fewer of
+    them if documents are shorter than rows.
     """
     size, statistics = computed_bytes(mixed=mixed), FP32_BYTES * config.heads
     width_q, width_kv = config.heads * config.head_size, config.num_kv_heads * config.head_size
     saved = 2 * size * (width_q + width_kv) + statistics
     if backend == "sdpa":
         saved += size * (row_length + (2 * width_q if width_kv < width_q else 0))
-    return ActivationBytes(saved, selective=size * width_q + statistics, reused=size * (width_q + width_kv))
+    selective, reused, temporary = size * width_q + statistics, size * (width_q + width_kv), 0
+    if config.attention_dropout and backend == "flex":
+        saved += 2 * size * width_kv
+    elif config.attention_dropout:
+        pairs = config.heads * row_length
+        saved, selective, reused = saved + (FP32_BYTES + 1 + size) * pairs, selective + size * pairs, reused + size * pairs
+        temporary = HASH_BYTES * pairs * 2 // 3  # measured: the last layer's MLP does not exist yet when the mask is computed
+    return ActivationBytes(saved, selective, reused, gradients=temporary)
 
 
 def layout_bytes(row_length: int, backend: Backend) -> int:

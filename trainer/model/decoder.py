@@ -184,5 +184,6 @@ def activation_bytes(config: ModelConfig, row_length: int, micro: int, *, mixed:
         "full": (FP32_BYTES * config.width, layer.saved),  # the layer's input
     }[config.activation_checkpointing]
     last_norm = 3 * FP32_BYTES * config.width  # its input, scaled input and output
-    shared = MICRO_BATCH_BYTES + rotary_bytes(config.head_size) + layout_bytes(row_length, backend) + last_norm
+    embedding_mask = config.width if config.embedding_dropout else 0
+    shared = MICRO_BATCH_BYTES + rotary_bytes(config.head_size) + layout_bytes(row_length, backend) + last_norm + embedding_mask
     return micro * row_length * (config.layers * kept + again + layer.gradients + shared)

@@ -23,6 +23,7 @@ from torch import Tensor
 __all__ = [
     "ATTENTION_OUTPUT",
     "EMBEDDING",
+    "HASH_BYTES",
     "MLP_OUTPUT",
     "ScoreChange",
     "attention_with_dropout",
@@ -38,6 +39,8 @@ ScoreChange = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 EMBEDDING = 0
 """The number below the keys of the rows that the embedding has. Layers have the numbers from 1 on."""
+HASH_BYTES = 24
+"""Bytes for each number of a mask while it is computed: three int64 numbers. Afterwards one byte is kept for the backward pass."""
 _ATTENTION, ATTENTION_OUTPUT, MLP_OUTPUT = range(3)
 """The places within a layer that drop numbers."""
 _MASK = (1 << 32) - 1

@@ -15,7 +15,7 @@ from torch.nn import functional
 from trainer.config import ModelConfig
 from trainer.model.attention import Backend, Layout, attend, attention_bytes, attention_flops
 from trainer.model.cost import FP32_BYTES, ActivationBytes, computed_bytes
-from trainer.model.dropout import ATTENTION_OUTPUT, MLP_OUTPUT, dropout
+from trainer.model.dropout import ATTENTION_OUTPUT, HASH_BYTES, MLP_OUTPUT, dropout
 from trainer.model.kv_cache import LayerCache
 from trainer.model.linear import Linear
 
@@ -200,10 +200,14 @@ class DecoderLayer(nn.Module):
         """Return the memory of one token: that of both blocks, and the input and one statistic of both norms in fp32.
 
         Without mixed precision the outputs of the norms are kept too. With mixed precision only their casts are, which the blocks
-        count. Selective checkpointing keeps the input of the layer.
+        count. Selective checkpointing keeps the input of the layer. Dropout keeps the masks of both outputs.
         """
+        dropped = config.width if config.residual_dropout else 0
         own = ActivationBytes(
-            saved=2 * FP32_BYTES * ((1 if mixed else 2) * config.width + 1), selective=FP32_BYTES * config.width, reused=0
+            saved=2 * FP32_BYTES * ((1 if mixed else 2) * config.width + 1) + 2 * dropped,
+            selective=FP32_BYTES * config.width,
+            reused=0,
+            gradients=HASH_BYTES * dropped,
         )
         attention = Attention.activation_bytes(config, row_length, mixed=mixed, backend=backend)
         return own + attention + SwiGLU.activation_bytes(config, mixed=mixed)

@@ -21,6 +21,7 @@ from trainer.extensions.hooks import Extension
 from trainer.machine.memory import PeakMeter, available_bytes, is_out_of_memory, isolated_rng
 from trainer.model.attention import make_layout
 from trainer.model.decoder import Decoder, activation_bytes, build_model, num_weights
+from trainer.model.dropout import row_keys
 from trainer.model.loss import linear_cross_entropy_sum
 from trainer.model.memory_estimate import MemoryEstimate, estimate
 from trainer.optim.optimizers import state_bytes_per_weight
@@ -36,6 +37,8 @@ SHAPES = {
     "long rows and wide heads": ModelConfig(layers=3, width=64, heads=2, head_dim=64, context=320),
     "wide SwiGLU": ModelConfig(layers=3, width=64, heads=2, mlp_width=640, context=128),
     "deep": ModelConfig(layers=8, width=64, heads=2, context=64),
+    "dropout": ModelConfig(layers=4, width=128, heads=4, context=128, residual_dropout=0.1, embedding_dropout=0.1),
+    "dropout of the attention": ModelConfig(layers=4, width=128, heads=4, kv_heads=2, context=128, attention_dropout=0.1),
 }
 Checkpointing = Literal["none", "selective", "full"]
 
@@ -77,7 +80,8 @@ def measured_activations(config: ModelConfig, micro: int, *, mixed: bool) -> tup
     positions_BL = torch.arange(config.context).expand(micro, config.context) % 40
 
     def run() -> None:
-        layout = make_layout(segments_BL.int(), positions_BL.clone())
+        keys_B = row_keys(0, 0, 0, micro, torch.device("cpu")) if config.has_dropout else None
+        layout = make_layout(segments_BL.int(), positions_BL.clone(), keys_B=keys_B, dropout=config.attention_dropout)
         with torch.autocast("cpu", torch.bfloat16) if mixed else contextlib.nullcontext():
             hidden_BLD = model.hidden(torch.zeros(micro, config.context, dtype=torch.int64), layout)
         torch.autograd.backward(hidden_BLD, torch.ones((), dtype=hidden_BLD.dtype).expand_as(hidden_BLD))
