@@ -478,7 +478,7 @@ def _mask_in(column: pa.Array | None, sizes_R: NDArray[np.int64]) -> LossMask | 
     """
     if column is None:
         return None
-    mask = LossMask(column.values.to_numpy(zero_copy_only=True), np.diff(column.offsets.to_numpy()).astype(np.int64))
+    mask = LossMask(column.flatten().to_numpy(zero_copy_only=True), np.diff(column.offsets.to_numpy()).astype(np.int64))
     mask.check(sizes_R)
     return mask
 

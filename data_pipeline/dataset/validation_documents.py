@@ -58,13 +58,15 @@ def read_validation_documents(directory: Path, manifest: Manifest) -> Validation
     Raises:
         PreparedDataError: a table is missing or changed, or contains a value that `prepare` does not write.
     """
-    digests = {name: digest for name, digest in sorted(manifest.files.items()) if name.startswith(f"{DOCUMENTS}/")}
+    names = sorted(name for name in manifest.files if name.startswith(f"{DOCUMENTS}/") and name.endswith(".arrow"))
+    digests = {name: manifest.files[name] for name in names}
     if not digests:
         return None
     check_digests(directory, digests)
     tables = [_checked(directory / name) for name in digests]
-    columns = (np.concatenate([table.column(name).to_numpy() for table in tables]) for name in DOCUMENTS_SCHEMA.names)
-    ids_D, kinds_D, tokens_D = columns
+    ids_D, kinds_D, tokens_D = (
+        np.concatenate([table.column(name).to_numpy() for table in tables]) for name in DOCUMENTS_SCHEMA.names
+    )
     order = np.argsort(ids_D)
     return ValidationDocuments(ids_D[order], kinds_D[order], tokens_D[order])
 

@@ -35,15 +35,16 @@ class Window:
 
     @staticmethod
     def join(parts: list[Window]) -> Window:
-        """Concatenate windows, which all have a loss mask or all have none."""
+        """Concatenate windows. If one has a loss mask, tokens of windows without a mask have a loss."""
         if len(parts) == 1:
             return parts[0]
-        masks = [part.has_loss_T for part in parts if part.has_loss_T is not None]
+        has_mask = any(part.has_loss_T is not None for part in parts)
+        masks = [np.ones(len(part.tokens_T), np.bool_) if part.has_loss_T is None else part.has_loss_T for part in parts]
         return Window(
             np.concatenate([part.ids_D for part in parts]),
             np.concatenate([part.lengths_D for part in parts]),
             np.concatenate([part.tokens_T for part in parts]),
-            np.concatenate(masks) if masks else None,
+            np.concatenate(masks) if has_mask else None,
         )
 
     def split(self, num_documents: int) -> tuple[Window, Window]:
@@ -136,11 +137,11 @@ def _split_rows(content: ShardContent, num_rows: int) -> tuple[ShardContent, Sha
 
 
 def _join(tokens_RL: Tokens, parts: list[ShardContent]) -> ShardContent:
-    masks = [part.mask for part in parts if part.mask is not None]
+    has_mask = any(part.mask is not None for part in parts)
     return ShardContent(
         tokens_RL,
         np.concatenate([part.segments_S for part in parts]),
         np.concatenate([part.documents_S for part in parts]),
         np.concatenate([part.num_segments_R for part in parts]),
-        LossMask.join(masks) if masks else None,
+        LossMask.join([part.mask or LossMask.everywhere(len(part.tokens_RL)) for part in parts]) if has_mask else None,
     )

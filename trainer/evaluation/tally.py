@@ -61,7 +61,7 @@ class Tally:
         documents = grouping.documents
         self._grouping = grouping
         self._kinds = tuple(dict.fromkeys(grouping.kinds.values())) if documents is None else documents.kinds
-        self._kind_of_source = np.array([0 if documents else self._kinds.index(kind) for kind in grouping.kinds.values()])
+        self._kind_of_source = np.array([self._kinds.index(kind) for kind in grouping.kinds.values()] if documents is None else [])
         longest = row_length if documents is None else max(2, int(documents.tokens_D.max(initial=0)))
         self._ranges = length_ranges(longest)
         self._highs = np.array([int(name.split("-")[-1]) for name in self._ranges])

@@ -5,6 +5,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_pipeline.dataset.loss_mask import LossMask
 from data_pipeline.dataset.shards import ShardContent
 from data_pipeline.packing import rows
 from data_pipeline.packing.placement import pack
@@ -62,13 +63,18 @@ def test_documents_can_be_read_back_from_the_rows(lengths: list[int], row_length
     st.sampled_from(["best-fit", "greedy", "one-per-row"]),
     st.integers(1, 40),
     st.integers(1, 5),
+    st.integers(0, 20),
 )
 def test_a_loss_mask_follows_its_tokens_through_windows_rows_and_shards(
-    masks: list[list[bool]], row_length: int, method: str, window_tokens: int, rows_per_shard: int
+    masks: list[list[bool]], row_length: int, method: str, window_tokens: int, rows_per_shard: int, first_masked: int
 ) -> None:
     documents = window_of([len(mask) for mask in masks])
     has_loss_T = np.concatenate([np.array(mask) for mask in masks])
-    windows = cut_into_windows([replace(documents, has_loss_T=has_loss_T)], window_tokens)
+    num_plain = first_masked % (len(masks) + 1)  # the first documents come from a table without a mask
+    first, rest = documents.split(num_plain)
+    has_loss_T[: len(first.tokens_T)] = True
+    rest = replace(rest, has_loss_T=has_loss_T[len(first.tokens_T) :])
+    windows = cut_into_windows([part for part in (first, rest) if len(part.ids_D)], window_tokens)
     with patch.object(rows, "FILL_TOKENS", 50):
         contents = [
             content
@@ -77,11 +83,11 @@ def test_a_loss_mask_follows_its_tokens_through_windows_rows_and_shards(
         ]
     seen = set()
     for shard in cut_into_shards(contents, rows_per_shard):
-        assert shard.mask is not None
         filled_RL = shard.tokens_RL != PAD
-        shard.mask.check(filled_RL.sum(axis=1))
         tokens = shard.tokens_RL[filled_RL]
-        assert shard.mask.has_loss(filled_RL.sum(axis=1)).tolist() == has_loss_T[tokens.astype(int) - 1].tolist()
+        mask = shard.mask or LossMask.everywhere(len(filled_RL))
+        mask.check(filled_RL.sum(axis=1))
+        assert mask.has_loss(filled_RL.sum(axis=1)).tolist() == has_loss_T[tokens.astype(int) - 1].tolist()
         seen |= set(tokens.tolist())
     assert seen == set(range(1, len(has_loss_T) + 1))
 
