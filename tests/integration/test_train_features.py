@@ -180,6 +180,7 @@ def test_averages_samples_and_kept_checkpoints_are_those_that_are_set(
             eval={"sample_tokens": 16, "sample_temperature": temperature},
             checkpoint={"every_steps": 2, "keep_last": 1, "keep_every": 4},
             schedule={"power": 3.0},
+            tf32=True,
         )
         train(config)
         return config.run
@@ -187,6 +188,7 @@ def test_averages_samples_and_kept_checkpoints_are_those_that_are_set(
     with caplog.at_level(logging.WARNING):
         cold, hot = trained("cold", 0.0), trained("hot", 10.0)
     assert caplog.text.count("schedule.power has no effect: it needs schedule.kind = polynomial") == 2  # once in each run
+    assert caplog.text.count("tf32 has no effect: it needs device = cuda") == 2
     assert losses(cold) == losses(hot)
     events = metrics(cold, "train")
     means = [sum(event["loss"] for event in events[max(0, end - 3) : end]) / min(3, end) for end in range(1, len(events) + 1)]
