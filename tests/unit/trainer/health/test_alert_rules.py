@@ -267,19 +267,19 @@ def test_busy_gpus_and_gpus_that_do_not_say_are_no_alert(utilisation: float | No
 def test_gpus_that_wait_while_the_run_starts_or_for_less_than_the_minutes_are_no_alert() -> None:
     watch = rules(gpu_utilisation_minutes=5)
     starting = busy([0.0] * 60)
-    assert all(watch.after_reading(3, reading) == [] for reading in starting)
+    assert all(watch.after_reading(700, reading) == [] for reading in starting)  # a resumed run
     after = [
         replace(reading, taken_s=2000 + 10.0 * number) for number, reading in enumerate(busy([1.0] * 40 + [0.0] * 8 + [1.0] * 40))
     ]
-    assert readings(watch, after) == []
+    assert readings(watch, after, first=71) == []
 
 
 def test_a_mean_over_too_few_readings_is_none() -> None:
     watch = IdleShare(60, 0.3)
-    found = [watch.observe(10, 20.0 * number, 1.0) for number in range(10)]
-    assert found == [None] * 10
+    found = [watch.observe(500 + number, 20.0 * number, 1.0) for number in range(20)]
+    assert found == [None] * 20
     closer = IdleShare(60, 0.3)
-    assert [number for number in range(10) if closer.observe(10, 12.0 * number, 1.0)] == [5]
+    assert [number for number in range(20) if closer.observe(500 + number, 12.0 * number, 1.0)] == [8]  # 3 steps and 60 s
 
 
 def growing_gpu(mib_each: float, count: int, *, index: int = 0) -> list[HardwareReading]:
