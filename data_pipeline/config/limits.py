@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
+from common.settings.effects import OnlyIf
 from common.settings.model import Section
 
 __all__ = ["LimitSettings"]
@@ -64,6 +67,6 @@ class LimitSettings(Section):
         "names, addresses, or patterns such as *.example.org.",
     )
     retries: int = Field(5, ge=0, le=100, description="Number of retries in a row after a failed read from a remote store.")
-    retry_wait_s: float = Field(
+    retry_wait_s: Annotated[float, OnlyIf("limits.retries")] = Field(
         0.5, ge=0, le=60, description="Seconds before the first retry. Each further retry waits twice as long."
     )

@@ -293,3 +293,10 @@ def test_a_disk_that_fails_on_one_rank_stops_all_with_its_own_exit_code(data: Pa
     assert results[0][0].startswith(f"StorageError {int(StorageError.exit_code)}: {data / LOST}: input/output error, as ")
     assert results[0][0].endswith("(4 attempts to read it failed)")
     assert results[1][0] == f"RemoteError {int(StorageError.exit_code)}: "
+
+
+def test_a_shard_whose_digest_is_wrong_is_refused_unless_digests_are_not_checked(data: Path, tmp_path: Path) -> None:
+    flip(data / LOST)
+    with pytest.raises(PreparedDataError, match="b-00000"):
+        train(tiny_config(data, tmp_path / "checked", limits={"steps": 2}))
+    assert train(tiny_config(data, tmp_path / "unchecked", limits={"steps": 2}, verify_data=False)).endswith("steps 2")

@@ -631,3 +631,43 @@ def test_an_error_in_a_worker_ends_everything_with_that_error(
     assert message in errors[0]
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_run_of_as_many_words_as_are_set_counts_as_benchmark_text(tmp_path: Path) -> None:
+    nine = " ".join(BENCHMARK.split()[:9])
+    source = write_texts(tmp_path / "text.jsonl", [*sentences(1, 40), f"{sentences(2, 1)[0]} {nine} {sentences(3, 1)[0]}"])
+    benchmark = write_texts(tmp_path / "benchmark.jsonl", [BENCHMARK])
+    for num_words, dropped in ((13, {}), (8, {"benchmark-overlap": 1})):
+        output = tmp_path / f"words-{num_words}"
+        prepare_small(output, {"text": source}, dedup={"benchmarks": (benchmark,), "benchmark_words": num_words})
+        assert rejected(output, "text") == dropped
+
+
+def test_a_document_takes_no_more_near_duplicates_with_it_than_are_set(tmp_path: Path) -> None:
+    [original] = sentences(1, 1, 40)
+    source = write_texts(tmp_path / "text.jsonl", [*sentences(2, 40), *(f"{original} End {number}." for number in range(5))])
+    for most, dropped in ((100, 4), (1, 2)):
+        output = tmp_path / f"most-{most}"
+        prepare_small(output, {"text": source}, dedup={"max_cluster": most})
+        assert rejected(output, "text") == {"near-duplicate": dropped}
+
+
+def test_a_tokenizer_is_trained_on_as_much_text_as_is_set(tmp_path: Path) -> None:
+    source = write_texts(tmp_path / "text.jsonl", sentences(1, 300))
+    digests = {
+        prepare_small(
+            tmp_path / name, {"text": source}, tokenizer=PIECES | {"vocab_size": 300, "sample_bytes": size}
+        ).tokenizer_digest
+        for name, size in (("few", 4096), ("some", 8192), ("all", 1 << 20), ("all-again", 1 << 24))
+    }
+    assert len(digests) == 3
+
+
+def test_a_setting_without_effect_is_told_once_in_the_preparation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = write_texts(tmp_path / "text.jsonl", sentences(1, 40))
+    prepare_small(tmp_path / "out", {"text": {"paths": (str(source),), "weight": 2.0}}, dedup={"benchmark_overlaps": 3})
+    warnings = [record.getMessage() for record in caplog.records if "has no effect" in record.getMessage()]
+    assert warnings == [
+        "dedup.benchmark_overlaps has no effect: it needs dedup.benchmarks to be set",
+        "source.text.weight has no effect: it needs balance.by = source",
+    ]

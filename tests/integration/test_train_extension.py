@@ -1,6 +1,7 @@
 """Training with a user's extension file: every hook is called at its place, and the examples in `examples/` work unchanged."""
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -160,3 +161,14 @@ def test_the_example_model_trains_resumes_exactly_and_can_be_evaluated(data: Pat
     generated = run_command("trainer", "generate", str(whole), "--prompt", "the", "--max_tokens", "4")
     assert generated.returncode == 0, generated.stderr
     assert generated.stdout.startswith("the")
+
+
+@pytest.mark.parametrize(("example", "expected"), [("loss.py", ["z_loss", "chunk_tokens"]), ("callbacks.py", [])])
+def test_settings_of_the_loss_are_told_to_have_no_effect_where_an_extension_defines_it(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, example: str, expected: list[str]
+) -> None:
+    changes = {"loss": {"z_loss": 1e-4, "chunk_tokens": 16}, "limits": {"steps": 1}}
+    with caplog.at_level(logging.WARNING):
+        train(tiny_config(data, tmp_path / "run", extension=EXAMPLES / example, **changes))
+    warnings = [record.getMessage() for record in caplog.records if "has no effect" in record.getMessage()]
+    assert warnings == [f"loss.{name} has no effect: it needs a loss that is not of an extension" for name in expected]

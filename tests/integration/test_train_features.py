@@ -167,3 +167,34 @@ def test_sharded_weights_train_alike_and_checkpoints_of_either_load_in_the_other
         assert curve == pytest.approx(curves["ddp"], rel=1e-6)
     names = {run: load_checkpoint(tmp_path / run, "latest").model.keys() for run in curves}
     assert len({tuple(sorted(found)) for found in names.values()}) == 1
+
+
+def test_averages_samples_and_kept_checkpoints_are_those_that_are_set(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def trained(name: str, temperature: float) -> Path:
+        config = tiny_config(
+            data,
+            tmp_path / name,
+            log={"average_steps": 3},
+            eval={"sample_tokens": 16, "sample_temperature": temperature},
+            checkpoint={"every_steps": 2, "keep_last": 1, "keep_every": 4},
+            schedule={"power": 3.0},
+            tf32=True,
+        )
+        train(config)
+        return config.run
+
+    with caplog.at_level(logging.WARNING):
+        cold, hot = trained("cold", 0.0), trained("hot", 10.0)
+    assert caplog.text.count("schedule.power has no effect: it needs schedule.kind = polynomial") == 2  # once in each run
+    assert caplog.text.count("tf32 has no effect: it needs device = cuda") == 2
+    assert losses(cold) == losses(hot)
+    events = metrics(cold, "train")
+    means = [sum(event["loss"] for event in events[max(0, end - 3) : end]) / min(3, end) for end in range(1, len(events) + 1)]
+    assert [event["loss_average"] for event in events] == pytest.approx(means)
+    assert [event["text"] for event in metrics(cold, "sample")] != [event["text"] for event in metrics(hot, "sample")]
+    again = trained("cold-again", 0.0)
+    assert [event["text"] for event in metrics(cold, "sample")] == [event["text"] for event in metrics(again, "sample")]
+    best = min(metrics(cold, "eval"), key=lambda event: event["val_loss"])["step"]
+    assert {int(path.name.rpartition("-")[2]) for path in (cold / "checkpoints").glob("step-*")} == {4, 8, 12} | {best}

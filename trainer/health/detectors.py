@@ -69,18 +69,20 @@ class WaitShare:
 class IdleShare:
     """The mean share of the last `window_s` seconds in which GPUs were idle: bad above `limit`, good again below 0.8 of it.
 
-    The first steps are left out, because a run compiles its model and fills its caches in them.
+    The first steps after a start or a resume are left out, because a run compiles its model and fills its caches in them.
     """
 
     def __init__(self, window_s: float, limit: float) -> None:
         self._window_s, self._limit = window_s, limit
+        self._first_step: int | None = None
         self._since: float | None = None
         self._readings: deque[tuple[float, float]] = deque()
         self._state = Debounce()
 
     def observe(self, step: int, taken_s: float, idle: float) -> float | None:
         """Take a reading at a time in seconds. Returns the mean if it turns bad with this reading, else None."""
-        if step <= _START_STEPS:
+        self._first_step = step if self._first_step is None else self._first_step
+        if step < self._first_step + _START_STEPS:
             return None
         self._since = taken_s if self._since is None else self._since
         self._readings.append((taken_s, idle))

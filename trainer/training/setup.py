@@ -351,7 +351,7 @@ def introduce(run: TrainingRun, *, continued: bool) -> None:
         _log.warning("%s; results may differ from those of an installation from the lock", unlocked)
     _log.info("%s; attention %s", run.data.order.description, describe_backend(context.backend))
     if context.group.is_main:
-        _warn_of_settings(context, run.extension)
+        _warn_of_settings(context, run.trainable)
     if run.reporter.peak is None and device.type == "cuda":
         gpu = torch.cuda.get_device_name(device)
         _log.info("%s", unknown_mfu(gpu, rate_kind(config.number_format, tf32=config.tf32)))
@@ -359,15 +359,15 @@ def introduce(run: TrainingRun, *, continued: bool) -> None:
         monitor.model(model_graph(partial(Decoder, config.model, context.manifest.vocab_size), context.manifest.row_length))
 
 
-def _warn_of_settings(context: RunContext, extension: Extension) -> None:
+def _warn_of_settings(context: RunContext, trainable: Trainable) -> None:
     """Warn about each setting that has no effect in this run."""
     for warning in settings_without_effect(
         context.config,
         device=context.group.device.type,
         num_ranks=context.group.world_size,
         watched=_is_watched(context.config),
-        own_loss=extension.own_loss is not None,
-        own_model=extension.build_model is not None,
+        own_loss=trainable.extension.own_loss is not None,
+        own_model=not isinstance(trainable.model, Decoder),
     ):
         _log.warning("%s", warning)
 

@@ -117,3 +117,19 @@ def test_without_near_duplicates_there_are_no_bands() -> None:
 def test_near_duplicates_without_exact_ones_are_refused() -> None:
     with pytest.raises(ValidationError, match=re.escape("set near to false too, or exact to true")):
         DedupSettings(exact=False)
+
+
+def test_more_hashes_compare_fewer_dissimilar_pairs_and_still_find_those_at_the_threshold() -> None:
+    few, many = (choose_bands(DedupSettings(num_hashes=number)) for number in (32, 512))
+    assert few.num_bands * few.num_rows <= 32
+    assert many.num_bands * many.num_rows <= 512
+    assert many.probability(0.4) < few.probability(0.4) / 2
+    assert min(few.probability(0.8), many.probability(0.8)) > 0.9
+
+
+def test_texts_of_the_same_words_in_another_order_are_alike_in_single_words_only() -> None:
+    text = " ".join(f"w{number}" for number in range(40))
+    turned = " ".join(reversed(text.split()))
+    for num_words, shared in ((1, True), (5, False)):
+        keys = keys_of([text, turned], DedupSettings(shingle_words=num_words))
+        assert bool(np.any(keys.bands_DB[0] == keys.bands_DB[1])) is shared

@@ -209,3 +209,13 @@ def test_a_folder_without_a_tokenizer_or_with_a_damaged_one_is_refused(tmp_path:
 def test_bytes_that_are_no_text_decode_to_replacement_characters() -> None:
     tokenizer = ByteTokenizer()
     assert tokenizer.decode(np.array([4 + 0xE2, 4 + 0x41], np.uint16).tolist()) == "\ufffdA"
+
+
+def test_characters_beyond_the_coverage_are_encoded_as_bytes() -> None:
+    sample = ["return the value of x " * 20] * 50 + ["\u0416"]
+    settings = {"kind": "bpe", "vocab_size": 290}
+    lengths = [
+        len(train_tokenizer(sample, TokenizerSettings(**settings, character_coverage=share)).encode("\u0416"))
+        for share in (0.999, 1.0)
+    ]
+    assert lengths == [2, 1]

@@ -267,19 +267,19 @@ def test_busy_gpus_and_gpus_that_do_not_say_are_no_alert(utilisation: float | No
 def test_gpus_that_wait_while_the_run_starts_or_for_less_than_the_minutes_are_no_alert() -> None:
     watch = rules(gpu_utilisation_minutes=5)
     starting = busy([0.0] * 60)
-    assert all(watch.after_reading(3, reading) == [] for reading in starting)
+    assert all(watch.after_reading(700, reading) == [] for reading in starting)  # a resumed run
     after = [
         replace(reading, taken_s=2000 + 10.0 * number) for number, reading in enumerate(busy([1.0] * 40 + [0.0] * 8 + [1.0] * 40))
     ]
-    assert readings(watch, after) == []
+    assert readings(watch, after, first=71) == []
 
 
 def test_a_mean_over_too_few_readings_is_none() -> None:
     watch = IdleShare(60, 0.3)
-    found = [watch.observe(10, 20.0 * number, 1.0) for number in range(10)]
-    assert found == [None] * 10
+    found = [watch.observe(500 + number, 20.0 * number, 1.0) for number in range(20)]
+    assert found == [None] * 20
     closer = IdleShare(60, 0.3)
-    assert [number for number in range(10) if closer.observe(10, 12.0 * number, 1.0)] == [5]
+    assert [number for number in range(20) if closer.observe(500 + number, 12.0 * number, 1.0)] == [8]  # 3 steps and 60 s
 
 
 def growing_gpu(mib_each: float, count: int, *, index: int = 0) -> list[HardwareReading]:
@@ -404,3 +404,48 @@ def test_scripted_troubles_are_told_each_once_at_the_right_step() -> None:
     (_, slow), (_, waiting) = found
     assert 805 <= slow <= 807
     assert 1515 <= waiting <= 1519
+
+
+def alerts_with(found: Iterable[Sequence[Alert]]) -> set[str]:
+    return {alert.rule for alerts in found for alert in alerts}
+
+
+def test_the_limits_of_speed_and_waiting_are_those_that_are_set() -> None:
+    slower = [1000.0] * 100 + [600.0] * 50
+    assert [alerts_with(speeds(AlertRules(AlertsConfig(throughput_drop=drop)), slower)) for drop in (0.3, 0.5)] == [
+        {"throughput"},
+        set(),
+    ]
+    waiting = [0.4] * 60
+    shares = [AlertRules(AlertsConfig(loader_wait_share=share)) for share in (0.3, 0.5)]
+    assert [alerts_with(speeds(watch, [1000.0] * 60, waiting)) for watch in shares] == [{"loader_wait"}, set()]
+
+
+def speeds(watch: AlertRules, rates: Sequence[float], waits: Sequence[float] | None = None) -> list[list[Alert]]:
+    waits = waits or [0.0] * len(rates)
+    return [
+        watch.after_step(step, seconds=1000 / rate, waited_s=wait * 1000 / rate, tokens_per_s=rate)
+        for step, (rate, wait) in enumerate(zip(rates, waits, strict=True), 1)
+    ]
+
+
+def test_the_limits_of_memory_and_of_gpus_are_those_that_are_set() -> None:
+    leaking = [with_host(private_mib=1000.0 + 5 * number) for number in range(80)]
+    assert [readings(AlertRules(AlertsConfig(host_memory_mb=limit)), leaking) != [] for limit in (500, 530)] == [True, False]
+    assert readings(AlertRules(AlertsConfig(host_memory="off")), leaking) == []
+    corrected = [with_gpu(ecc_corrected=count) for count in (0, 30, 60)]
+    assert [len(readings(AlertRules(AlertsConfig(corrected_errors=few)), corrected)) for few in (25, 50, 70)] == [2, 1, 0]
+    idle = busy([0.6] * 40)
+    shares = [AlertRules(AlertsConfig(gpu_utilisation_share=share)) for share in (0.7, 0.55)]
+    assert [readings(watch, idle) != [] for watch in shares] == [True, False]
+    hot = [with_gpu(throttle=("hw_thermal",))] * 3
+    assert [alert.action for alert in AlertRules(AlertsConfig(throttling="stop")).after_reading(1, hot[0])] == []
+    stopping = AlertRules(AlertsConfig(throttling="stop"))
+    assert [alert.action for reading in hot for alert in stopping.after_reading(1, reading)] == ["stop"]
+
+
+@pytest.mark.parametrize(("action", "expected"), [("off", []), ("log", ["log"]), ("stop", ["stop"])])
+def test_overfitting_is_treated_as_is_set(action: str, expected: list[str]) -> None:
+    found = Alert("overfitting", 500, "warning", "step 500: it rises", "log", 0.02, 0.001)
+    watch = AlertRules(AlertsConfig.model_validate({"overfitting": action}))
+    assert [alert.action for alert in watch.configured(found)] == expected

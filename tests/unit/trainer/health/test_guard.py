@@ -386,3 +386,15 @@ def test_a_memory_of_a_longer_window_keeps_its_newest_losses() -> None:
     wide, narrow = settled(100), Guard(GuardConfig(loss_window=8))
     narrow.from_json(wide.to_json())
     assert narrow.to_json()["steps"] == list(range(92, 101))
+
+
+def test_a_spike_is_as_many_deviations_and_as_large_a_share_as_are_set() -> None:
+    losses = noisy([3.0] * 150, 0.02, seed=3)
+
+    def is_spike(excess: float, **options: float) -> bool:
+        guard = Guard(GuardConfig(**options))  # type: ignore[arg-type]
+        judged(guard, ((loss, 1.0) for loss in losses))
+        return guard.judge(151, 3.0 + excess, 1.0).rule == "spike"
+
+    assert [is_spike(0.5, spike_factor=factor, spike_floor=0.01) for factor in (5, 12)] == [True, False]
+    assert [is_spike(0.5, spike_factor=5, spike_floor=floor) for floor in (0.12, 0.2)] == [True, False]

@@ -25,6 +25,7 @@ from trainer.machine.gpus import GpuReading
 from trainer.machine.host import HostReading
 from trainer.machine.sampler import HardwareReading
 from trainer.metrics import JsonLinesSink, Monitor, RunFacts, Sink, StepMetrics, TerminalSink, opened_monitor
+from trainer.metrics import setup as monitors
 from trainer.metrics.layers import LayerNorms, LayerReading
 from trainer.metrics.sinks import json_lines
 from trainer.metrics.sinks.points import points_of
@@ -455,3 +456,18 @@ def test_a_service_that_is_not_installed_is_named_with_the_command_that_installs
             opened_monitor(config, group, last_step=None, known=None),
         ):
             pytest.fail("the run was begun")
+
+
+def test_a_run_is_shown_in_the_experiment_that_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[object, ...]] = []
+
+    class Kept(Sink):
+        def __init__(self, *arguments: object) -> None:
+            opened.append(arguments)
+
+    monkeypatch.setattr(monitors, "MlflowSink", Kept)
+    config = tiny_config(
+        tmp_path / "data", tmp_path, log={"hardware_every_s": 0, "mlflow_uri": "store", "mlflow_experiment": "night"}
+    )
+    with opened_monitor(config, Group(0, 1, 0, torch.device("cpu")), last_step=None, known=None):
+        assert opened == [(tmp_path, "store", "night", config.log.every_steps)]

@@ -201,3 +201,13 @@ def test_parameter_names_are_those_of_a_qwen3_checkpoint() -> None:
 
 def test_the_vocabulary_is_padded_to_a_multiple() -> None:
     assert [ModelConfig(vocab_multiple=64).padded_vocab(size) for size in (1, 64, 65, 50257)] == [64, 64, 128, 50304]
+
+
+def test_the_epsilon_of_the_norms_is_the_one_that_is_set() -> None:
+    model = build_model(CONFIG.model_copy(update={"norm_eps": 1e-3}), 40, 0)
+    norms = [module for module in model.modules() if isinstance(module, RMSNorm)]
+    assert len(norms) > 2 * CONFIG.layers
+    small = torch.full((1, 1, 32), 1e-2)
+    assert all(norm.eps == 1e-3 for norm in norms)
+    shown = norms[-1](small[..., : len(norms[-1].weight)])
+    assert torch.allclose(shown, torch.full_like(shown, 1e-2 / (1e-4 + 1e-3) ** 0.5))
