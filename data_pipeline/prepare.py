@@ -31,7 +31,7 @@ from data_pipeline.stages.rejects import collect_rejects, write_rejected
 from data_pipeline.stages.select import cuts_of_sources, documents_of, select_all
 from data_pipeline.stages.split import split_all
 from data_pipeline.stages.tokenize import tokenize_all
-from data_pipeline.stages.train_quality import train_quality
+from data_pipeline.stages.train_quality import train_quality, trained_reference
 from data_pipeline.stages.train_tokenizer import train_on_sample
 
 __all__ = ["prepare"]
@@ -96,6 +96,7 @@ def prepare(config: PrepareConfig) -> Manifest:
             packed=packed,
             report=make_report(results, config),
             timings=run.timings,
+            reference=trained_reference(job),
         )
         if config.keep_rejects != "none":
             rejected[REJECTS] = json_lines(collect_rejects(partitions, read, split, selected))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.files import canonical_json, digest_bytes
-from data_pipeline.dataset.layout import CARD, CHOSEN, REPORT, REPORT_PAGE, TIMINGS, TOKENIZER, TOKENS
+from common.files import canonical_json, digest_bytes, digest_file
+from data_pipeline.dataset.layout import CARD, CHOSEN, REFERENCE, REPORT, REPORT_PAGE, TIMINGS, TOKENIZER, TOKENS
 from data_pipeline.dataset.manifest import Manifest, ShardEntry
 from data_pipeline.dataset.shards import token_type
 from data_pipeline.dataset.splits import Split
@@ -39,6 +39,8 @@ class Prepared:
     packed: Sequence[tuple[PackTask, PackResult]]
     report: dict[str, Any]
     timings: dict[str, Any]
+    reference: Path | None = None
+    """The reference model, if one was trained."""
 
     @property
     def fingerprint(self) -> str:
@@ -53,6 +55,8 @@ def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, Pa
     tokenizer = prepared.tokenizer
     documents = dict(_documents(prepared.documents)) if prepared.settings["packing"]["keep_tokens"] else {}
     digests = {f"{TOKENIZER}/{name}": digest for name, digest in tokenizer.files.items()} | {REPORT: digest_bytes(report)}
+    models = {} if prepared.reference is None else {REFERENCE: prepared.reference}
+    digests |= {name: digest_file(path) for name, path in models.items()}
     manifest, _ = Manifest(
         fingerprint=prepared.fingerprint,
         row_length=prepared.settings["row_length"],
@@ -75,6 +79,7 @@ def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, Pa
         CARD: render_card(manifest).encode(),
         TIMINGS: canonical_json(prepared.timings),
         **{name: path for name, (path, _) in documents.items()},
+        **models,
         **more,
     }
     return publish(output, work, manifest, {entry.path: path for entry, path in shards.items()}, files)
