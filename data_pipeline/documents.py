@@ -60,6 +60,7 @@ class Reason(StrEnum):
     CORRUPT_COMPRESSION = "corrupt-compression", Stage.READ
     DECOMPRESSION_BUDGET = "decompression-budget", Stage.READ
     CORRUPT_PARQUET = "corrupt-parquet", Stage.READ
+    CORRUPT_ARROW = "corrupt-arrow", Stage.READ
     READER_MEMORY = "reader-memory", Stage.READ
     CORRUPT_ARCHIVE = "corrupt-archive", Stage.READ
     UNSAFE_MEMBER = "unsafe-member", Stage.READ

@@ -31,7 +31,7 @@ from data_pipeline.stages.rejects import collect_rejects, write_rejected
 from data_pipeline.stages.select import cuts_of_sources, documents_of, select_all
 from data_pipeline.stages.split import split_all
 from data_pipeline.stages.tokenize import tokenize_all
-from data_pipeline.stages.train_quality import train_quality
+from data_pipeline.stages.train_quality import train_quality, trained_reference
 from data_pipeline.stages.train_tokenizer import train_on_sample
 
 __all__ = ["prepare"]
@@ -97,6 +97,7 @@ def prepare(config: PrepareConfig) -> Manifest:
             packed=packed,
             report=make_report(results, config),
             timings=run.timings,
+            reference=trained_reference(job),
             has_mask=any(config.for_source(partition.source).records.prompt_field is not None for partition in partitions),
         )
         if config.keep_rejects != "none":

@@ -16,9 +16,9 @@ from common.errors import ConfigError
 from common.settings.messages import explain
 from common.storage_errors import naming
 from data_pipeline.config import BUILTIN, PackingSettings, PrepareConfig
-from data_pipeline.dataset.layout import CHOSEN, TOKENIZER, TOKENS
+from data_pipeline.dataset.layout import CHOSEN, REFERENCE, TOKENIZER, TOKENS
 from data_pipeline.dataset.locks import reading
-from data_pipeline.dataset.manifest import MASKED_FORMAT, Manifest, read_manifest
+from data_pipeline.dataset.manifest import MASKED_FORMAT, Manifest, check_digests, read_manifest
 from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.stored_documents import check_tables, check_tokens_kept, read_tokenizer, settings_in
 from data_pipeline.dataset.tables import read_side_by_side
@@ -83,6 +83,7 @@ def _repack(directory: Path, output: Path, row_length: int, workers: int | None,
         check_may_replace(output, fingerprint, settings, before.inputs, replace=replace)
         # Checked before they are packed, because the packed shards get new digests, which would hide damage.
         tokenizer = _tokenizer(directory, before)
+        check_digests(directory, {name: digest for name, digest in before.files.items() if name == REFERENCE})
         for number in range(len(before.partitions)):
             check_tables(directory, before, number)
         work = work_directory(output, fingerprint)
@@ -115,6 +116,7 @@ def _repack(directory: Path, output: Path, row_length: int, workers: int | None,
             report=report,
             timings=run.timings,
             has_mask=before.format == MASKED_FORMAT,
+            reference=directory / REFERENCE if REFERENCE in before.files else None,
         )
         return assemble(prepared, output, work, {})
 

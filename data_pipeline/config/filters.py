@@ -182,8 +182,13 @@ class QualitySettings(Section):
 
     trusted: str | None = Field(
         None,
-        description="Source that the reference model is trained on. Its documents are not judged. none: perplexity is not "
-        "measured.",
+        description="Source that the reference model is trained on. Its documents are not judged. none: perplexity is measured "
+        "only if `reference` is set.",
+    )
+    reference: Path | None = Field(
+        None,
+        description="Reference of the perplexity, which judges the documents of all sources: a file or folder of good text, an "
+        "n-gram model in the ARPA format, or prepared data with a reference model. none: `trusted`.",
     )
     reference_tokens: Annotated[int, OnlyIf("quality.trusted")] = Field(
         64 << 20, ge=1024, description="Number of tokens of the trusted source, from its start, that train the reference model."
@@ -227,8 +232,15 @@ class QualitySettings(Section):
         description="Lowest probability of being good at which a document is kept. Good and bad examples have equal weight.",
     )
 
+    @property
+    def measures_perplexity(self) -> bool:
+        """Whether the perplexity of the documents is measured."""
+        return self.trusted is not None or self.reference is not None
+
     @model_validator(mode="after")
     def _bounds_agree(self) -> Self:
+        if self.trusted is not None and self.reference is not None:
+            raise ValueError("quality.trusted and quality.reference are both set; keep one of them, because there is one reference")
         if bool(self.good) != bool(self.bad):
             given, missing = ("good", "bad") if self.good else ("bad", "good")
             raise ValueError(

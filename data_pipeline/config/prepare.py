@@ -25,7 +25,7 @@ OVERRIDABLE = ("text", "records", "html", "clean", "heuristics", "language", "qu
 """The sections that a source may override."""
 FOR_ALL_SOURCES = {
     "language": {"fasttext_model"},
-    "quality": {"trusted", "good", "bad", "reference_tokens", "reference_bits", "classifier_bits"},
+    "quality": {"trusted", "reference", "good", "bad", "reference_tokens", "reference_bits", "classifier_bits"},
 }
 """Settings in these sections that a source may not override, because all sources share the models that they configure."""
 
@@ -116,7 +116,7 @@ class PrepareConfig(Settings):
     dedup: DedupSettings = Field(default_factory=DedupSettings, description="Exact and near duplicates")
     quality: QualitySettings = Field(
         default_factory=QualitySettings,
-        description="Perplexity (if `trusted` is set) and content classifier (if `good` and `bad` are set)",
+        description="Perplexity (if `trusted` or `reference` is set) and content classifier (if `good` and `bad` are set)",
     )
     balance: BalanceSettings = Field(default_factory=BalanceSettings, description="Shares of sources or other groups")
     augment: AugmentSettings = Field(default_factory=AugmentSettings, description="Random changes to training documents")

@@ -51,7 +51,15 @@ SHAPING = (
 )
 """Settings that shape bytes. A table `source.*.SECTION` holds settings of that section; only those on this list count."""
 
-FILES = ("language.fasttext_model", "dedup.benchmarks", "quality.good", "quality.bad", "augment.synonyms", "tokenizer.path")
+FILES = (
+    "language.fasttext_model",
+    "dedup.benchmarks",
+    "quality.reference",
+    "quality.good",
+    "quality.bad",
+    "augment.synonyms",
+    "tokenizer.path",
+)
 """Settings that shape bytes by the content of files. A manifest holds their digests, and no path is taken from it."""
 
 LOCAL = (

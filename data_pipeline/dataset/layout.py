@@ -19,6 +19,7 @@ __all__ = [
     "LOSS_RUNS",
     "MANIFEST",
     "PUBLISHED",
+    "REFERENCE",
     "REJECTED",
     "REJECTS",
     "REPORT",
@@ -68,9 +69,11 @@ def tokens_schema(ids_type: np.dtype[np.unsignedinteger], *, has_mask: bool = Fa
 
 INPUTS, REJECTS, REPORT, REPORT_PAGE, CARD = "inputs.json", "rejects.jsonl", "report.json", "report.html", "DATA_CARD.md"
 TIMINGS, TOKENIZER = "timings.json", "tokenizer"
+REFERENCE = "reference.safetensors"
+"""The reference model of perplexity that was trained with this data, for `quality.reference` of another preparation."""
 REJECTED = "rejects"
 """Folder with one file per partition: the rejected documents in full (`keep_rejects = "all"`)."""
-SINGLE_FILES = (MANIFEST, PUBLISHED, INPUTS, REPORT, REPORT_PAGE, CARD, TIMINGS, REJECTS)
+SINGLE_FILES = (MANIFEST, PUBLISHED, INPUTS, REPORT, REPORT_PAGE, CARD, TIMINGS, REJECTS, REFERENCE)
 FOLDERS = ("train", "val", TOKENIZER, TOKENS, CHOSEN, DOCUMENTS, REJECTED)
 WORK = ".work"
 LOCK = ".prepare.lock"

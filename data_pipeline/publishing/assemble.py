@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.files import canonical_json, digest_bytes
-from data_pipeline.dataset.layout import CARD, CHOSEN, DOCUMENTS, REPORT, REPORT_PAGE, TIMINGS, TOKENIZER, TOKENS
+from common.files import canonical_json, digest_bytes, digest_file
+from data_pipeline.dataset.layout import CARD, CHOSEN, DOCUMENTS, REFERENCE, REPORT, REPORT_PAGE, TIMINGS, TOKENIZER, TOKENS
 from data_pipeline.dataset.manifest import FORMAT, MASKED_FORMAT, Manifest, ShardEntry
 from data_pipeline.dataset.shards import token_type
 from data_pipeline.dataset.splits import Split
@@ -41,6 +41,8 @@ class Prepared:
     timings: dict[str, Any]
     has_mask: bool
     """Whether tables or shards have a loss mask."""
+    reference: Path | None = None
+    """The reference model, if one was trained."""
 
     @property
     def fingerprint(self) -> str:
@@ -56,6 +58,8 @@ def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, Pa
     documents = dict(_documents(prepared.documents)) if prepared.settings["packing"]["keep_tokens"] else {}
     facts = dict(_facts(prepared.packed))
     digests = {f"{TOKENIZER}/{name}": digest for name, digest in tokenizer.files.items()} | {REPORT: digest_bytes(report)}
+    models = {} if prepared.reference is None else {REFERENCE: prepared.reference}
+    digests |= {name: digest_file(path) for name, path in models.items()}
     manifest, _ = Manifest(
         fingerprint=prepared.fingerprint,
         row_length=prepared.settings["row_length"],
@@ -79,6 +83,7 @@ def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, Pa
         CARD: render_card(manifest).encode(),
         TIMINGS: canonical_json(prepared.timings),
         **{name: path for name, (path, _) in {**documents, **facts}.items()},
+        **models,
         **more,
     }
     return publish(output, work, manifest, {entry.path: path for entry, path in shards.items()}, files)

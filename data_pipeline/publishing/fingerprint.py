@@ -12,6 +12,7 @@ from common.settings.model import Section
 from data_pipeline.config import PrepareConfig
 from data_pipeline.sources.formats import printable
 from data_pipeline.sources.storage import files_below
+from data_pipeline.stages.train_quality import files_of_reference
 from data_pipeline.tokenizer import supplied_files
 
 __all__ = ["PIPELINE_VERSION", "fingerprint_of", "key_of_work", "settings_of"]
@@ -44,7 +45,14 @@ def _digest_of_files(setting: str, value: Any) -> Any:
     if not isinstance(value, Path):
         return None
     try:
-        files = _files_of_tokenizer(value) if setting == "tokenizer.path" else _files_at(value)
+        if setting == "tokenizer.path":
+            files = _files_of_tokenizer(value)
+        elif setting == "quality.reference":
+            files = [(path.name if value.is_dir() else _extensions(path), path) for path in files_of_reference(value)] or _files_at(
+                value
+            )
+        else:
+            files = _files_at(value)
         return digest_bytes(canonical_json([[printable(name), digest_file(path)] for name, path in files]))
     except OSError as error:
         raise ConfigError(f"{setting} = {value}: cannot be read ({error.strerror}); check the path") from None

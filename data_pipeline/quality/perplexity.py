@@ -91,9 +91,14 @@ class ReferenceModel:
             PreparedDataError: the data is not such a model.
         """
         try:
-            return ReferenceModel(**load(data))
+            model = ReferenceModel(**load(data))
+            shapes = [(array.ndim, array.dtype == np.uint32, array.size > 1) for array in vars(model).values()]
+            sizes = {model.pairs_N.size.bit_count(), model.triples_N.size.bit_count()}
+            if set(shapes) != {(1, True, True)} or sizes != {1}:
+                raise TypeError("its arrays are not counts, or their number is not a power of two")
         except (SafetensorError, TypeError) as error:
-            raise PreparedDataError(f"reference model: {error}; delete the work folder and run `prepare` again") from None
+            raise PreparedDataError(f"reference model: {error}; run `prepare` again in its folder") from None
+        return model
 
     def score(self, ids_T: Ids, ends_D: Int64s) -> Scores:
         """Return the mean cost of each text, -log2 p per token, in steps of 1/256 bit; 0 for an empty text."""
@@ -155,10 +160,15 @@ def train_reference(batches: Iterable[tuple[Ids, Int64s]], vocab_size: int, sett
             break
     if num_left == settings.reference_tokens:
         raise ConfigError(
-            f"quality.trusted = {settings.trusted}: no document of this source is kept for training within "
-            f"{settings.reference_tokens} tokens; name another source, or raise quality.reference_tokens"
+            f"{_name_of(settings)}: no document of it is kept for training within {settings.reference_tokens} tokens; "
+            "name another text, or raise quality.reference_tokens"
         )
     return ReferenceModel(singles_V, pairs_N, triples_N)
+
+
+def _name_of(settings: QualitySettings) -> str:
+    named = f"trusted = {settings.trusted}" if settings.trusted is not None else f"reference = {settings.reference}"
+    return f"quality.{named}"
 
 
 def perplexity(score: float) -> float:

@@ -162,11 +162,12 @@ def _dedup_in_words(dedup: Report) -> str:
 
 def _quality_in_words(quality: Report) -> str:
     words = []
-    if quality.get("trusted"):
+    if quality.get("trusted") or quality.get("reference"):
         cuts = {name: quality.get(name) for name in ("min_perplexity", "max_perplexity")}
         cuts |= {name: quality.get(name) for name in ("min_perplexity_percentile", "max_perplexity_percentile")}
         parts = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in cuts.items() if value is not None)
-        words.append(f"perplexity under a model trained on {_escaped(quality['trusted'])} ({parts or 'measured only'})")
+        model = f"a model trained on {_escaped(quality['trusted'])}" if quality.get("trusted") else "the user's reference"
+        words.append(f"perplexity under {model} ({parts or 'measured only'})")
     if quality.get("good"):
         words.append(f"a classifier trained on the user's examples (probability at least {quality.get('min_good_probability')})")
     return f"Quality: judged by {' and by '.join(words)}." if words else ""

@@ -10,7 +10,7 @@ from data_pipeline.config import Kind
 
 __all__ = ["UNDERSTOOD", "Compression", "Format", "Shape", "extension_of", "is_hidden", "printable", "shape_of"]
 
-Format = Literal["text", "html", "jsonl", "csv", "tsv", "parquet", "topics", "tar", "zip"]
+Format = Literal["text", "html", "jsonl", "csv", "tsv", "parquet", "arrow", "topics", "tar", "zip"]
 Compression = Literal["none", "gz", "zst", "xz", "bz2"]
 
 _TEXT = (".txt", ".text", ".md", ".markdown", ".rst")
@@ -31,6 +31,7 @@ _FORMATS: dict[str, tuple[Format, Kind | None]] = {
     ".csv": ("csv", None),
     ".tsv": ("tsv", None),
     ".parquet": ("parquet", None),
+    **dict.fromkeys((".arrow", ".feather"), ("arrow", None)),
     ".tar": ("tar", None),
     ".zip": ("zip", None),
 }
@@ -38,7 +39,8 @@ _COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst", ".xz": "xz"
 _SHORT_FORMS = {".tgz": (".tar", ".gz"), ".txz": (".tar", ".xz"), ".tbz2": (".tar", ".bz2"), ".tzst": (".tar", ".zst")}
 
 UNDERSTOOD = (
-    f"{', '.join(name for name in _FORMATS if name not in _CODE)} and source code ({', '.join(_CODE[:3])}, …), "
+    f"{', '.join(name for name in _FORMATS if name not in _CODE)}, .json.gz with JSON Lines inside, "
+    f"and source code ({', '.join(_CODE[:3])}, …), "
     "each also with .gz, .zst, .xz or .bz2, alone or in a .tar or .zip"
 )
 
@@ -64,6 +66,8 @@ def shape_of(name: str) -> Shape | None:
     suffixes[-1:] = _SHORT_FORMS.get(suffixes[-1], suffixes[-1:]) if suffixes else []
     compression: Compression = _COMPRESSIONS.get(suffixes[-1], "none") if suffixes else "none"
     extension = "".join(suffixes[-2:-1] if compression != "none" else suffixes[-1:])
+    if extension == ".json" and compression != "none":
+        extension = ".jsonl"  # C4, Dolma and others name JSON Lines so; an uncompressed .json is rarely text
     file_format, kind = _FORMATS.get(extension, (None, None))
     if file_format is None or (file_format == "zip" and compression != "none"):
         return None

@@ -9,14 +9,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 from common.errors import ConfigError, SourceError
-from common.files import digest_bytes, read_input, sealed, unsealed, write_atomic
+from common.files import UnusableFileError, digest_bytes, open_input, read_input, sealed, unsealed, write_atomic
 from common.mounts import named_mount
 from common.redaction import redacted
 from data_pipeline.config import BUILTIN, Kind, PrepareConfig
-from data_pipeline.dataset.layout import is_written_by_prepare
+from data_pipeline.dataset.layout import FOLDERS, MANIFEST, SINGLE_FILES, is_written_by_prepare
 from data_pipeline.sources.builtin import code_files, is_placeholder, manual_file, standard_library
 from data_pipeline.sources.formats import UNDERSTOOD, Compression, Format, Shape, extension_of, is_hidden, shape_of
 from data_pipeline.sources.storage import Found, Listing, Location, digest, found_here, is_url, list_files
@@ -35,6 +36,9 @@ _NAME = re.compile(r"[a-z0-9_-]{1,64}")
 _SHA256 = re.compile("sha256:[0-9a-f]{64}")
 _MAX_KNOWN_BYTES = 512 << 20
 _BUILTIN_SOURCES = ("stdlib-code", "stdlib-manual")
+_FORMAT_OF_MANIFEST = b'"format":"packed-rows/'
+_CACHE_OF_DATASETS = re.compile(r"cache-[0-9a-f]+.*\.arrow")
+_FILES_OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "state.json")
 _TOPICS = Shape("topics", "none", "prose")
 
 
@@ -149,11 +153,15 @@ def _find_named(named: str, source: _Source, config: PrepareConfig) -> tuple[str
         is_pattern = glob.has_magic(_shown(named))
         remedy = "no file matches; check the pattern" if is_pattern else "no such file or folder; check the path"
         raise SourceError(f"source {_shown(named)}: {remedy}, or use the word {BUILTIN} for the built-in corpus")
-    files = [file for file in _not_prepared(listing.files, config.output) if not (listing.is_folder and _is_set_aside(file.path))]
+    unprepared = list(_not_prepared(listing.files, config.output))
+    files = [file for file in unprepared if not (listing.is_folder and _is_set_aside(file.path))]
+    if num_prepared := len(listing.files) - len(unprepared):
+        logger.warning("source %s: %d files that a preparation has written are not read", _shown(named), num_prepared)
+    files = list(_without_caches(files))
     usable = [_input(file, shape, source) for file in files if (shape := shape_of(file.path)) is not None]
     unknown = [file for file in files if shape_of(file.path) is None]
     if not any(file.bytes for file in usable) and not _stands_for_builtin(named, config):
-        raise SourceError(_explain_no_text(_shown(named), listing, unknown, len(usable)))
+        raise SourceError(_explain_no_text(_shown(named), listing, unknown, len(usable), num_prepared))
     if unknown:
         logger.warning(
             "source %s: %d of %d files ignored (%s)", _shown(named), len(unknown), len(files), _count_extensions(unknown)
@@ -188,8 +196,18 @@ def _is_set_aside(path: str) -> bool:
     return is_hidden(path) or path == "README.md"
 
 
+def _without_caches(files: Sequence[Found]) -> Iterator[Found]:
+    """Yield all files except those that Hugging Face's datasets library keeps beside the data of a saved dataset."""
+    saved = {file.path.rpartition("/")[0] for file in files if file.path.rpartition("/")[2] == "dataset_info.json"}
+    for file in files:
+        folder, _, name = file.path.rpartition("/")
+        if not (folder in saved and _CACHE_OF_DATASETS.fullmatch(name)) and name not in _FILES_OF_DATASETS:
+            yield file
+
+
 def _not_prepared(files: Iterable[Found], output: Path) -> Iterator[Found]:
-    """Yield all files except those that `prepare` writes to its output folder, which may be inside a source."""
+    """Yield all files except those that `prepare` writes: to its output folder, which may be inside a source, and to others."""
+    is_prepared = cache(_holds_prepared_data)
     real_output = output.resolve()
     real_folders: dict[str, Path] = {}  # a cache: there are far fewer folders than files, and each `resolve` reads the disk
     for file in files:
@@ -200,7 +218,30 @@ def _not_prepared(files: Iterable[Found], output: Path) -> Iterator[Found]:
             place = real_folders[folder] / name
             if place.is_relative_to(real_output) and is_written_by_prepare(place.relative_to(real_output)):
                 continue
+            if any(is_prepared(holder) for holder in _possible_outputs(Path(file.location.name))):
+                continue
         yield file
+
+
+def _possible_outputs(file: Path) -> Iterator[Path]:
+    """Yield the folders above a file that could be the output folder of the preparation that has written it."""
+    for place, part in enumerate(file.parts):
+        if part in FOLDERS or (part in SINGLE_FILES and place == len(file.parts) - 1):
+            yield Path(*file.parts[:place])
+
+
+def _holds_prepared_data(folder: Path) -> bool:
+    """Whether a folder has the manifest of a preparation."""
+    try:
+        with open_input(folder / MANIFEST, below=folder) as file:
+            before = b""
+            while block := file.read(1 << 20):
+                if _FORMAT_OF_MANIFEST in before + block:
+                    return True
+                before = block[-len(_FORMAT_OF_MANIFEST) :]
+    except (OSError, UnusableFileError):
+        pass
+    return False
 
 
 def _shown(named: str) -> str:
@@ -269,7 +310,7 @@ def _key(file: InputFile) -> str:
 _SHOWN = 8  # maximum number of extensions in a message
 
 
-def _explain_no_text(shown: str, listing: Listing, unknown: Sequence[Found], num_empty: int) -> str:
+def _explain_no_text(shown: str, listing: Listing, unknown: Sequence[Found], num_empty: int, num_prepared: int) -> str:
     """Return one line about a source without text, with the number of files by the reason why they hold none."""
     found, remedies = ["no file with text in it"], []
     if unknown:
@@ -277,6 +318,10 @@ def _explain_no_text(shown: str, listing: Listing, unknown: Sequence[Found], num
         remedies.append("convert these files to text")
     if num_empty:
         found.append(f"{num_empty} file{'s are' if num_empty > 1 else ' is'} empty")
+    if num_prepared:
+        found.append(
+            f"{num_prepared} file{'s were' if num_prepared > 1 else ' was'} written by a preparation and cannot be a source"
+        )
     for links in listing.unfollowed:
         found.append(links.found)
         remedies.append(links.remedy)

@@ -1,6 +1,6 @@
 """Turn the bytes of an input file into documents, and malformed input into rejections. No content of a file raises an error.
 
-The formats are read in `text_files`, `json_lines`, `tables`, `parquet` and `archives`. `decoding` checks the text.
+The formats are read in `text_files`, `json_lines`, `tables`, `columnar` and `archives`. `decoding` checks the text.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from data_pipeline.config import Kind, PrepareConfig
 from data_pipeline.dataset.splits import tail_offset
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.archives import ArchiveError, Member, read_tar, read_zip
+from data_pipeline.sources.columnar import read_rows_of_columns
 from data_pipeline.sources.decoding import Origin
 from data_pipeline.sources.formats import Format
 from data_pipeline.sources.inputs import Part
 from data_pipeline.sources.json_lines import parse_json_line
-from data_pipeline.sources.parquet import read_parquet
 from data_pipeline.sources.storage import check_unchanged, open_file
 from data_pipeline.sources.streams import Budget, Readable, StreamError, decompress, join_blocks, raw_blocks, read_lines
 from data_pipeline.sources.tables import read_table
@@ -54,8 +54,9 @@ def _read_file(stream: Readable, part: Part, config: PrepareConfig) -> Iterator[
         members = read_zip(stream, file.bytes, file.path, limits)
         yield from _read_members(members, file.kind, config, Budget(limits, lambda: file.bytes))
         return
-    if file.format == "parquet" and file.compression == "none":
-        yield from read_parquet(stream, file.bytes, origin, config.records, limits, Budget(limits, lambda: file.bytes))
+    if file.format in ("parquet", "arrow") and file.compression == "none":
+        budget = Budget(limits, lambda: file.bytes)
+        yield from read_rows_of_columns(stream, file.bytes, file.format, origin, config.records, limits, budget)
         return
     stream.seek(max(part.start - 1, 0))
     blocks = raw_blocks(stream)
@@ -111,12 +112,12 @@ def _read_blocks(
                 yield parse_json_line(line, origin, config.records, limits)
         case "csv" | "tsv":
             yield from read_table(blocks, origin, "," if file_format == "csv" else "\t", config.records, limits)
-        case "parquet":
+        case "parquet" | "arrow":
             data, is_whole = join_blocks(blocks, limits.max_document_bytes)  # the index is at the end, so all bytes are needed
             if not is_whole:
-                detail = "a compressed or archived Parquet file over limits.max_document_bytes; unpack it first"
+                detail = f"a compressed or archived .{file_format} file over limits.max_document_bytes; unpack it first"
                 raise StreamError(Reason.FILE_TOO_LARGE, detail)
-            yield from read_parquet(io.BytesIO(data), len(data), origin, config.records, limits, inner)
+            yield from read_rows_of_columns(io.BytesIO(data), len(data), file_format, origin, config.records, limits, inner)
         case "topics":
             yield from read_topics(blocks, origin)
         case "text" if config.text.documents != "file":
@@ -132,6 +133,6 @@ def _read_blocks(
 def _origin(path: str, file_format: Format, kind: Kind | None, config: PrepareConfig) -> Origin:
     """Return the origin of a file's documents. HTML is of kind web, unless the source sets another kind."""
     markup: Literal["plain", "html"] = "html" if file_format == "html" else "plain"
-    if file_format in ("jsonl", "csv", "tsv", "parquet"):
+    if file_format in ("jsonl", "csv", "tsv", "parquet", "arrow"):
         markup = config.records.markup
     return Origin(path, kind or ("web" if markup == "html" else "prose"), markup)

@@ -18,6 +18,7 @@ import fnmatch
 import glob
 import logging
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,7 +53,15 @@ logger = logging.getLogger(__name__)
 
 _MAX_WAIT_S = 30.0
 _STORE_BLOCK_BYTES = 4 << 20  # of one request; the default of a store can be 50 MiB for each open file
-_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface-hub", "http": "aiohttp", "https": "aiohttp"}
+_PACKAGES = {
+    **dict.fromkeys(("s3", "s3a"), "s3fs"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("az", "abfs", "abfss", "adl"), "adlfs"),
+    **dict.fromkeys(("http", "https"), "aiohttp"),
+    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
+    **{"hf": "huggingface-hub", "smb": "smbprotocol", "webdav": "webdav4", "oss": "ossfs", "oci": "ocifs", "git": "pygit2"},
+}
+_HADOOP = re.compile("libjvm|libhdfs|CLASSPATH|JAVA_HOME|HADOOP_HOME")  # in errors of pyarrow if Hadoop's client cannot be loaded
 _GONE = (404, 410)  # HTTP status codes
 _WEB = ("http", "https")
 _LOCAL = ("file", "local", "asynclocal")
@@ -471,11 +480,29 @@ def _store(url: str, limits: LimitSettings) -> Any:
     try:
         return fsspec.core.url_to_fs(url, **_options(protocols, limits))[0]
     except ImportError:
-        package = _PACKAGES.get(protocol)
-        remedy = f"python -m pip install {package}" if package else "see the list of known implementations of fsspec"
-        raise SourceError(f"{Location(url, url)}: {protocol}:// needs a package that is not installed: {remedy}") from None
+        raise _without_package(url) from None
+    except (TypeError, AttributeError):
+        raise SourceError(
+            f"{Location(url, url)}: {protocol}:// needs settings that an address cannot hold; download the "
+            "files and name their folder"
+        ) from None
+    except OSError as error:
+        if protocol in ("hdfs", "arrow_hdfs") and _HADOOP.search(str(error)):
+            raise SourceError(
+                f"{Location(url, url)}: {protocol}:// needs Java and Hadoop's client library (libhdfs), which cannot be loaded; "
+                "install both, and set JAVA_HOME, HADOOP_HOME and CLASSPATH (to the output of `hadoop classpath --glob`), "
+                "or use webhdfs://"
+            ) from None
+        raise
     except ValueError:
         raise SourceError(f"{Location(url, url)}: {protocol}:// is not a store that fsspec knows; check the address") from None
+
+
+def _without_package(url: str) -> SourceError:
+    protocol = _protocols(url)[0]
+    package, known = _PACKAGES.get(protocol), fsspec.registry.known_implementations.get(protocol, {})
+    remedy = f"python -m pip install {package}" if package else known.get("err", "see the list of known implementations of fsspec")
+    return SourceError(f"{Location(url, url)}: {protocol}:// needs a package that is not installed: {remedy}")
 
 
 def _protocols(url: str) -> list[str]:
@@ -575,6 +602,8 @@ def _attempts(action: Callable[[], Result], location: Location, limits: LimitSet
             return action()
         except SourceError:
             raise
+        except ImportError:  # some stores import their package late
+            raise _without_package(location.store) from None
         except PermissionError:
             raise SourceError(f"{location}: access is denied; check the credentials in the environment") from None
         except Exception as error:  # each store has different error types

@@ -17,7 +17,7 @@ def stage_names(config: PrepareConfig) -> list[str]:
         "split",
         *(["sample"] if is_trained(config.tokenizer) else []),
         "train",
-        *(["reference"] if config.quality.trusted else []),
+        *(["reference"] if config.quality.measures_perplexity else []),
         *(["classifier"] if config.quality.good else []),
         "tokenize",
         *(["weigh"] if config.balance.by != "none" else []),

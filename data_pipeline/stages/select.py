@@ -58,7 +58,7 @@ def cuts_of_sources(job: Job, tokenized: Sequence[TokenizeResult]) -> dict[str, 
         settings = job.config.for_source(source).quality
         members = [result for partition, result in zip(job.partitions, tokenized, strict=True) if partition.source == source]
         bounds = resolve_bounds(add_counts(result.scores for result in members), settings)
-        cuts[source] = Cuts(bounds, settings.trusted not in (None, source), bool(settings.good))
+        cuts[source] = Cuts(bounds, settings.measures_perplexity and settings.trusted != source, bool(settings.good))
     return cuts
 
 

@@ -103,7 +103,7 @@ def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
                 result.round_trip_failures = round_trip_failures(tokenizer, texts[:_ROUND_TRIPS])
             parts = _Parts.of(texts, batch.column("parts").to_pylist()) if task.has_mask else None
             plain = tokenizer.encode_flat(texts) if parts is None else parts.encode(tokenizer)
-            perplexity_D, wanted_D = _score(plain, models, result)
+            perplexity_D, wanted_D = _score(texts, plain, models, result)
             changed = plain if augmenter is None else _augment(augmenter, plain, batch, texts, result)
             encoded = tokenizer.frame(changed, add_bos=settings.add_bos, add_eos=settings.add_eos)
             result.tokens += len(encoded.ids_T)
@@ -182,11 +182,13 @@ def _augment(augmenter: Augmenter, plain: Encoded, batch: pa.RecordBatch, texts:
     return Encoded.of(arrays)
 
 
-def _score(encoded: Encoded, models: Models, result: TokenizeResult) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+def _score(
+    texts: Sequence[str], encoded: Encoded, models: Models, result: TokenizeResult
+) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
     """Return the perplexity and the probability of being wanted of each document; 0 if there is no model."""
     perplexity_D, wanted_D = np.zeros((2, len(encoded.ends_D)), np.uint16)
     if models.reference is not None:
-        perplexity_D = models.reference.score(encoded.ids_T, encoded.ends_D)
+        perplexity_D = models.reference.score(texts, encoded)
         result.scores = add_counts([result.scores, count_scores(perplexity_D)])
     if models.classifier is not None:
         wanted_D = models.classifier.probability(encoded.ids_T, encoded.ends_D)

@@ -6,37 +6,52 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.files import digest_bytes, write_atomic
+from common.errors import ConfigError, PreparedDataError
+from common.files import digest_bytes, read_input, write_atomic
 from data_pipeline.config import PrepareConfig, QualitySettings
-from data_pipeline.dataset.layout import TOKENIZER
+from data_pipeline.dataset.layout import MANIFEST, REFERENCE, TOKENIZER
+from data_pipeline.dataset.manifest import check_digests, read_manifest
 from data_pipeline.execution.tasks import commit_result
 from data_pipeline.filters.html import PageReader
 from data_pipeline.filters.judge import JudgedDocument, judge_batch
+from data_pipeline.quality.arpa import ArpaModel, is_arpa, read_arpa
 from data_pipeline.quality.classifier import Classifier, train_classifier
 from data_pipeline.quality.perplexity import ReferenceModel, train_reference
 from data_pipeline.sources.inputs import InputFile, Part, find_inputs
 from data_pipeline.sources.readers import read_part
 from data_pipeline.stages.job import Job
 from data_pipeline.stages.split import SplitResult, read_kept, texts_of
-from data_pipeline.tokenizer import Tokenizer, load_tokenizer
+from data_pipeline.tokenizer import Encoded, Tokenizer, load_tokenizer
 
-__all__ = ["MODELS", "ClassifierResult", "Models", "load_models", "train_quality"]
+__all__ = [
+    "MODELS",
+    "ClassifierResult",
+    "Models",
+    "files_of_reference",
+    "kind_of_reference",
+    "load_models",
+    "train_quality",
+    "trained_reference",
+]
 
 
 def train_quality(job: Job, split: Sequence[SplitResult]) -> ClassifierResult | None:
     """Train the quality models that the settings ask for. Return the classifier's result, None if there is no classifier."""
     quality = job.config.quality
     tokenizer, models = job.work / TOKENIZER, job.work / MODELS
-    if quality.trusted is not None:
+    if quality.measures_perplexity:
         numbers = [number for number, partition in enumerate(job.partitions) if partition.source == quality.trusted]
         documents = tuple((job.place("text", number), job.place("split", number)) for number in numbers)
-        reference = ReferenceTask(documents, tokenizer, job.config, models / "reference")
-        sizes = [sum(split[number].bytes["train"] for number in numbers)]
-        job.run("reference", train_reference_model, [reference], sizes, ReferenceResult)
+        kind = None if quality.reference is None else kind_of_reference(quality.reference)
+        files = find_examples((quality.reference,), job.config, job.work) if quality.reference and kind == "text" else ()
+        reference = ReferenceTask(documents, files, kind, tokenizer, job.config, models / "reference")
+        size = sum(split[number].bytes["train"] for number in numbers) + sum(file.bytes for file in files)
+        job.run("reference", make_reference, [reference], [size], ReferenceResult)
     if not quality.good:
         return None
     good, bad = (find_examples(paths, job.config, job.work) for paths in (quality.good, quality.bad))
@@ -54,15 +69,60 @@ def find_examples(paths: Sequence[Path], config: PrepareConfig, work: Path) -> t
 
 MODELS = "models"
 _REFERENCE, _CLASSIFIER = "reference.safetensors", "classifier.safetensors"
+_ARPA, _FOREIGN = "arpa.safetensors", "foreign.safetensors"
+_MAX_MODEL_BYTES = 4 << 30
 _EXAMPLES_AT_ONCE = 256
+
+
+ReferenceKind = Literal["text", "arpa", "prepared"]
+
+
+def kind_of_reference(path: Path) -> ReferenceKind:
+    """Return what `quality.reference` names, by its content.
+
+    Raises:
+        ConfigError: it cannot be a reference, or cannot be read.
+    """
+    if path.is_dir() and (path / "record.json").is_file():
+        raise ConfigError(
+            f"quality.reference = {path} is the folder of a training run, which only the trainer can read; let the run write text "
+            "with `python -m trainer generate`, and name the file of that text"
+        )
+    try:
+        if path.is_dir() and (path / MANIFEST).is_file():
+            if REFERENCE not in read_manifest(path).files:
+                raise ConfigError(
+                    f"quality.reference = {path} is prepared data without a reference model; prepare it with quality.trusted, or "
+                    "with a text as quality.reference; or name the text that it was made from"
+                )
+            return "prepared"
+        return "arpa" if path.is_file() and is_arpa(path) else "text"
+    except OSError as error:
+        raise ConfigError(f"quality.reference = {path}: cannot be read ({error.strerror}); check the path") from None
+
+
+def files_of_reference(path: Path) -> list[Path]:
+    """Return the files of prepared data that a preparation with this reference reads; none for other references."""
+    if kind_of_reference(path) != "prepared":
+        return []
+    return [path / name for name in sorted(_digests_of_prepared(path))]
+
+
+def _digests_of_prepared(path: Path) -> dict[str, str]:
+    files = read_manifest(path).files
+    return {name: digest for name, digest in files.items() if name == REFERENCE or name.startswith(f"{TOKENIZER}/")}
 
 
 @dataclass(frozen=True)
 class ReferenceTask:
-    """Train the reference model on the training documents of the trusted source."""
+    """Make the reference model: train it on the trusted source or on a text, or copy the model that the user names."""
 
     documents: tuple[tuple[Path, Path], ...]
-    """Text table and split table of each of its partitions."""
+    """Text table and split table of each partition of the trusted source."""
+    files: tuple[InputFile, ...]
+    """The files of the text that `quality.reference` names."""
+    kind: ReferenceKind | None
+    """What `quality.reference` names; None if it is not set."""
     tokenizer: Path
     config: PrepareConfig
     output: Path
@@ -70,13 +130,26 @@ class ReferenceTask:
 
 @dataclass(frozen=True)
 class ReferenceResult:
-    """Number of tokens that the reference model was trained on."""
+    """Number of tokens that the reference model was trained on; 0 if it was copied."""
 
     tokens: int
 
 
-def train_reference_model(task: ReferenceTask) -> ReferenceResult:
+def make_reference(task: ReferenceTask) -> ReferenceResult:
     """Write the reference model into the folder of `output`."""
+    task.output.parent.mkdir(parents=True, exist_ok=True)
+    path = task.config.quality.reference
+    if path is not None and task.kind == "arpa":
+        return commit_result(task, ReferenceResult(0), files=_write(task.output.with_name(_ARPA), read_arpa(path).to_bytes()))
+    if path is not None and task.kind == "prepared":
+        return commit_result(task, ReferenceResult(0), files=_copy_of_prepared(path, task.output.parent))
+    model = train_reference_model(task)
+    result = ReferenceResult(int(model.singles_V[:-1].sum()))
+    return commit_result(task, result, files=_write(task.output.with_name(_REFERENCE), model.to_bytes()))
+
+
+def train_reference_model(task: ReferenceTask) -> ReferenceModel:
+    """Return a model of the training documents of the trusted source, or of the text that the user names."""
     tokenizer = load_tokenizer(task.tokenizer, trial=False)
 
     def batches() -> Iterator[tuple[NDArray[np.int32], NDArray[np.int64]]]:
@@ -84,11 +157,28 @@ def train_reference_model(task: ReferenceTask) -> ReferenceResult:
             for batch in read_kept(text, split):
                 encoded = tokenizer.encode_flat(texts_of(batch, "train"))
                 yield encoded.ids_T, encoded.ends_D
+        for array in _encoded_examples(task.files, tokenizer, task.config):
+            yield array, np.array([len(array)])
 
-    model = train_reference(batches(), tokenizer.vocab_size, task.config.quality)
-    task.output.parent.mkdir(parents=True, exist_ok=True)
-    result = ReferenceResult(int(model.singles_V[:-1].sum()))
-    return commit_result(task, result, files=_write(task.output.with_name(_REFERENCE), model.to_bytes()))
+    return train_reference(batches(), tokenizer.vocab_size, task.config.quality)
+
+
+def _copy_of_prepared(path: Path, models: Path) -> dict[Path, str]:
+    """Copy the reference model of prepared data with its tokenizer, because the data could change meanwhile."""
+    digests = _digests_of_prepared(path)
+    check_digests(path, digests)
+    written: dict[Path, str] = {}
+    for name in digests:
+        target = models / (_FOREIGN if name == REFERENCE else name)
+        target.parent.mkdir(exist_ok=True)
+        written |= _write(target, read_input(path / name, _MAX_MODEL_BYTES, below=path))
+    return written
+
+
+def trained_reference(job: Job) -> Path | None:
+    """Return the reference model if this preparation has trained it."""
+    path = job.work / MODELS / _REFERENCE
+    return path if job.config.quality.measures_perplexity and path.is_file() else None
 
 
 @dataclass(frozen=True)
@@ -137,17 +227,58 @@ def _encoded_examples(files: Sequence[InputFile], tokenizer: Tokenizer, config: 
             yield from tokenizer.encode_arrays(texts)
 
 
+class Reference(Protocol):
+    """A model that measures perplexity."""
+
+    def score(self, texts: Sequence[str], encoded: Encoded) -> NDArray[np.uint16]:
+        """Return the score of each text; `encoded` are the ids of the texts by the tokenizer of this preparation."""
+
+
+@dataclass(frozen=True)
+class _TokenReference:
+    """A model of token ids. It has its own tokenizer if another preparation has trained it."""
+
+    model: ReferenceModel
+    tokenizer: Tokenizer | None = None
+
+    def score(self, texts: Sequence[str], encoded: Encoded) -> NDArray[np.uint16]:
+        own = encoded if self.tokenizer is None else self.tokenizer.encode_flat(texts)
+        return self.model.score(own.ids_T, own.ends_D)
+
+
+@dataclass(frozen=True)
+class _WordReference:
+    model: ArpaModel
+
+    def score(self, texts: Sequence[str], encoded: Encoded) -> NDArray[np.uint16]:
+        return self.model.score(texts)
+
+
 @dataclass(frozen=True)
 class Models:
     """The models that score documents; None if the settings do not ask for one."""
 
-    reference: ReferenceModel | None
+    reference: Reference | None
     classifier: Classifier | None
 
 
 def load_models(folder: Path, settings: QualitySettings) -> Models:
     """Load the models that the settings ask for from a folder."""
     return Models(
-        ReferenceModel.from_bytes((folder / _REFERENCE).read_bytes()) if settings.trusted is not None else None,
+        _load_reference(folder) if settings.measures_perplexity else None,
         Classifier.from_bytes((folder / _CLASSIFIER).read_bytes()) if settings.good else None,
     )
+
+
+def _load_reference(folder: Path) -> Reference:
+    if (folder / _ARPA).is_file():
+        return _WordReference(ArpaModel.from_bytes((folder / _ARPA).read_bytes()))
+    if (folder / _FOREIGN).is_file():
+        tokenizer = load_tokenizer(folder / TOKENIZER)
+        model = ReferenceModel.from_bytes((folder / _FOREIGN).read_bytes())
+        if len(model.singles_V) != tokenizer.vocab_size + 1:
+            raise PreparedDataError(
+                "quality.reference: the model was not made with the tokenizer beside it; prepare that data again"
+            )
+        return _TokenReference(model, tokenizer)
+    return _TokenReference(ReferenceModel.from_bytes((folder / _REFERENCE).read_bytes()))

@@ -542,7 +542,7 @@ STAGES = [
     (split, "split_partition"),
     (train_tokenizer, "sample_partition"),
     (train_tokenizer, "train"),
-    (train_quality, "train_reference_model"),
+    (train_quality, "make_reference"),
     (train_quality, "train_content_classifier"),
     (tokenize, "tokenize_partition"),
     (select, "weigh_partition"),

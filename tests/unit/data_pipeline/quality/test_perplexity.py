@@ -121,12 +121,12 @@ def test_counts_of_parts_add_up_to_those_of_the_whole() -> None:
 def test_the_model_takes_whole_documents_up_to_its_budget() -> None:
     texts = [[1, 2, 3], [4, 5], [6] * 9]
     assert trained(texts, tokens=1024).to_bytes() != trained(texts[:2], tokens=1024).to_bytes()
-    small = mock.Mock(trusted="a", reference_bits=12, reference_tokens=6)
+    small = mock.Mock(trusted="a", reference=None, reference_bits=12, reference_tokens=6)
     assert train_reference([flat(texts)], VOCAB, small).to_bytes() == trained(texts[:2], bits=12).to_bytes()
 
 
 def test_a_reference_without_text_and_a_vocabulary_too_large_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"quality\.trusted = a: no document of this source"):
+    with pytest.raises(ConfigError, match=r"quality\.trusted = a: no document of it"):
         trained()
     with pytest.raises(ConfigError, match="ids is too large"):
         trained([[1]], vocab_size=1 << 21)

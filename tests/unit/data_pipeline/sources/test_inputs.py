@@ -338,3 +338,35 @@ def test_a_source_that_is_the_output_folder_is_refused(tmp_path: Path) -> None:
     for output in (tmp_path, tmp_path.parent / f"{tmp_path.name}-alias"):
         with pytest.raises(ConfigError, match=r"is the output folder; choose another --output"):
             find(tmp_path, output=output)
+
+
+def test_the_data_of_another_preparation_inside_a_source_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, "in/a.txt", "in/out/mine.txt", "in/mine/report.html", "in/mine/train/b.txt")
+    write(tmp_path, "in/out/DATA_CARD.md", "in/out/report.html", "in/out/train/a-00000.arrow", "in/out/rejects/000000.jsonl.zst")
+    (tmp_path / "in" / "out" / "manifest.json").write_bytes(b'{"config":{},"format":"packed-rows/2"}')
+    (tmp_path / "in" / "mine" / "manifest.json").write_bytes(b'{"name":"an application"}')
+    paths = [file.path for file in find(tmp_path / "in", output=tmp_path / "other")]
+    assert paths == ["a.txt", "mine/report.html", "mine/train/b.txt", "out/mine.txt"]
+    assert "5 files that a preparation has written are not read" in caplog.text
+    for named in ("in/out/*.md", "in/out/train", "in/out/DATA_CARD.md"):
+        with pytest.raises(SourceError, match="1 file was written by a preparation and cannot be a source"):
+            find(str(tmp_path / named), output=tmp_path / "other")
+
+
+def test_of_a_saved_dataset_only_the_data_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, "saved/dataset_dict.json", "cache-0a.arrow")
+    for split in ("train", "test"):
+        names = (
+            "data-00000-of-00001.arrow",
+            "dataset_info.json",
+            "state.json",
+            "cache-1f2e3d.arrow",
+            "cache-1f2e3d_00001_of_00004.arrow",
+        )
+        write(tmp_path, *(f"saved/{split}/{name}" for name in names))
+    assert [file.path for file in find(tmp_path)] == [
+        "cache-0a.arrow",
+        "saved/test/data-00000-of-00001.arrow",
+        "saved/train/data-00000-of-00001.arrow",
+    ]
+    assert "ignored" not in caplog.text

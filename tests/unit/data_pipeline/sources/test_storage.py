@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -273,6 +274,38 @@ def test_no_secret_of_an_address_is_written_down(
     remember_digests(found, tmp_path / "inputs.json")
     written = (tmp_path / "inputs.json").read_text() + repr([(file, file.identity) for file in found])
     assert "hunter2" not in written + caplog.text
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "message"),
+    [
+        ("az://box/a", ImportError("Install adlfs"), r"^az://box/a: az:// needs a package .*: python -m pip install adlfs$"),
+        ("gs://box/a", ImportError(""), "python -m pip install gcsfs"),
+        ("box://a", ImportError(""), "needs a package that is not installed: Please install boxfs to access BoxFileSystem"),
+        ("hdfs://host/a", OSError("Unable to load libjvm\ndlopen(x)"), r"needs Java and Hadoop's client .* or use webhdfs://$"),
+        ("hdfs://host/a", OSError("Prior attempt to load libhdfs failed"), "set JAVA_HOME, HADOOP_HOME and CLASSPATH"),
+        ("github://a", TypeError("missing 2 required positional arguments"), "needs settings that an address cannot hold"),
+    ],
+)
+def test_a_store_that_cannot_be_opened_is_not_tried_again(
+    url: str, error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(storage.fsspec.core, "url_to_fs", fail)
+    monkeypatch.setattr(storage.time, "sleep", lambda _: pytest.fail("a retry cannot help"))
+    with pytest.raises(SourceError, match=message):
+        list_files(url, LimitSettings())
+
+
+def test_a_package_that_is_imported_late_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ImportError("No module named 'smbprotocol'")
+
+    monkeypatch.setattr(storage.fsspec.core, "url_to_fs", lambda *_, **__: (SimpleNamespace(_strip_protocol=str, info=fail), ""))
+    with pytest.raises(SourceError, match="python -m pip install smbprotocol"):
+        list_files("smb://host/a", LimitSettings())
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,4 @@
+import contextlib
 import io
 import os
 import signal
@@ -5,15 +6,19 @@ import subprocess
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from data_pipeline.config import LimitSettings, RecordSettings
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.sources import parquet as parquet_module
+from data_pipeline.sources import columnar
+from data_pipeline.sources.columnar import ColumnarFormat, read_rows_of_columns
 from data_pipeline.sources.decoding import Origin
-from data_pipeline.sources.parquet import read_parquet
 from data_pipeline.sources.streams import Budget, StreamError
 
 ORIGIN = Origin("a.parquet", "web", "html")
@@ -25,19 +30,24 @@ def parquet(columns: dict[str, Any], **options: Any) -> bytes:
     return output.getvalue()
 
 
-def read(data: bytes, limits: LimitSettings | None = None, **records: object) -> list[Document | Rejection]:
+def read(
+    data: bytes, limits: LimitSettings | None = None, file_format: ColumnarFormat = "parquet", **records: object
+) -> list[Document | Rejection]:
     limits = limits or LimitSettings()
     budget = Budget(limits, lambda: len(data))
-    return list(read_parquet(io.BytesIO(data), len(data), ORIGIN, RecordSettings.model_validate(records), limits, budget))
+    settings = RecordSettings.model_validate(records)
+    return list(read_rows_of_columns(io.BytesIO(data), len(data), file_format, ORIGIN, settings, limits, budget))
 
 
 def outcomes(items: list[Document | Rejection]) -> list[str]:
     return [item.text if isinstance(item, Document) else f"<{item.reason}>" for item in items]
 
 
-def refusal(data: bytes, limits: LimitSettings | None = None, **records: object) -> StreamError:
+def refusal(
+    data: bytes, limits: LimitSettings | None = None, file_format: ColumnarFormat = "parquet", **records: object
+) -> StreamError:
     with pytest.raises(StreamError) as caught:
-        read(data, limits, **records)
+        read(data, limits, file_format, **records)
     return caught.value
 
 
@@ -163,7 +173,7 @@ def test_whatever_a_child_does_is_a_rejection_here(
 ) -> None:
     child = tmp_path_factory.mktemp("child") / "child.py"
     child.write_text(program)
-    monkeypatch.setattr(parquet_module, "_CHILD", child)
+    monkeypatch.setattr(columnar, "_CHILD", child)
     error = refusal(GOOD)
     assert error.reason == Reason.CORRUPT_PARQUET
     assert error.detail.startswith(detail)
@@ -172,8 +182,8 @@ def test_whatever_a_child_does_is_a_rejection_here(
 def test_a_silent_child_is_ended(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     child = tmp_path_factory.mktemp("child") / "child.py"
     child.write_text("while True: pass")
-    monkeypatch.setattr(parquet_module, "_CHILD", child)
-    monkeypatch.setattr(parquet_module, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(columnar, "_CHILD", child)
+    monkeypatch.setattr(columnar, "_SILENCE_S", 0.2)
     assert "silent" in refusal(GOOD).detail
 
 
@@ -188,7 +198,9 @@ def test_a_child_ends_with_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(subprocess, "Popen", start)
     limits = LimitSettings()
-    items = read_parquet(io.BytesIO(GOOD), len(GOOD), ORIGIN, RecordSettings(), limits, Budget(limits, lambda: len(GOOD)))
+    items = read_rows_of_columns(
+        io.BytesIO(GOOD), len(GOOD), "parquet", ORIGIN, RecordSettings(), limits, Budget(limits, lambda: len(GOOD))
+    )
     next(items)
     items.close()  # type: ignore[attr-defined]
     with pytest.raises(ProcessLookupError):
@@ -199,7 +211,7 @@ def test_a_child_knows_no_secrets_of_its_parent(tmp_path_factory: pytest.TempPat
     seen = tmp_path_factory.mktemp("child") / "environment"
     child = seen.with_suffix(".py")
     child.write_text(f"import os; open({str(seen)!r}, 'w').write(repr(os.environ))")
-    monkeypatch.setattr(parquet_module, "_CHILD", child)
+    monkeypatch.setattr(columnar, "_CHILD", child)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-value")
     refusal(GOOD)
     assert "canary-value" not in seen.read_text()
@@ -217,3 +229,87 @@ def test_a_prompt_that_is_missing_is_refused_with_the_setting() -> None:
     assert refusal(parquet({"text": ["a"]}), prompt_field="q").reason == Reason.NO_TEXT_FIELD
     assert "records.prompt_field" in refusal(parquet({"text": ["a"]}), prompt_field="q").detail
     assert refusal(parquet({"text": ["a"], "q": [1]}), prompt_field="q").reason == Reason.TEXT_NOT_A_STRING
+
+
+def arrow(
+    columns: dict[str, Any] | pa.Table, *, stream: bool = False, rows: int | None = None, compression: str | None = None
+) -> bytes:
+    table = columns if isinstance(columns, pa.Table) else pa.table(columns)
+    output = io.BytesIO()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    write = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with write(output, table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return output.getvalue()
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_arrow_files_and_streams_are_read_as_parquet_is(stream: bool, compression: str | None) -> None:
+    columns = {"n": range(3000), "text": [f"{number} é\n" * (number % 7) for number in range(3000)], "url": ["u"] * 3000}
+    data = arrow(columns, stream=stream, rows=1300, compression=compression)
+    items = read(data, file_format="arrow", metadata=["url", "n", "missing"])
+    assert items == read(parquet(columns), metadata=["url", "n", "missing"])
+    assert items[2999] == ORIGIN.document(columns["text"][2999], 3000, 0, '{"n":2999,"url":"u"}')  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.binary(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())], ids=str
+)
+def test_arrow_texts_of_every_type_are_read(kind: pa.DataType) -> None:
+    table = pa.table({"other": [[1], [], [2], [3]], "text": pa.array(["a", None, "b", ""], pa.string()).cast(kind)})
+    for stream in (True, False):
+        assert outcomes(read(arrow(table, stream=stream), file_format="arrow")) == ["a", "<text-not-a-string>", "b", ""]
+
+
+def test_an_arrow_file_without_texts_is_refused_with_what_is_there() -> None:
+    assert refusal(arrow({"body": ["a"]}), file_format="arrow").detail.startswith(
+        "column 'text' is missing; the columns are 'body'"
+    )
+    assert refusal(arrow({"text": [1]}), file_format="arrow").reason == Reason.TEXT_NOT_A_STRING
+
+
+GOOD_ARROW, GOOD_STREAM = (arrow({"text": ["some words"] * 100}, stream=stream) for stream in (False, True))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"ARROW1",
+        b"no arrow at all",
+        GOOD_ARROW[:-20],
+        arrow({"text": ["a"]}, stream=True)[:200],
+        b"\xff" * 7 + b"\x7f",
+    ],
+    ids=["empty", "magic", "words", "cut short", "stream cut short", "message of 2 GiB"],
+)
+def test_a_damaged_arrow_file_is_refused(data: bytes) -> None:
+    assert refusal(data, file_format="arrow").reason in (Reason.CORRUPT_ARROW, Reason.READER_MEMORY)
+
+
+@hypothesis_settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_an_arrow_file_with_changed_bytes_never_raises_anything_else(data: st.DataObject) -> None:
+    content = bytearray(arrow({"text": ["some words", "é", None] * 3}, stream=data.draw(st.booleans())))
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(StreamError):
+        for item in read(bytes(content), file_format="arrow"):
+            assert isinstance(item, Document | Rejection)
+
+
+def test_offsets_outside_of_the_buffers_are_refused() -> None:
+    offsets = pa.py_buffer(np.array([0, 4, 1 << 30], np.int32))
+    column = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"textmore")])
+    for stream in (True, False):
+        error = refusal(arrow(pa.table({"text": column}), stream=stream), file_format="arrow")
+        assert error.reason == Reason.CORRUPT_ARROW
+
+
+def test_an_arrow_bomb_is_given_up_at_the_budget_or_the_memory_limit() -> None:
+    bomb = arrow({"text": ["x" * 100_000] * 500}, compression="zstd", rows=10)
+    assert refusal(bomb, file_format="arrow").reason == Reason.DECOMPRESSION_BUDGET
+    giant = arrow({"text": ["x" * (100 << 20)]}, compression="zstd")
+    limits = LimitSettings(reader_memory_bytes=64 << 20, max_expansion=10**6)
+    assert refusal(giant, limits, file_format="arrow").reason == Reason.READER_MEMORY

@@ -1,8 +1,8 @@
-"""Read one Parquet file in a separate process. `parquet` starts this file as a script; it imports nothing of this package.
+"""Read one Parquet or Arrow file in a separate process. `columnar` starts this file as a script that imports nothing from here.
 
-The C++ library that decodes Parquet trusts the sizes in a file. A hostile file makes it allocate any amount of memory, or crash.
-This process has a memory limit, cannot write files, and can crash without ending its parent. The parent sends the bytes of the
-file, so this process needs no credentials and no network.
+The C++ library that decodes these formats trusts the sizes in a file. A hostile file makes it allocate any amount of memory, or
+crash. This process has a memory limit, cannot write files, and can crash without ending its parent. The parent sends the bytes of
+the file, so this process needs no credentials and no network.
 
 The first line on standard input is the request, a JSON object. Then messages go to standard output. Each is a letter, a 64-bit
 length in bytes, and a body of that length. All numbers are little-endian.
@@ -24,6 +24,7 @@ import resource
 import struct
 import sys
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ _MAX_BATCH_ROWS = 1024
 _READ_BYTES = 1 << 20
 _MESSAGE_BYTES = 4 << 20
 _MAX_METADATA_CHARS = 1 << 16
+_FILE_MAGIC = b"ARROW1"
 _NULL, _TOO_LARGE = -1, -2
 
 
@@ -55,7 +57,7 @@ def main() -> None:
         _send(sink, b"E", b"reader-memory\0it needs more memory than limits.reader_memory_bytes")
     except Exception as error:  # the file may be hostile, so any error of the library is possible
         text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        _send(sink, b"E", f"corrupt-parquet\0{text}".encode("utf-8", "backslashreplace"))
+        _send(sink, b"E", f"corrupt-{request['format']}\0{text}".encode("utf-8", "backslashreplace"))
 
 
 def _restrict(memory_bytes: int) -> None:
@@ -72,23 +74,57 @@ def _restrict(memory_bytes: int) -> None:
 
 def _read(file: io.RawIOBase, request: dict[str, Any], sink: io.BufferedWriter) -> None:
     text_field, prompt_field, metadata = request["text_field"], request["prompt_field"], request["metadata"]
-    source = pa.PythonFile(file, mode="r")
-    table = pq.ParquetFile(source, buffer_size=_READ_BYTES, pre_buffer=False, page_checksum_verification=True)
-    schema = table.schema_arrow
-    _check(schema, text_field, "text_field")
-    columns = [text_field]
-    if prompt_field is not None:
-        _check(schema, prompt_field, "prompt_field")
-        columns.append(prompt_field)
-    columns += [name for name in metadata if schema.names.count(name) == 1 and name not in columns]
-    for batch in table.iter_batches(_batch_rows(table.metadata), columns=columns, use_threads=False):
+    batches = _parquet_batches if request["format"] == "parquet" else _arrow_batches
+    for batch in batches(file, text_field, prompt_field, metadata):
         texts = _texts(batch.column(batch.schema.names.index(text_field)), request["max_text_bytes"])
         prompts: list[bytes | int] = [b""] * batch.num_rows
         if prompt_field is not None:
             prompts = _texts(batch.column(batch.schema.names.index(prompt_field)), request["max_text_bytes"])
-        fields = [(name, _values(batch.column(batch.schema.names.index(name)))) for name in sorted(set(metadata) & set(columns))]
+        fields = [
+            (name, _values(batch.column(batch.schema.names.index(name))))
+            for name in sorted(set(metadata) & set(batch.schema.names))
+        ]
         records = [_record(fields, row) for row in range(batch.num_rows)]
         _send_rows(sink, texts, prompts, records)
+
+
+def _parquet_batches(
+    file: io.RawIOBase, text_field: str, prompt_field: str | None, metadata: list[str]
+) -> Iterator[pa.RecordBatch]:
+    source = pa.PythonFile(file, mode="r")
+    table = pq.ParquetFile(source, buffer_size=_READ_BYTES, pre_buffer=False, page_checksum_verification=True)
+    columns = _wanted(table.schema_arrow, text_field, prompt_field, metadata)
+    yield from table.iter_batches(_batch_rows(table.metadata), columns=columns, use_threads=False)
+
+
+def _arrow_batches(file: io.RawIOBase, text_field: str, prompt_field: str | None, metadata: list[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of an Arrow IPC file (Feather 2), or of an Arrow IPC stream, as Hugging Face's datasets library writes it."""
+    open_reader = pa.ipc.open_file if file.read(len(_FILE_MAGIC)) == _FILE_MAGIC else pa.ipc.open_stream
+    file.seek(0)
+    schema = open_reader(pa.PythonFile(file, mode="r")).schema
+    columns = [schema.get_field_index(name) for name in _wanted(schema, text_field, prompt_field, metadata)]
+    file.seek(0)
+    options = pa.ipc.IpcReadOptions(included_fields=columns, use_threads=False, ensure_native_endian=True)
+    reader = open_reader(pa.PythonFile(file, mode="r"), options=options)
+    numbered = isinstance(reader, pa.ipc.RecordBatchFileReader)
+    for batch in map(reader.get_batch, range(reader.num_record_batches)) if numbered else reader:
+        batch.validate(full=True)  # the library does not check that offsets are inside of their buffers
+        for first in range(0, batch.num_rows, _MAX_BATCH_ROWS):
+            yield batch.slice(first, _MAX_BATCH_ROWS)
+
+
+def _wanted(schema: pa.Schema, text_field: str, prompt_field: str | None, metadata: list[str]) -> list[str]:
+    """Return the names of the columns that are read.
+
+    Raises:
+        _Refused: there is no column of texts, or none of prompts.
+    """
+    columns = [text_field]
+    _check(schema, text_field, "text_field")
+    if prompt_field is not None:
+        _check(schema, prompt_field, "prompt_field")
+        columns.append(prompt_field)
+    return [*columns, *(name for name in metadata if schema.names.count(name) == 1 and name not in columns)]
 
 
 def _batch_rows(metadata: pq.FileMetaData) -> int:

@@ -1,6 +1,6 @@
-"""Read Parquet files: one row is one document. A confined child process decodes the file, because the file may be hostile.
+"""Read Parquet and Arrow files: one row is one document. A confined child process decodes the file, because it may be hostile.
 
-`parquet_child` describes the protocol between the two processes. Each file has its own child, which takes about 0.15 s to start.
+`columnar_child` describes the protocol between the two processes. Each file has its own child, which takes about 0.15 s to start.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Literal
 
 from data_pipeline.config import LimitSettings, RecordSettings
 from data_pipeline.documents import Document, Reason, Rejection
@@ -18,24 +19,33 @@ from data_pipeline.execution.confined import ConfinedProgram, ProgramEndedError
 from data_pipeline.sources.decoding import Origin, explain_bytes, with_end
 from data_pipeline.sources.streams import Budget, Readable, StreamError
 
-__all__ = ["read_parquet"]
+__all__ = ["ColumnarFormat", "read_rows_of_columns"]
 
-_CHILD = Path(__file__).with_name("parquet_child.py")
+_CHILD = Path(__file__).with_name("columnar_child.py")
+ColumnarFormat = Literal["parquet", "arrow"]
 _SILENCE_S = 600.0  # a batch of rows takes milliseconds, so a child that is silent longer is in an endless loop
 _MAX_READ_BYTES = 1 << 20
 _MAX_EXTRA_BYTES = 64 << 20  # of short texts and metadata in a message that also holds a text and a prompt of the maximum length
+_CORRUPT: dict[ColumnarFormat, Reason] = {"parquet": Reason.CORRUPT_PARQUET, "arrow": Reason.CORRUPT_ARROW}
 _FAILURES = {-1: (Reason.TEXT_NOT_A_STRING, "null"), -2: (Reason.FIELD_TOO_LARGE, "longer than limits.max_line_bytes")}
 
 
-def read_parquet(
-    file: Readable, num_bytes: int, origin: Origin, records: RecordSettings, limits: LimitSettings, budget: Budget
+def read_rows_of_columns(
+    file: Readable,
+    num_bytes: int,
+    file_format: ColumnarFormat,
+    origin: Origin,
+    records: RecordSettings,
+    limits: LimitSettings,
+    budget: Budget,
 ) -> Iterator[Document | Rejection]:
-    """Yield the documents of an open Parquet file of `num_bytes`.
+    """Yield the documents of an open Parquet or Arrow file of `num_bytes`.
 
     Raises:
         StreamError: the file is damaged, or exceeds `budget` or the child's memory limit. The documents before it are valid.
     """
     request = {
+        "format": file_format,
         "bytes": num_bytes,
         "text_field": records.text_field,
         "prompt_field": records.prompt_field,
@@ -43,30 +53,31 @@ def read_parquet(
         "max_text_bytes": limits.max_line_bytes,
         "memory_bytes": limits.reader_memory_bytes,
     }
+    corrupt = _CORRUPT[file_format]
     row = 0
     with closing(ConfinedProgram(_CHILD, _SILENCE_S)) as child:
         child.write(json.dumps(request).encode() + b"\n")
-        for letter, body in _messages(child, 2 * limits.max_line_bytes + _MAX_EXTRA_BYTES):
+        for letter, body in _messages(child, 2 * limits.max_line_bytes + _MAX_EXTRA_BYTES, corrupt):
             if letter == b"R":
-                data = _piece(file, body, num_bytes)
+                data = _piece(file, body, num_bytes, corrupt)
                 child.write(struct.pack("<q", len(data)) + data)
             elif letter == b"B":
                 for one in _rows(body):
                     row += 1
                     budget.charge(max(sum(len(text) for text in one[:2] if isinstance(text, bytes)), 1))
-                    yield _document(*one, origin, row, records)
+                    yield _document(*one, origin, row, records, corrupt)
             elif letter == b"E":
                 reason, _, detail = body.decode("utf-8", "backslashreplace").partition("\0")
                 raise StreamError(Reason(reason), detail)
 
 
 def _document(
-    text: bytes | int, prompt: bytes | int, metadata: str, origin: Origin, row: int, records: RecordSettings
+    text: bytes | int, prompt: bytes | int, metadata: str, origin: Origin, row: int, records: RecordSettings, corrupt: Reason
 ) -> Document | Rejection:
     found = []
     for value in (text, prompt):
         if isinstance(value, int):
-            reason, detail = _FAILURES.get(value, (Reason.CORRUPT_PARQUET, "no text"))
+            reason, detail = _FAILURES.get(value, (corrupt, "no text"))
             return Rejection(reason, origin.path, row, detail)
         try:
             found.append(value.decode("utf-8"))
@@ -76,11 +87,11 @@ def _document(
     return origin.document(found[0], row, 0, metadata, with_end(found[1], records))
 
 
-def _piece(file: Readable, body: bytes, num_bytes: int) -> bytes:
+def _piece(file: Readable, body: bytes, num_bytes: int, corrupt: Reason) -> bytes:
     """Return the bytes that the child requests."""
     offset, size = struct.unpack("<qq", body)
     if not (0 <= offset <= num_bytes and 0 <= size <= _MAX_READ_BYTES):
-        raise StreamError(Reason.CORRUPT_PARQUET, f"its reader requested {size} bytes at offset {offset}, of {num_bytes}")
+        raise StreamError(corrupt, f"its reader requested {size} bytes at offset {offset}, of {num_bytes}")
     file.seek(offset)
     return file.read(size)
 
@@ -100,7 +111,7 @@ def _rows(body: bytes) -> Iterator[tuple[bytes | int, bytes | int, str]]:
         yield text, prompt, metadata.decode("utf-8", "backslashreplace") if isinstance(metadata, bytes) else ""
 
 
-def _messages(child: ConfinedProgram, max_bytes: int) -> Iterator[tuple[bytes, bytes]]:
+def _messages(child: ConfinedProgram, max_bytes: int, corrupt: Reason) -> Iterator[tuple[bytes, bytes]]:
     """Yield the child's messages, each as a letter and a body of at most `max_bytes`, up to and including the last one.
 
     Raises:
@@ -111,7 +122,7 @@ def _messages(child: ConfinedProgram, max_bytes: int) -> Iterator[tuple[bytes, b
         while letter not in (b"E", b"Z"):
             letter, length = struct.unpack("<cq", child.read(9))
             if not 0 <= length <= max_bytes:
-                raise StreamError(Reason.CORRUPT_PARQUET, f"its reader sent a message of {length} bytes")
+                raise StreamError(corrupt, f"its reader sent a message of {length} bytes")
             yield letter, child.read(length)
     except ProgramEndedError as error:
-        raise StreamError(Reason.CORRUPT_PARQUET, f"its reader {error}") from None
+        raise StreamError(corrupt, f"its reader {error}") from None

@@ -1,0 +1,216 @@
+"""Score texts by their perplexity under an n-gram model of words in the ARPA format, as KenLM and SRILM write it.
+
+Format: https://www.speech.sri.com/projects/srilm/manpages/ngram-format.5.html. The words of a text are divided by white space and
+spelled as in the model, and each line of the text is a sentence, as for KenLM's `query`. A word that is not in the model has the
+probability of `<unk>`, or of the rarest word if the model has no `<unk>`. The probability of a word is that of its longest n-gram
+in the model, times the backoff weights of longer contexts (Katz 1987).
+
+Logarithms become integers, in 1/1024 bit, when the file is read. Everything after that is integer arithmetic, so a text has the
+same score on every machine and in any batch.
+
+Shape suffixes: G the n-grams of one order, in ascending order of their keys; W words of all texts, D texts.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+from common.errors import ConfigError
+from data_pipeline.quality.perplexity import MAX_SCORE, SCORE_STEPS
+from data_pipeline.text.ngrams import HASH_MULTIPLIER, mix_hashes
+
+# ruff: noqa: N815 - names of arrays carry their shape
+
+__all__ = ["ArpaModel", "is_arpa", "read_arpa"]
+
+_STEPS = 1024
+_BITS_PER_DIGIT = math.log2(10)
+_GZIP = b"\x1f\x8b"
+_BINARY = b"mmap lm http://kheafield.com/code"
+_HEAD_BYTES = 1 << 12
+_MAX_NGRAMS = 1 << 27
+_MAX_LINE_BYTES = 1 << 16
+_MAX_ORDER = 8
+_FIRST, _LAST, _UNKNOWN = b"<s>", b"</s>", b"<unk>"
+
+Hashes = NDArray[np.uint64]
+Int64s = NDArray[np.int64]
+Costs = NDArray[np.int32]
+Scores = NDArray[np.uint16]
+
+
+@dataclass(frozen=True)
+class _Order:
+    """All n-grams of one length."""
+
+    keys_G: Hashes
+    costs_G: Costs
+    """-log2 of each probability, in 1/1024 bit."""
+    backoffs_G: Costs
+    """-log2 of each backoff weight, in 1/1024 bit."""
+
+    def find(self, keys: Hashes) -> Int64s:
+        """Return the place of each key, or -1."""
+        places = np.minimum(np.searchsorted(self.keys_G, keys), len(self.keys_G) - 1)
+        return np.where(self.keys_G[places] == keys, places, -1)
+
+
+@dataclass(frozen=True)
+class ArpaModel:
+    """An n-gram model of words."""
+
+    orders: tuple[_Order, ...]
+    """The single words first."""
+
+    def to_bytes(self) -> bytes:
+        """Return the model in the safetensors format."""
+        return save({f"{name}.{n}": array for n, order in enumerate(self.orders) for name, array in vars(order).items()})
+
+    @staticmethod
+    def from_bytes(data: bytes) -> ArpaModel:
+        """Return the model that `to_bytes` wrote."""
+        arrays = load(data)
+        names = tuple(_Order.__dataclass_fields__)
+        return ArpaModel(tuple(_Order(*(arrays[f"{name}.{n}"] for name in names)) for n in range(len(arrays) // len(names))))
+
+    def score(self, texts: Sequence[str]) -> Scores:
+        """Return the mean of -log2 p per word of each text, ends of lines included, in steps of 1/256 bit; 0 without words."""
+        hashes: list[int] = []
+        before: list[int] = []  # number of words before each word in its sentence, <s> included
+        ends: list[int] = []
+        for text in texts:
+            for line in text.encode().split(b"\n"):
+                if words := line.split():
+                    hashes += map(_hash_of, (_FIRST, *words, _LAST))
+                    before += range(len(words) + 2)
+            ends.append(len(hashes))
+        before_W = np.array(before, np.int64)
+        is_scored_W = before_W > 0
+        costs_W = np.where(is_scored_W, self._costs(np.array(hashes, np.uint64), before_W), 0)
+        sums_D, counts_D = (_sums(values_W, np.array(ends, np.int64)) for values_W in (costs_W, is_scored_W))
+        steps_D = np.maximum(counts_D, 1) * (_STEPS // SCORE_STEPS)
+        scores_D: Scores = np.clip((sums_D + steps_D // 2) // steps_D, 0, MAX_SCORE).astype(np.uint16)
+        return scores_D
+
+    def _costs(self, hashes_W: Hashes, before_W: Int64s) -> Int64s:
+        """Return the cost of each word after the words before it in its sentence."""
+        single = self.orders[0]
+        unknown = np.uint64(_hash_of(_UNKNOWN))
+        if single.find(np.array([unknown]))[0] >= 0:
+            hashes_W = np.where(single.find(hashes_W) >= 0, hashes_W, unknown)
+        keys_W, found_W = hashes_W, single.find(hashes_W)
+        costs_W = np.where(found_W >= 0, single.costs_G[found_W], single.costs_G.max()).astype(np.int64)
+        for n, (shorter, order) in enumerate(pairwise(self.orders), 1):
+            context_W = np.where(before_W >= n, np.concatenate([[-1], found_W])[:-1], -1)  # place of the n words before each word
+            backoffs_W = np.where(context_W >= 0, shorter.backoffs_G[context_W], 0)
+            keys_W = np.concatenate([keys_W[:1], _joined(keys_W[:-1], hashes_W[1:])])
+            found_W = np.where(before_W >= n, order.find(keys_W), -1)
+            costs_W = np.where(found_W >= 0, order.costs_G[found_W], backoffs_W + costs_W)
+        return costs_W
+
+
+def _sums(values_W: NDArray[Any], ends_D: Int64s) -> Int64s:
+    """Return the sum of the values of each text."""
+    sums_W1 = np.concatenate([[0], np.cumsum(values_W, dtype=np.int64)])
+    return np.diff(sums_W1[ends_D], prepend=0)
+
+
+def _joined(keys: Hashes, hashes: Hashes) -> Hashes:
+    """Return the keys of n-grams, from the keys of all words but the last and the hashes of the last words."""
+    return mix_hashes(keys * np.uint64(HASH_MULTIPLIER) + hashes)
+
+
+@lru_cache(maxsize=1 << 18)
+def _hash_of(word: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(word, digest_size=8).digest(), "little")
+
+
+def is_arpa(path: Path) -> bool:
+    """Whether a file is an n-gram model in the ARPA format, also if it is compressed by gzip.
+
+    Raises:
+        ConfigError: it is a model in KenLM's binary format, which only KenLM reads.
+    """
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if head.startswith(_BINARY):
+        raise ConfigError(f"{path} is a binary model of KenLM; name the ARPA file that it was made from (`lmplz` writes it)")
+    if head.startswith(_GZIP):
+        try:
+            with gzip.open(path) as unpacked:
+                head = unpacked.read(_HEAD_BYTES)
+        except (OSError, EOFError):
+            return False
+    return head.lstrip().startswith(b"\\data\\")
+
+
+def read_arpa(path: Path) -> ArpaModel:
+    """Return the model in an ARPA file.
+
+    Raises:
+        ConfigError: the file is damaged or too large. The message names the line.
+    """
+    rows: list[tuple[list[int], list[float], list[float]]] = []
+    length = num_ngrams = number = 0
+    try:
+        for number, line in enumerate(_lines(path), 1):  # noqa: B007 - the error names it
+            if line.startswith(b"\\"):
+                length = int(line[1 : line.index(b"-")]) if line.endswith(b"-grams:") else 0
+                if length and length != len(rows) + 1:
+                    raise ValueError(f"a section of {length}-grams, but {len(rows) + 1}-grams are next")
+                rows += [([], [], [])] if length else []
+            elif length and line:
+                fields = line.split()
+                hashes, costs, backoffs = rows[-1]
+                hashes += [_hash_of(fields[place]) for place in range(1, length + 1)]
+                costs.append(float(fields[0]))
+                backoffs.append(float(fields[length + 1]) if len(fields) > length + 1 else 0.0)
+                num_ngrams += 1
+                if num_ngrams > _MAX_NGRAMS or length > _MAX_ORDER:
+                    raise ValueError(f"more than {_MAX_NGRAMS} n-grams, or longer than {_MAX_ORDER} words; prune the model")
+        if not rows or not all(costs for _, costs, _ in rows):
+            raise ValueError("a section has no n-grams")
+        return ArpaModel(tuple(_order(*columns) for columns in rows))
+    except (ValueError, IndexError, OSError, EOFError) as error:
+        raise ConfigError(f"{path}:{number}: not an n-gram model in the ARPA format ({error}); make it again") from None
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        compressed = file.read(2) == _GZIP
+    with gzip.open(path) if compressed else path.open("rb") as file:
+        while line := file.readline(_MAX_LINE_BYTES):
+            if len(line) == _MAX_LINE_BYTES:
+                raise ValueError(f"a line of more than {_MAX_LINE_BYTES} bytes")
+            yield line.strip()
+
+
+def _order(hashes: list[int], logarithms: list[float], backoffs: list[float]) -> _Order:
+    """Return the n-grams of one length, from the hashes of all their words one after the other."""
+    columns = np.array(hashes, np.uint64).reshape(len(logarithms), -1).T
+    keys_G = columns[0]
+    for column in columns[1:]:
+        keys_G = _joined(keys_G, column)
+    order_G = np.argsort(keys_G, kind="stable")
+    costs_G, backoffs_G = (_steps(values)[order_G] for values in (logarithms, backoffs))
+    return _Order(keys_G[order_G], costs_G, backoffs_G)
+
+
+def _steps(logarithms: list[float]) -> Costs:
+    """Return -log2 in 1/1024 bit of numbers that are given by their decimal logarithms."""
+    values = np.array(logarithms, np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("a logarithm is not a finite number")
+    return np.rint(np.clip(values, -1000, 1000) * (-_BITS_PER_DIGIT * _STEPS)).astype(np.int32)
