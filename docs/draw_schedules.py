@@ -17,7 +17,7 @@ SETTINGS = {"warmup_steps": WARMUP, "floor": FLOOR, "decay_share": 0.3, "power":
 PANELS = (
     ("cosine", "", (WARMUP, DECAY_STEPS)),
     ("linear", "", (WARMUP, DECAY_STEPS)),
-    ("wsd", "decay_share 0.3", (WARMUP, 700, DECAY_STEPS)),
+    ("wsd", "decay_share 0.3, dashed: sqrt", (WARMUP, 700, DECAY_STEPS)),
     ("constant", "", (WARMUP,)),
     ("polynomial", "power 2", (WARMUP, DECAY_STEPS)),
     ("exponential", "", (WARMUP, DECAY_STEPS)),
@@ -57,6 +57,8 @@ def _panel(number: int, kind: str, detail: str, named_steps: tuple[int, ...]) ->
         *(f'<text x="{PLOT_LEFT - 6}" y="{_y(share) + 4:.1f}" text-anchor="end">{share}</text>' for share in (1, FLOOR)),
         f'<polyline class="rate" points="{_curve(kind)}"/>',
     ]
+    if kind == "wsd":
+        lines.append(f'<polyline class="rate" stroke-dasharray="5 4" points="{_curve(kind, cooldown_shape="sqrt")}"/>')
     return f'<g transform="{_place(number)}">\n' + "\n".join(lines) + "\n</g>"
 
 
@@ -73,9 +75,9 @@ def _legend() -> str:
     return f'<g transform="{_place(len(PANELS))}">\n{texts}\n</g>'
 
 
-def _curve(kind: str) -> str:
+def _curve(kind: str, **changes: str) -> str:
     """Points of a panel's line; the step before a milestone is among them, so that a drop stands upright."""
-    config = ScheduleConfig.model_validate({"kind": kind, **SETTINGS})
+    config = ScheduleConfig.model_validate({"kind": kind, **SETTINGS, **changes})
     steps = sorted({*range(0, SHOWN_STEPS + 1, 10), *(milestone - 1 for milestone in config.milestones)})
     return " ".join(f"{_x(step)},{_y(learning_rate_factor(config, DECAY_STEPS, step))}" for step in steps)
 

@@ -105,9 +105,10 @@ class Plan:
         """Return the last step before `limits.minutes` ends the run, as the pace so far says; None if that is not known.
 
         Args:
-            ending_s: seconds that the end takes, as `Clock.ending_s`.
+            ending_s: `Clock.ending_s`. It counts from the beginning of a step, with one more step, so the last step is two later.
         """
-        return None if self.seconds is None else self.pace.last_step_before(self.seconds - ending_s)
+        last = None if self.seconds is None else self.pace.last_step_before(self.seconds - ending_s)
+        return None if last is None else last + 2
 
     def finished(self, progress: Progress) -> bool:
         """Return whether a limit is reached, or the evaluations have not improved for too long."""

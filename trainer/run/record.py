@@ -147,7 +147,7 @@ def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str
     Raises:
         ConfigError: they differ; the message names the differences and the remedy.
     """
-    recorded = _with_newer_settings(recorded)
+    recorded = _with_newer_settings(recorded, identity)
     changed = _differing(recorded, identity)
     if "data" in changed:
         raise ConfigError(
