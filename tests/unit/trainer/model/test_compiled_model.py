@@ -6,7 +6,7 @@ only if the graph is not compiled further, as here.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import numpy as np
 import pytest
@@ -27,7 +27,8 @@ from trainer.model.decoder import Decoder, build_model
 from trainer.model.forward import LossModule, forward_pass
 
 Checkpointing = Literal["none", "selective", "full"]
-LENGTH, VOCAB = 32, 60
+MODES = get_args(Checkpointing)
+LENGTH, VOCAB = 128, 60
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),  # torch's own, while it traces
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),  # the same
@@ -64,9 +65,14 @@ def passes(module: torch.nn.Module, documents: list[int], backend: Backend, devi
     forward_pass(module, rows_of(documents), config, torch.device(device), backend).backward()
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 @pytest.mark.parametrize(
-    ("backend", "compiler"), [("varlen", "aot_eager"), ("flex", "eager"), ("documents", "eager"), ("sdpa", "eager")]
+    ("backend", "compiler", "checkpointing"),
+    [
+        *(("varlen", "aot_eager", how) for how in MODES),
+        *(("flex", "eager", how) for how in MODES),
+        *(("sdpa", "eager", how) for how in MODES),
+        ("documents", "eager", "none"),  # a compiled run does not use it: see `choose_backend`
+    ],
 )
 def test_a_compiled_pass_is_one_graph_with_the_gradients_of_the_plain_one(
     backend: Backend, compiler: str, checkpointing: Checkpointing
@@ -77,7 +83,7 @@ def test_a_compiled_pass_is_one_graph_with_the_gradients_of_the_plain_one(
 
 
 @pytest.mark.parametrize("device", [CUDA])
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("checkpointing", MODES)
 @pytest.mark.parametrize("backend", ["varlen", "flex", "sdpa"])
 def test_on_a_gpu_a_compiled_pass_is_one_graph_with_the_gradients_of_the_plain_one(
     backend: Backend, checkpointing: Checkpointing, device: str
@@ -100,7 +106,7 @@ def gradients(module: torch.nn.Module, backend: Backend, device: str = "cpu") ->
     return [cast(Tensor, parameter.grad) for parameter in module.parameters()]
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("checkpointing", MODES)
 def test_a_layer_that_is_compiled_separately_is_one_graph(checkpointing: Checkpointing) -> None:
     module, counter = loss_module(checkpointing), CompileCounter()
     assert isinstance(module.model, Decoder)
