@@ -211,10 +211,9 @@ def golden(bench: Bench) -> Found:
 
 def golden_losses(bench: Bench, recipe: str) -> Item:
     """Return the losses of a recipe. They must be those on record, if there are any for this device and this torch."""
-    bench.left_s()
     device = bench.scale.device
     (bench.folder / recipe).mkdir()
-    losses = train_recipe(recipe, bench.folder / recipe, device)
+    losses = train_recipe(recipe, bench.folder / recipe, device, bench.left_s())
     known = json.loads(LOSSES.read_text()).get(processor(device), {}).get(recipe)
     facts = {"device": processor(device), "recipe": recipe, "last loss": losses["train"][-1], "losses": losses}
     if known is not None and known != losses:
