@@ -211,10 +211,9 @@ def golden(bench: Bench) -> Found:
 
 def golden_losses(bench: Bench, recipe: str) -> Item:
     """Return the losses of a recipe. They must be those on record, if there are any for this device and this torch."""
-    bench.left_s()
     device = bench.scale.device
     (bench.folder / recipe).mkdir()
-    losses = train_recipe(recipe, bench.folder / recipe, device)
+    losses = train_recipe(recipe, bench.folder / recipe, device, bench.left_s())
     known = json.loads(LOSSES.read_text()).get(processor(device), {}).get(recipe)
     facts = {"device": processor(device), "recipe": recipe, "last loss": losses["train"][-1], "losses": losses}
     if known is not None and known != losses:
@@ -316,7 +315,7 @@ def measure(part: str, bench: Bench, results: Results) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)} and summary [default: all]")
-    parser.add_argument("--data", type=Path, help="prepared data; not with --rehearse")
+    parser.add_argument("--data", type=Path, help="prepared data; a rehearsal makes its own")
     parser.add_argument("--results", type=Path, default=ROOT / "workspace" / "gpu-results", help="folder of the results")
     parser.add_argument("--rehearse", action="store_true", help="run the same steps with a tiny model on the CPU")
     parser.add_argument("--docs", action="store_true", help="write the table into docs/benchmarks.md")
@@ -327,7 +326,10 @@ def main() -> None:
     if chosen and not options.rehearse and not torch.cuda.is_available():
         raise SystemExit("torch finds no GPU; check with `nvidia-smi`, or use --rehearse to run on the CPU")
     if chosen and not options.rehearse and options.data is None:
-        parser.error("name prepared data with --data, or use --rehearse")
+        parser.error(
+            "there is no prepared data; run env/gpu-bundle on a machine with a network and carry its folder here, or name "
+            "the data with --data, or use --rehearse"
+        )
     machine = this_machine(rehearsed=options.rehearse) if chosen else None
     results = Results(options.results / "rehearsal" if options.rehearse else options.results, machine)
     begun = time.monotonic()

@@ -41,8 +41,12 @@ def processor(device: str = "cpu") -> str:
     return f"{name} torch {torch.__version__.partition('+')[0]}"
 
 
-def train_recipe(recipe: str, folder: Path, device: str = "cpu") -> dict[str, list[str]]:
-    """Return every training loss and every validation loss as hexadecimal floats."""
+def train_recipe(recipe: str, folder: Path, device: str = "cpu", timeout_s: float | None = None) -> dict[str, list[str]]:
+    """Return every training loss and every validation loss as hexadecimal floats.
+
+    Raises:
+        TimeoutExpired: the training took longer than `timeout_s`, and was ended.
+    """
     words = ["--recipe", recipe, "--data", str(folder / "data"), "--run", str(folder / "run"), "--limits.steps", str(STEPS)]
     config = load_settings(TrainConfig, words, help_parser(TrainConfig, "train", ""), {})
     write_prepared(folder / "data", row_length=config.model.context)
@@ -62,7 +66,8 @@ def train_recipe(recipe: str, folder: Path, device: str = "cpu") -> dict[str, li
     ]
     words += ["--schedule.warmup_steps", "10", *OVERRIDES.get(recipe, ())]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRAIN_")}
-    subprocess.run([sys.executable, "-m", "trainer", "train", *words], cwd=ROOT, env=environment, check=True, capture_output=True)
+    command = [sys.executable, "-m", "trainer", "train", *words]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=timeout_s)
     run = folder / "run"
     return {"train": [loss for _, loss in losses(run)], "val": [event["val_loss_hex"] for event in metrics(run, "eval")]}
 

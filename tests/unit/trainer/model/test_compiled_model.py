@@ -6,7 +6,7 @@ only if the graph is not compiled further, as here.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import numpy as np
 import pytest
@@ -27,7 +27,8 @@ from trainer.model.decoder import Decoder, build_model
 from trainer.model.forward import LossModule, forward_pass
 
 Checkpointing = Literal["none", "selective", "full"]
-LENGTH, VOCAB = 32, 60
+MODES = get_args(Checkpointing)
+LENGTH, VOCAB = 128, 60
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),  # torch's own, while it traces
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),  # the same
@@ -65,9 +66,14 @@ def passes(module: torch.nn.Module, documents: list[int], backend: Backend, devi
     forward_pass(module, rows_of(documents), config, torch.device(device), backend).backward()
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 @pytest.mark.parametrize(
-    ("backend", "compiler"), [("varlen", "aot_eager"), ("flex", "eager"), ("documents", "eager"), ("sdpa", "eager")]
+    ("backend", "compiler", "checkpointing"),
+    [
+        *(("varlen", "aot_eager", how) for how in MODES),
+        *(("flex", "eager", how) for how in MODES),
+        *(("sdpa", "eager", how) for how in MODES),
+        ("documents", "eager", "none"),  # a compiled run does not use it: see `choose_backend`
+    ],
 )
 def test_a_compiled_pass_is_one_graph_with_the_gradients_of_the_plain_one(
     backend: Backend, compiler: str, checkpointing: Checkpointing
@@ -78,7 +84,7 @@ def test_a_compiled_pass_is_one_graph_with_the_gradients_of_the_plain_one(
 
 
 @pytest.mark.parametrize("device", [CUDA])
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("checkpointing", MODES)
 @pytest.mark.parametrize("backend", ["varlen", "flex", "sdpa"])
 def test_on_a_gpu_a_compiled_pass_is_one_graph_with_the_gradients_of_the_plain_one(
     backend: Backend, checkpointing: Checkpointing, device: str
@@ -101,7 +107,7 @@ def gradients(module: torch.nn.Module, backend: Backend, device: str = "cpu") ->
     return [cast(Tensor, parameter.grad) for parameter in module.parameters()]
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("checkpointing", MODES)
 def test_a_compiled_pass_drops_what_the_plain_one_drops(checkpointing: Checkpointing) -> None:
     module = loss_module(checkpointing, attention_dropout=0.2, residual_dropout=0.2, embedding_dropout=0.2)
     passes(module, [5, 12, 9], "sdpa")
@@ -111,7 +117,7 @@ def test_a_compiled_pass_drops_what_the_plain_one_drops(checkpointing: Checkpoin
     torch.testing.assert_close([parameter.grad for parameter in module.parameters()], plain)
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("checkpointing", MODES)
 def test_a_layer_that_is_compiled_separately_is_one_graph(checkpointing: Checkpointing) -> None:
     module, counter = loss_module(checkpointing), CompileCounter()
     assert isinstance(module.model, Decoder)
