@@ -137,6 +137,17 @@ def test_flex_drops_the_same_probabilities() -> None:
     torch.testing.assert_close(flex, sdpa)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_on_a_gpu_flex_has_the_gradients_of_sdpa() -> None:
+    segments_BL, found = rows_of([7, 9, 5], [3, 20]).cuda(), []
+    for backend in ("flex", "sdpa"):
+        q, k, v = (x.cuda().requires_grad_() for x in inputs(2))
+        y = attend(q, k, v, with_dropout(segments_BL, backend, 0.3, keys(num_rows=2).cuda()), dropout=0.3)
+        y.square().sum().backward()
+        found.append([y.detach(), q.grad, k.grad, v.grad])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("backend", ["documents", "sdpa", FLEX])
 def test_the_share_of_dropped_probabilities_is_the_rate(backend: Backend) -> None:
     """With all scores equal, values of one, and the last query of a row: each output is kept / (1 - rate) / LENGTH."""
@@ -195,6 +206,15 @@ def test_each_setting_alone_changes_the_loss_and_another_step_changes_it_again(s
         pass_with(plain, "documents")[0].item(),
     ]
     assert len(set(losses)) == 3
+
+
+def test_each_layer_has_keys_of_its_own() -> None:
+    config, seen = config_of(layers=3), []
+    loss = loss_module(config)
+    for layer in loss.model.model.layers:
+        layer.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[2].keys_B))
+    forward_pass(loss, micro_batch(), config, CPU, "documents", keys_B=keys(num_rows=4))
+    assert len({*keys(num_rows=4).tolist(), *torch.cat(seen).tolist()}) == 4 * (1 + 3)
 
 
 def test_an_evaluation_has_no_dropout() -> None:
