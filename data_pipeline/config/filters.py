@@ -158,7 +158,7 @@ class LanguageSettings(Section):
         ge=0,
         le=1,
         description="Confidence below which a document is rejected, if `keep` is set. The report shows what each value keeps. "
-        "The default was measured on technical text in 27 languages (docs/data.md).",
+        "The default was measured on technical text in 26 languages (docs/data.md).",
     )
     sample_bytes: Annotated[int, OnlyIf("language.identify")] = Field(
         2048,

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import fsspec
+from fsspec.registry import known_implementations
 
 from common.errors import SourceError
 from common.files import UnusableFileError, digest_stream, open_input
@@ -500,7 +501,7 @@ def _store(url: str, limits: LimitSettings) -> Any:
 
 def _without_package(url: str) -> SourceError:
     protocol = _protocols(url)[0]
-    package, known = _PACKAGES.get(protocol), fsspec.registry.known_implementations.get(protocol, {})
+    package, known = _PACKAGES.get(protocol), known_implementations.get(protocol, {})
     remedy = f"python -m pip install {package}" if package else known.get("err", "see the list of known implementations of fsspec")
     return SourceError(f"{Location(url, url)}: {protocol}:// needs a package that is not installed: {remedy}")
 
