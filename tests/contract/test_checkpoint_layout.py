@@ -27,7 +27,7 @@ def test_the_state_has_these_items() -> None:
     assert {name: " ".join(sorted(part.to_json())) for name, part in parts.items()} == {
         "guard": "level_since losses rollbacks skips_in_row steps streaks",
         "ledger": "chain lines step",
-        "progress": "best_step best_val_loss evaluated_step evaluations left_out rows saved_seconds seconds step targets",
+        "progress": "best_step best_val_loss ending_s evaluated_step evaluations left_out rows saved_seconds seconds step targets",
         "train_losses": "steps total",
     }
     assert vars(Evaluated(0, None, None)).keys() == {"step", "val_loss", "train_loss"}

@@ -34,6 +34,7 @@ def test_the_folder_holds_these_files_and_no_others(prepared: tuple[Path, Manife
         ".prepare.lock",
         "DATA_CARD.md",
         *(f"chosen/{number:06d}.arrow" for number in range(9)),
+        "documents/numbers-00000.arrow",
         "inputs.json",
         "manifest.json",
         "published.json",

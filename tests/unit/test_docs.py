@@ -139,7 +139,7 @@ def test_the_tables_of_documents_have_the_columns_that_are_given(prepared: Path)
 
 
 def test_no_reference_within_the_page_is_dead() -> None:
-    headings = {heading.lower().replace(" ", "-") for heading in re.findall(r"^## (.+)$", TEXT, re.MULTILINE)}
+    headings = {heading.lower().replace(" ", "-") for heading in re.findall(r"^##+ (.+)$", TEXT, re.MULTILINE)}
     links = set(re.findall(r"\]\(#([\w-]+)\)", TEXT))
     assert links
     assert links <= headings
