@@ -141,6 +141,12 @@ SCENARIOS = {
         minutes_by_step,
         repeats_itself=False,
     ),
+    "late": Scenario(  # the limit is so near that the resumed process has not timed a step before it
+        {"limits": {"steps": 30, "minutes": 13.0}, "checkpoint": {"every_steps": 100}},
+        lambda patch: stop(patch, 10),
+        minutes_by_step,
+        repeats_itself=False,
+    ),
 }
 
 
@@ -199,6 +205,7 @@ MUTANTS: list[tuple[str, str, Mutation]] = [
     ("level", "step since when a level is normal", forgotten("guard", level_since=0)),
     ("minutes", "training time", forgotten("progress", seconds=0.0)),
     ("minutes", "time of the last save", forgotten("progress", saved_seconds=0.0)),
+    ("late", "time of the end", forgotten("progress", ending_s=0.0)),
 ]
 
 
