@@ -10,14 +10,14 @@ import logging
 
 from common.storage_errors import naming
 from data_pipeline.config import PrepareConfig
-from data_pipeline.dataset.layout import INPUTS, REJECTS, TOKENIZER
+from data_pipeline.dataset.layout import INPUTS, TOKENIZER
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.execution.local_engine import stop_on_signals
 from data_pipeline.execution.runner import open_runner_of
 from data_pipeline.publishing.assemble import Prepared, assemble
 from data_pipeline.publishing.fingerprint import fingerprint_of, key_of_work, settings_of
 from data_pipeline.publishing.ownership import exclusive, work_directory
-from data_pipeline.publishing.publish import find_finished, json_lines, settle
+from data_pipeline.publishing.publish import find_finished, settle
 from data_pipeline.publishing.replacement import check_may_replace
 from data_pipeline.reports.totals import Results, make_report
 from data_pipeline.sources.inputs import cut_into_partitions, find_inputs, remember_digests
@@ -27,7 +27,7 @@ from data_pipeline.stages.job import Job
 from data_pipeline.stages.order import stage_names
 from data_pipeline.stages.pack import pack_all
 from data_pipeline.stages.read import read_all
-from data_pipeline.stages.rejects import collect_rejects, write_rejected
+from data_pipeline.stages.rejects import write_rejects
 from data_pipeline.stages.select import cuts_of_sources, documents_of, select_all
 from data_pipeline.stages.split import split_all
 from data_pipeline.stages.tokenize import tokenize_all
@@ -48,12 +48,9 @@ def prepare(config: PrepareConfig) -> Manifest:
         StoppedBySignal: SIGTERM or SIGHUP was received; the next run resumes.
     """
     output = config.output
-    checks.warn_of_settings(config)
     with stop_on_signals(), naming(output), exclusive(output):
         inputs = find_inputs(config, output / INPUTS)
-        checks.check_positions_exist(inputs, config)
-        checks.check_trusted(inputs, config)
-        checks.check_languages(inputs, config)
+        checks.check_settings(inputs, config)
         remember_digests(inputs, output / INPUTS)
         settings = settings_of(config)
         fingerprint = fingerprint_of(settings, [file.identity for file in inputs])
@@ -81,7 +78,7 @@ def prepare(config: PrepareConfig) -> Manifest:
             cuts = cuts_of_sources(job, tokenized)
             selected = select_all(job, tokenized, cuts)
             checks.check_selected(selected)
-            rejected = write_rejected(job, read, cuts)
+            rejects = write_rejects(job, read, split, selected, cuts)
             documents = documents_of(job, tokenized, selected)
             packed = pack_all(run, config.row_length, config.packing, tokenizer, documents, work)
 
@@ -100,6 +97,4 @@ def prepare(config: PrepareConfig) -> Manifest:
             reference=trained_reference(job),
             has_mask=any(config.for_source(partition.source).records.prompt_field is not None for partition in partitions),
         )
-        if config.keep_rejects != "none":
-            rejected[REJECTS] = json_lines(collect_rejects(partitions, read, split, selected))
-        return assemble(prepared, output, work, rejected)
+        return assemble(prepared, output, work, rejects)

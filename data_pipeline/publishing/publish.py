@@ -5,14 +5,12 @@ So a reader finds the old data, the new data, or no manifest.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from common.errors import PreparedDataError
 from common.files import (
@@ -29,7 +27,7 @@ from data_pipeline.dataset.locks import replacing
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.publishing.ownership import check_nothing_foreign, noted_files, own_files, work_folders, write_note
 
-__all__ = ["find_finished", "json_lines", "publish", "settle"]
+__all__ = ["find_finished", "publish", "settle"]
 
 logger = logging.getLogger(__name__)
 _NOT_ALWAYS_WRITTEN = (REFERENCE, REJECTS, REJECTED, TOKENS, CHOSEN, DOCUMENTS)
@@ -158,8 +156,3 @@ def _matches(directory: Path, name: str, digest: str) -> bool:
         return digest_file(directory / name, below=directory) == digest
     except (OSError, UnusableFileError):  # the device cannot read it; writing the file again may help
         return False
-
-
-def json_lines(values: Iterable[Mapping[str, Any]]) -> bytes:
-    """Return one JSON object per line."""
-    return b"".join(json.dumps(value, sort_keys=True, ensure_ascii=False).encode() + b"\n" for value in values)

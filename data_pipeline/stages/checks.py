@@ -25,11 +25,11 @@ __all__ = [
     "check_positions_exist",
     "check_rejected",
     "check_selected",
+    "check_settings",
     "check_split",
     "check_trusted",
     "warn_of_losses",
     "warn_of_overlaps",
-    "warn_of_settings",
 ]
 
 logger = logging.getLogger(__name__)
@@ -37,10 +37,18 @@ logger = logging.getLogger(__name__)
 _SHOWN = 3  # files in a message
 
 
-def warn_of_settings(config: PrepareConfig) -> None:
-    """Warn about each setting that differs from its default and has no effect."""
+def check_settings(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
+    """Compare the settings with the input. Warn about each setting that differs from its default and has no effect.
+
+    Raises:
+        SourceError: the input cannot be split as the settings say.
+        ConfigError: the settings name a source or a language that there is not, or a filter would judge no source.
+    """
     for warning in settings_without_effect(config):
         logger.warning("%s", warning)
+    check_positions_exist(inputs, config)
+    check_trusted(inputs, config)
+    check_languages(inputs, config)
 
 
 def check_positions_exist(inputs: Sequence[InputFile], config: PrepareConfig) -> None:

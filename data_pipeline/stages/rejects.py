@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import heapq
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import orjson
 import zstandard
 
 from common.files import digest_file, unfinished_path
-from data_pipeline.dataset.layout import CHOSEN, TOKENS, rejected_name
+from data_pipeline.dataset.layout import CHOSEN, REJECTS, TOKENS, rejected_name
 from data_pipeline.dataset.tables import read_batches, read_side_by_side
 from data_pipeline.dedup.duplicates import REASONS
 from data_pipeline.dedup.resolve import Fate
@@ -30,7 +31,7 @@ from data_pipeline.stages.reject_samples import REJECTED_TABLES, rejected_place
 from data_pipeline.stages.select import Cuts, SelectResult, explain_selection, reasons_of
 from data_pipeline.stages.split import SplitResult, explain_duplicate
 
-__all__ = ["RejectedResult", "RejectedTask", "collect_rejects", "write_rejected", "write_rejected_partition"]
+__all__ = ["RejectedResult", "RejectedTask", "collect_rejects", "write_rejected_partition", "write_rejects"]
 
 
 def collect_rejects(
@@ -57,7 +58,18 @@ def _lines_before(partitions: Sequence[Partition], read: Sequence[ReadResult]) -
     return lines
 
 
-def write_rejected(job: Job, read: Sequence[ReadResult], cuts: Mapping[str, Cuts]) -> dict[str, Path | bytes]:
+def write_rejects(
+    job: Job, read: Sequence[ReadResult], split: Sequence[SplitResult], selected: Sequence[SelectResult], cuts: Mapping[str, Cuts]
+) -> dict[str, Path | bytes]:
+    """Write the rejected documents that the settings ask for, and return each file or its content by its published name."""
+    if job.config.keep_rejects == "none":
+        return {}
+    samples = collect_rejects(job.partitions, read, split, selected)
+    lines = (json.dumps(sample, sort_keys=True, ensure_ascii=False).encode() + b"\n" for sample in samples)
+    return _write_in_full(job, read, cuts) | {REJECTS: b"".join(lines)}
+
+
+def _write_in_full(job: Job, read: Sequence[ReadResult], cuts: Mapping[str, Cuts]) -> dict[str, Path | bytes]:
     """Write every rejected document in full if the settings ask for it. Return the path of each file by its published name."""
     tasks = [
         RejectedTask(partition.source, before, cuts[partition.source], job.work, place)
