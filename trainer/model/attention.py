@@ -36,7 +36,7 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from common.errors import ConfigError
-from trainer.config import ModelConfig
+from trainer.config import ModelConfig, TrainConfig
 from trainer.model.cost import FP32_BYTES, ActivationBytes, computed_bytes
 from trainer.model.dropout import HASH_BYTES, ScoreChange, attention_with_dropout, documents_with_dropout, doubled_keys
 
@@ -51,6 +51,7 @@ __all__ = [
     "cached_layout",
     "capability_of",
     "causal_varlen",
+    "backend_of",
     "choose_backend",
     "describe_backend",
     "document_mask",
@@ -114,6 +115,18 @@ def capability_of(device: torch.device) -> Capability:
     """Return the features of `device` and of the installed PyTorch."""
     cuda = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     return Capability(cuda, *(importlib.util.find_spec(module) is not None for module in (_VARLEN_MODULE, "triton")))
+
+
+def backend_of(config: TrainConfig, device: torch.device) -> Backend:
+    """Return the backend with which a run of these settings trains on this device. Raises the errors of `choose_backend`."""
+    return choose_backend(
+        config.attention,
+        device,
+        config.number_format,
+        config.model.head_size,
+        compiled=config.compiles(device.type),
+        dropout=config.model.attention_dropout,
+    )
 
 
 def choose_backend(

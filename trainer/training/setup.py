@@ -5,32 +5,23 @@ from __future__ import annotations
 import logging
 import os
 import resource
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from common.errors import ConfigError, PreparedDataError
+from common.errors import ConfigError
 from common.redaction import RedactingFormatter, secrets_of
 from common.storage_errors import naming
-from data_pipeline.dataset.locks import reading
-from data_pipeline.dataset.manifest import Manifest, read_manifest
-from data_pipeline.dataset.shards import Rows
-from data_pipeline.tokenizer import Tokenizer, load_tokenizer
-from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, check_space, required_bytes, steps_to_keep
-from trainer.config import CheckpointConfig, Precision, TrainConfig, settings_without_effect
+from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, steps_to_keep
+from trainer.config import CheckpointConfig, TrainConfig, settings_without_effect
 from trainer.data.adjustments import Adjustments
-from trainer.data.mixture import build_order
 from trainer.distributed.group import Group, joined_group
 from trainer.distributed.replica_check import ReplicaCheck
-from trainer.distributed.shared_folders import check_same_data, check_shared
 from trainer.distributed.stragglers import DeviceMark, HostMark, OwnTimer, StragglerDetector
 from trainer.evaluation.tally import Grouping
-from trainer.extensions.hooks import Extension
 from trainer.extensions.loading import load_extension
 from trainer.extensions.trust import note_trained_with
 from trainer.extensions.user_model import seeded_model
@@ -38,56 +29,37 @@ from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
 from trainer.machine.determinism import configure_determinism, device_name
 from trainer.machine.environment import unlocked_here
-from trainer.machine.memory import PeakMeter
 from trainer.machine.peak_rates import peak_flops, rate_kind, unknown_mfu
-from trainer.machine.precision import ChosenPrecision, with_precision
 from trainer.metrics import Monitor, opened_monitor
 from trainer.metrics.layers import LayerObserver
 from trainer.metrics.sinks.tensorboard_graph import model_graph
-from trainer.model.attention import choose_backend, describe_backend
+from trainer.model.attention import describe_backend
 from trainer.model.decoder import Decoder, flops_per_token
 from trainer.model.float8 import convert_to_float8
 from trainer.model.forward import LossModule
-from trainer.model.memory_estimate import estimate
 from trainer.model.parameters import parameters_by_name
-from trainer.optim.optimizers import build_optimizers, check_optimizer, state_bytes_per_weight
+from trainer.optim.optimizers import build_optimizers
 from trainer.optim.weight_average import WeightAverage
-from trainer.parallel.fsdp import check_parallel
 from trainer.report import report_at_end
 from trainer.run.bounds import check_model_size
 from trainer.run.clock import Clock
 from trainer.run.context import RunContext
-from trainer.run.directory import check_places
 from trainer.run.ledger import LEDGER, Ledger
-from trainer.run.limits import Plan, plan_run
-from trainer.run.lock import locked_run
 from trainer.run.progress import Progress
-from trainer.run.record import (
-    Before,
-    check_identity,
-    check_nothing_saved,
-    identity_of,
-    read_record,
-    read_record_if_any,
-    recorded_adjustments,
-    recorded_micro,
-    recorded_precision,
-)
 from trainer.run.record import open_record as write_record
 from trainer.run.signals import StopRequest, stop_request
 from trainer.run.state import RunState, load_whole
 from trainer.training.adjuster import Adjuster, wrapped
-from trainer.training.branch import allowed_changes, begin_branch, check_cooldown
+from trainer.training.checks import Checked, check
 from trainer.training.ending import Ending, opened_ending
 from trainer.training.evaluator import Evaluator
-from trainer.training.micro_batch_size import expected_memory, with_micro
+from trainer.training.micro_batch_size import expected_memory
 from trainer.training.recovery import Recovery
 from trainer.training.reporter import Reporter
 from trainer.training.saver import Saver
-from trainer.training.trainable import RunData, Trainable, make_scaler
+from trainer.training.trainable import Trainable, make_scaler
 from trainer.training.training_run import TrainingRun
 from trainer.watchdog.beat import Patience
-from trainer.watchdog.files import clear_heartbeats
 from trainer.watchdog.heartbeat import Heartbeat
 from trainer.watchdog.processes import ProcessId
 from trainer.watchdog.watch import watched
@@ -95,27 +67,6 @@ from trainer.watchdog.watch import watched
 __all__ = ["opened_run"]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Checked:
-    """A run whose settings fit the data, the machine and the files of an earlier start. These files are not changed yet."""
-
-    context: RunContext
-    precision: ChosenPrecision
-    extension: Extension
-    data: RunData
-    limits: Plan
-    identity: Mapping[str, Any]
-    checkpoints: CheckpointStore
-    before: Before | None
-    """The previous start of the run, None if there is none. None on all ranks except rank 0."""
-    newest: int | None
-    """Step of the newest checkpoint, None if there is none."""
-    adjustments: Adjustments
-    """Adjustments of earlier starts."""
-    memory: PeakMeter
-    clock: Clock
 
 
 @dataclass(frozen=True)
@@ -165,78 +116,6 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
         with run.clock.paused():
             introduce(run, continued=checked.newest is not None)
         yield run
-
-
-def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension, clock: Clock) -> Checked:
-    """Compare the settings with the data, the machine and the existing run. Raises the errors of `opened_run`."""
-    if config.run.resolve() == config.data.resolve():  # both have a report.html, a tokenizer and a lock
-        raise ConfigError(f"{config.run}: run and data are the same folder; name another folder for the run (--run)")
-    stack.enter_context(naming(config.run))  # a file that cannot be written from here on is a file of the run
-    manifest, tokenizer = group.on_all(lambda: _open_data(stack, config, group))
-    check_same_data(config.data, manifest.root_digest, group)
-    train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
-    val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
-    recorded_rows, recorded_format = group.on_main(lambda: _first_look(config.run))
-    config, precision = with_precision(config, group, recorded_format)
-    compiled = config.compiles(group.device.type)
-    backend = choose_backend(
-        config.attention,
-        group.device,
-        config.number_format,
-        config.model.head_size,
-        compiled=compiled,
-        dropout=config.model.attention_dropout,
-    )
-    memory = PeakMeter(group.device)
-    context = RunContext(config, manifest, group, backend, extension.has_step)
-    context = with_micro(context, extension, recorded_rows)
-    config = context.config
-    _check_fit(config, manifest, len(train_rows), len(val_rows), group)
-    check_parallel(config, group)
-    check_optimizer(config)
-    limits = plan_run(config, manifest, len(train_rows))
-    order = build_order(config.seed, train_rows, manifest.sources, config.mixture.weights)
-    identity = identity_of(context, decay_steps=limits.decay_steps, extension_digest=extension.digest)
-    checkpoints = CheckpointStore(config.run / "checkpoints")
-    before: list[Before] = []
-
-    def prepare_run() -> tuple[int | None, list[dict[str, Any]]]:
-        stack.enter_context(locked_run(config.run))
-        begin_branch(config)
-        newest, record = _checked_run(config, checkpoints, identity)
-        # a model of an extension may differ
-        whole = estimate(config, manifest.vocab_size, config.model.context, 1, 1, state_bytes_per_weight(config.optim))
-        check_space(config.run / "checkpoints", required_bytes([whole.weights, whole.optimizer, whole.average]))
-        clear_heartbeats(config.run)
-        if record is not None and newest is not None:
-            check_cooldown(config, record, newest, limits.decay_steps)
-            before.append(Before(record, newest))
-        allowed = allowed_changes(config, record)
-        return newest, recorded_adjustments(config.run, record, identity, allowed).to_json()
-
-    newest, recorded = group.on_main(prepare_run)
-    check_shared(config.run, group)
-    return Checked(
-        context=context,
-        precision=precision,
-        extension=extension,
-        data=RunData(context, train_rows, val_rows, order, tokenizer),
-        limits=limits,
-        identity=identity,
-        checkpoints=checkpoints,
-        before=before[0] if before else None,
-        newest=newest,
-        adjustments=Adjustments.from_json(recorded),
-        memory=memory,
-        clock=clock,
-    )
-
-
-def _open_data(stack: ExitStack, config: TrainConfig, group: Group) -> tuple[Manifest, Tokenizer]:
-    """Lock the data against a new preparation for the time of the run, and return its manifest and its tokenizer."""
-    stack.enter_context(reading(config.data, f"run {config.run.absolute().name}" if group.is_main else None))
-    manifest = read_manifest(config.data)
-    return manifest, _tokenizer(config.data, manifest)
 
 
 def build(checked: Checked) -> tuple[Trainable, Adjustments]:
@@ -384,28 +263,6 @@ def _describe(run: TrainingRun, *, continued: bool) -> str:
     )
 
 
-def _first_look(run: Path) -> tuple[int | None, Precision | None]:
-    """Return micro-batch and number format of an earlier start. No file of the run may be read before its places are checked."""
-    check_places(run)
-    record = read_record_if_any(run)
-    continues = CheckpointStore(run / "checkpoints").steps()  # otherwise no weights exist that depend on the format
-    return recorded_micro(run, record), recorded_precision(run, record) if continues else None
-
-
-def _checked_run(
-    config: TrainConfig, checkpoints: CheckpointStore, identity: Mapping[str, Any]
-) -> tuple[int | None, dict[str, Any] | None]:
-    """Return the step of the newest checkpoint and the record, None for those that do not exist. Check that it is the same run."""
-    newest = checkpoints.newest_verified()
-    if newest is None:
-        record = read_record_if_any(config.run)
-        check_nothing_saved(config.run, record)
-        return None, record
-    record = read_record(config.run)
-    check_identity(config.run, record["identity"], identity, allowed_changes(config, record))
-    return newest, record
-
-
 def _open_ledger(stack: ExitStack, checked: Checked, state: RunState | None) -> Ledger | None:
     """Open the ledger on rank 0, cut to the lines that the checkpoint knows. An error there is raised on every rank."""
     config = checked.context.config
@@ -445,39 +302,10 @@ def _log_to_stderr(level: int, secrets: Iterable[str]) -> None:
     logging.basicConfig(level=level, handlers=[handler])
 
 
-def _tokenizer(data: Path, manifest: Manifest) -> Tokenizer:
-    tokenizer = load_tokenizer(data / "tokenizer")
-    if tokenizer.vocab_size != manifest.vocab_size:  # a larger id would be outside the embedding
-        raise PreparedDataError(
-            f"{data / 'tokenizer'}: it has {tokenizer.vocab_size} ids, but the manifest says {manifest.vocab_size}; "
-            "run `prepare` again"
-        )
-    return tokenizer
-
-
 def _allow_open_shards() -> None:
     """Raise the limit on open files to the maximum of the system. An open shard takes two."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _check_fit(config: TrainConfig, manifest: Manifest, train_rows: int, val_rows: int, group: Group) -> None:
-    if manifest.row_length > config.model.context:
-        raise ConfigError(
-            f"the rows in {config.data} have {manifest.row_length} tokens, but "
-            f"model.context = {config.model.context}; raise model.context, or prepare with --row_length {config.model.context}"
-        )
-    for split, num_rows in (("train", train_rows), ("val", val_rows)):
-        if num_rows == 0:
-            raise PreparedDataError(f"{config.data}: no {split} rows; prepare from more text")
-    if not any(shard.targets for shard in manifest.shards if shard.split == "train"):
-        raise PreparedDataError(f"{config.data}: no token of the training rows has a loss; prepare from more text")
-    if config.batch.micro_batches < group.world_size:
-        raise ConfigError(
-            f"batch.global_rows = {config.batch.global_rows} and batch.micro = {config.batch.micro} make "
-            f"{config.batch.micro_batches} micro-batches, too few for {group.world_size} ranks; use "
-            f"batch.micro = {max(1, config.batch.global_rows // group.world_size)} or less, or more rows"
-        )
 
 
 def _watched(context: RunContext) -> AbstractContextManager[Heartbeat]:

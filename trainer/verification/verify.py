@@ -26,7 +26,7 @@ from trainer.distributed.group import joined_group
 from trainer.extensions.trust import EXTENSION, recorded_source
 from trainer.machine.determinism import configure_determinism, device_name, flags, not_compared, threads_per_rank
 from trainer.machine.environment import Difference, environment_facts, find_differences, same_facts, unlocked_here
-from trainer.model.attention import choose_backend
+from trainer.model.attention import backend_of
 from trainer.run.directory import data_folder, foreign_files, load_config, settings_here
 from trainer.run.events import TrainEvent
 from trainer.run.ledger import LEDGER, LedgerStep, read_ledger
@@ -237,15 +237,7 @@ def _machine(config: TrainConfig) -> dict[str, Any]:
     """Return the parts of a run's identity that this machine decides."""
     try:
         with joined_group(config.device) as group:
-            compiled = config.compiles(group.device.type)
-            backend = choose_backend(
-                config.attention,
-                group.device,
-                config.number_format,
-                config.model.head_size,
-                compiled=compiled,
-                dropout=config.model.attention_dropout,
-            )
+            backend = backend_of(config, group.device)
             return {"device": device_name(group.device), "threads": threads_per_rank(config), "attention": backend}
     except ConfigError as error:
         return {"device": str(error), "threads": threads_per_rank(config), "attention": None}

@@ -1,0 +1,190 @@
+"""Compares the settings of a run with its data, the machine and the files of an earlier start."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError, PreparedDataError
+from common.storage_errors import naming
+from data_pipeline.dataset.locks import reading
+from data_pipeline.dataset.manifest import Manifest, read_manifest
+from data_pipeline.dataset.shards import Rows
+from data_pipeline.tokenizer import Tokenizer, load_tokenizer
+from trainer.checkpoint import CheckpointStore, check_space, required_bytes
+from trainer.config import Precision, TrainConfig
+from trainer.data.adjustments import Adjustments
+from trainer.data.mixture import build_order
+from trainer.distributed.group import Group
+from trainer.distributed.shared_folders import check_same_data, check_shared
+from trainer.extensions.hooks import Extension
+from trainer.machine.memory import PeakMeter
+from trainer.machine.precision import ChosenPrecision, with_precision
+from trainer.model.attention import backend_of
+from trainer.model.memory_estimate import estimate
+from trainer.optim.optimizers import check_optimizer, state_bytes_per_weight
+from trainer.parallel.fsdp import check_parallel
+from trainer.run.clock import Clock
+from trainer.run.context import RunContext
+from trainer.run.directory import check_places
+from trainer.run.limits import Plan, plan_run
+from trainer.run.lock import locked_run
+from trainer.run.record import (
+    Before,
+    check_identity,
+    check_nothing_saved,
+    identity_of,
+    read_record,
+    read_record_if_any,
+    recorded_adjustments,
+    recorded_micro,
+    recorded_precision,
+)
+from trainer.training.branch import allowed_changes, begin_branch, check_cooldown
+from trainer.training.micro_batch_size import with_micro
+from trainer.training.trainable import RunData
+from trainer.watchdog.files import clear_heartbeats
+
+__all__ = ["Checked", "check"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A run whose settings fit the data, the machine and the files of an earlier start. These files are not changed yet."""
+
+    context: RunContext
+    precision: ChosenPrecision
+    extension: Extension
+    data: RunData
+    limits: Plan
+    identity: Mapping[str, Any]
+    checkpoints: CheckpointStore
+    before: Before | None
+    """The previous start of the run, None if there is none. None on all ranks except rank 0."""
+    newest: int | None
+    """Step of the newest checkpoint, None if there is none."""
+    adjustments: Adjustments
+    """Adjustments of earlier starts."""
+    memory: PeakMeter
+    clock: Clock
+
+
+def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension, clock: Clock) -> Checked:
+    """Compare the settings with the data, the machine and the existing run. Raises the errors of `setup.opened_run`."""
+    if config.run.resolve() == config.data.resolve():  # both have a report.html, a tokenizer and a lock
+        raise ConfigError(f"{config.run}: run and data are the same folder; name another folder for the run (--run)")
+    stack.enter_context(naming(config.run))  # a file that cannot be written from here on is a file of the run
+    manifest, tokenizer = group.on_all(lambda: _open_data(stack, config, group))
+    check_same_data(config.data, manifest.root_digest, group)
+    train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
+    val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
+    recorded_rows, recorded_format = group.on_main(lambda: _first_look(config.run))
+    config, precision = with_precision(config, group, recorded_format)
+    backend = backend_of(config, group.device)
+    memory = PeakMeter(group.device)
+    context = RunContext(config, manifest, group, backend, extension.has_step)
+    context = with_micro(context, extension, recorded_rows)
+    config = context.config
+    _check_fit(config, manifest, len(train_rows), len(val_rows), group)
+    check_parallel(config, group)
+    check_optimizer(config)
+    limits = plan_run(config, manifest, len(train_rows))
+    order = build_order(config.seed, train_rows, manifest.sources, config.mixture.weights)
+    identity = identity_of(context, decay_steps=limits.decay_steps, extension_digest=extension.digest)
+    checkpoints = CheckpointStore(config.run / "checkpoints")
+    before: list[Before] = []
+
+    def prepare_run() -> tuple[int | None, list[dict[str, Any]]]:
+        stack.enter_context(locked_run(config.run))
+        begin_branch(config)
+        newest, record = _checked_run(config, checkpoints, identity)
+        # a model of an extension may differ
+        whole = estimate(config, manifest.vocab_size, config.model.context, 1, 1, state_bytes_per_weight(config.optim))
+        check_space(config.run / "checkpoints", required_bytes([whole.weights, whole.optimizer, whole.average]))
+        clear_heartbeats(config.run)
+        if record is not None and newest is not None:
+            check_cooldown(config, record, newest, limits.decay_steps)
+            before.append(Before(record, newest))
+        allowed = allowed_changes(config, record)
+        return newest, recorded_adjustments(config.run, record, identity, allowed).to_json()
+
+    newest, recorded = group.on_main(prepare_run)
+    check_shared(config.run, group)
+    return Checked(
+        context=context,
+        precision=precision,
+        extension=extension,
+        data=RunData(context, train_rows, val_rows, order, tokenizer),
+        limits=limits,
+        identity=identity,
+        checkpoints=checkpoints,
+        before=before[0] if before else None,
+        newest=newest,
+        adjustments=Adjustments.from_json(recorded),
+        memory=memory,
+        clock=clock,
+    )
+
+
+def _open_data(stack: ExitStack, config: TrainConfig, group: Group) -> tuple[Manifest, Tokenizer]:
+    """Lock the data against a new preparation for the time of the run, and return its manifest and its tokenizer."""
+    stack.enter_context(reading(config.data, f"run {config.run.absolute().name}" if group.is_main else None))
+    manifest = read_manifest(config.data)
+    return manifest, _tokenizer(config.data, manifest)
+
+
+def _first_look(run: Path) -> tuple[int | None, Precision | None]:
+    """Return micro-batch and number format of an earlier start. No file of the run may be read before its places are checked."""
+    check_places(run)
+    record = read_record_if_any(run)
+    continues = CheckpointStore(run / "checkpoints").steps()  # otherwise no weights exist that depend on the format
+    return recorded_micro(run, record), recorded_precision(run, record) if continues else None
+
+
+def _checked_run(
+    config: TrainConfig, checkpoints: CheckpointStore, identity: Mapping[str, Any]
+) -> tuple[int | None, dict[str, Any] | None]:
+    """Return the step of the newest checkpoint and the record, None for those that do not exist. Check that it is the same run."""
+    newest = checkpoints.newest_verified()
+    if newest is None:
+        record = read_record_if_any(config.run)
+        check_nothing_saved(config.run, record)
+        return None, record
+    record = read_record(config.run)
+    check_identity(config.run, record["identity"], identity, allowed_changes(config, record))
+    return newest, record
+
+
+def _tokenizer(data: Path, manifest: Manifest) -> Tokenizer:
+    tokenizer = load_tokenizer(data / "tokenizer")
+    if tokenizer.vocab_size != manifest.vocab_size:  # a larger id would be outside the embedding
+        raise PreparedDataError(
+            f"{data / 'tokenizer'}: it has {tokenizer.vocab_size} ids, but the manifest says {manifest.vocab_size}; "
+            "run `prepare` again"
+        )
+    return tokenizer
+
+
+def _check_fit(config: TrainConfig, manifest: Manifest, train_rows: int, val_rows: int, group: Group) -> None:
+    if manifest.row_length > config.model.context:
+        raise ConfigError(
+            f"the rows in {config.data} have {manifest.row_length} tokens, but "
+            f"model.context = {config.model.context}; raise model.context, or prepare with --row_length {config.model.context}"
+        )
+    for split, num_rows in (("train", train_rows), ("val", val_rows)):
+        if num_rows == 0:
+            raise PreparedDataError(f"{config.data}: no {split} rows; prepare from more text")
+    if not any(shard.targets for shard in manifest.shards if shard.split == "train"):
+        raise PreparedDataError(f"{config.data}: no token of the training rows has a loss; prepare from more text")
+    if config.batch.micro_batches < group.world_size:
+        raise ConfigError(
+            f"batch.global_rows = {config.batch.global_rows} and batch.micro = {config.batch.micro} make "
+            f"{config.batch.micro_batches} micro-batches, too few for {group.world_size} ranks; use "
+            f"batch.micro = {max(1, config.batch.global_rows // group.world_size)} or less, or more rows"
+        )
