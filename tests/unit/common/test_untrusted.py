@@ -37,7 +37,7 @@ from trainer.report.recorded_run import read_run
 from trainer.run.directory import load_config, settings_here
 from trainer.run.ledger import LEDGER, read_ledger
 from trainer.run.metrics_file import METRICS, Known, events_until, read_events
-from trainer.run.record import read_record, recorded_adjustments, recorded_micro
+from trainer.run.record import read_record, recorded_adjustments, recorded_micro, recorded_precision
 from trainer.verification.audit import audit_run
 from trainer.verification.verify import check_integrity
 
@@ -194,6 +194,12 @@ def test_a_sealed_record_with_a_value_that_no_run_writes_is_refused(run: Path, p
     rewrite_record(run, change)
     with pytest.raises(CheckpointError, match=rf"record.json: {place_of_it[0]}"):
         read_record(run)
+
+
+@pytest.mark.parametrize("value", ["auto", "fp8", 16, None, True])
+def test_a_recorded_precision_is_one_that_a_run_can_have(run: Path, value: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"record\.json: identity has precision = .*fp32, bf16, fp16, float8 was expected"):
+        recorded_precision(run, {"identity": {"precision": value}})
 
 
 @pytest.mark.parametrize("value", ["x", 0, -4, 2**40, 1.5, [4]])
