@@ -19,13 +19,13 @@ import pytest
 import torch
 from torch import nn
 
-import trainer.training.step
 from tests.support.claims import noted
 from tests.support.disturbed import differences, kill, multiplied, outcome, spoiled, stop, trained
 from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
 from trainer import loop
 from trainer.checkpoint import Checkpoint, CheckpointStore
+from trainer.extensions import micro_step
 from trainer.extensions.hooks import Extension
 from trainer.health.convergence import LossMean
 from trainer.model.decoder import Decoder
@@ -274,8 +274,8 @@ def left_out(mutation: Mutation) -> Callable[[Patch], None]:
 
 
 def seeded_from_the_start_of_the_process(patch: Patch) -> None:
-    seed_micro_batch = vars(trainer.training.step)["seed_micro_batch"]
-    patch.setattr(trainer.training.step, "seed_micro_batch", lambda seed, step, number: seed_micro_batch(seed, step - 7, number))
+    seed = vars(micro_step)["seed_micro_batch"]
+    patch.setattr(micro_step, "seed_micro_batch", lambda base, step, number, draw: seed(base, step - 7, number, draw))
 
 
 def compared(folder: Path, run: Path, name: str, change: Callable[[Patch], None]) -> list[str]:

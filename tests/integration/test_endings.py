@@ -20,13 +20,13 @@ from tests.support.runs import metrics, tiny_config
 from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.distributed import replica_check
+from trainer.extensions import micro_step
 from trainer.loop import train
 from trainer.metrics.sinks.json_lines import JsonLinesSink
 from trainer.report import write_report
 from trainer.run import record
 from trainer.run.events import Event
 from trainer.training import reporter
-from trainer.training import step as steps
 from trainer.verification.verify import check_integrity
 
 STEPS = 12
@@ -156,7 +156,7 @@ ENDS = {
     "out of memory": End(
         "failed",
         "memory",
-        replaced(steps, "forward_pass", raising(torch.OutOfMemoryError, "CUDA out of memory")),
+        replaced(micro_step, "forward_pass", raising(torch.OutOfMemoryError, "CUDA out of memory")),
         ConfigError,
         "failed",
     ),

@@ -23,6 +23,7 @@ from tests.support.replays import replay_run
 from tests.support.runs import losses, metrics, tiny_config
 from trainer.config import TrainConfig
 from trainer.distributed.group import Group
+from trainer.extensions import micro_step
 from trainer.loop import train
 from trainer.model.forward import LossModule
 from trainer.parallel import wrapping
@@ -55,11 +56,11 @@ class Failure:
 def failing(*failures: Failure) -> Iterator[None]:
     """Let memory run out on this rank. DDP gets several buckets, as with models of ordinary size."""
     with pytest.MonkeyPatch.context() as patch:
-        seed, forward, clip = steps.seed_micro_batch, steps.forward_pass, steps.clip_gradient
+        seed, forward, clip = micro_step.seed_micro_batch, micro_step.forward_pass, steps.clip_gradient
         left = list(failures)
 
-        def seeding(base: int, step: int, number: int) -> None:
-            seed(base, step, number)
+        def seeding(base: int, step: int, number: int, draw: int) -> None:
+            seed(base, step, number, draw)
             for failure in [failure for failure in left if (failure.step, failure.number) == (step, number)]:
                 left.remove(failure)
                 current.append(failure)
@@ -80,8 +81,8 @@ def failing(*failures: Failure) -> Iterator[None]:
             return clip(*args)
 
         current: list[Failure] = []
-        patch.setattr(steps, "seed_micro_batch", seeding)
-        patch.setattr(steps, "forward_pass", passing)
+        patch.setattr(micro_step, "seed_micro_batch", seeding)
+        patch.setattr(micro_step, "forward_pass", passing)
         patch.setattr(steps, "clip_gradient", clipping)
         patch.setattr(wrapping, "DistributedDataParallel", partial(DistributedDataParallel, bucket_cap_mb=0.01))
         yield

@@ -24,9 +24,9 @@ from tests.support.runs import metrics
 from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
+from trainer.extensions import micro_step
 from trainer.metrics import Monitor
 from trainer.metrics.sinks import tensorboard
-from trainer.training import step as steps
 from trainer.training.evaluator import Evaluator
 
 __all__ = [
@@ -54,19 +54,19 @@ def spike(patch: pytest.MonkeyPatch) -> None:
 
 def small_memory(patch: pytest.MonkeyPatch) -> None:
     """From step 7 on, let memory suffice for one row only."""
-    seed, forward, current = steps.seed_micro_batch, steps.forward_pass, [0]
+    seed, forward, current = micro_step.seed_micro_batch, micro_step.forward_pass, [0]
 
-    def seeding(base: int, step: int, number: int) -> None:
+    def seeding(base: int, step: int, number: int, draw: int) -> None:
         current[0] = step
-        seed(base, step, number)
+        seed(base, step, number, draw)
 
     def passing(module: Any, rows: Any, *arguments: Any, **settings: Any) -> Any:
         if current[0] >= 7 and len(rows.tokens) > 1 and module.training:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return forward(module, rows, *arguments, **settings)
 
-    patch.setattr(steps, "seed_micro_batch", seeding)
-    patch.setattr(steps, "forward_pass", passing)
+    patch.setattr(micro_step, "seed_micro_batch", seeding)
+    patch.setattr(micro_step, "forward_pass", passing)
 
 
 def stop_in_evaluation(patch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,7 @@ def test_a_crash_prints_its_traceback_and_ends_without_destructors(
     def crash(*_: object) -> None:
         raise RuntimeError("a fault of the program")
 
+    monkeypatch.delitem(sys.modules, "trainer.__main__", raising=False)  # another test may have imported it
     monkeypatch.setattr("common.command_line.run_command", crash)
     monkeypatch.setattr("common.command_line.end_at_once", codes.append)
     runpy.run_module("trainer", run_name="__main__")
