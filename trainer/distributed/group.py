@@ -86,7 +86,7 @@ class Group:
     @property
     def has_several_nodes(self) -> bool:
         """True if some ranks are on other nodes."""
-        return self.local_world_size < self.world_size
+        return self.num_nodes > 1
 
     @property
     def num_nodes(self) -> int:

@@ -222,7 +222,7 @@ class Guard:
         margin = max(config.spike_factor * noise, floor)
         newest = losses[-(num // _NEWEST_PART) :]
         climb = max(config.spike_factor * noise * _DEVIATION_OF_MEDIAN / math.sqrt(len(newest)), floor) / 2
-        described = f"{described}, newest {len(newest)} {median(newest):.6g}, noise {noise:.3g})"
+        described = f"{described}, newest (median of {len(newest)}) {median(newest):.6g}, noise {noise:.3g})"
         diverges = median(newest) > level + climb
         return _LossRange(lowest - margin, level + (climb if diverges else margin), described)
 
