@@ -171,4 +171,4 @@ def test_settings_of_the_loss_are_told_to_have_no_effect_where_an_extension_defi
     with caplog.at_level(logging.WARNING):
         train(tiny_config(data, tmp_path / "run", extension=EXAMPLES / example, **changes))
     warnings = [record.getMessage() for record in caplog.records if "has no effect" in record.getMessage()]
-    assert warnings == [f"loss.{name} has no effect: it needs a loss that is not of an extension" for name in expected]
+    assert warnings == [f"loss.{name} has no effect: it needs the built-in loss" for name in expected]

@@ -8,7 +8,7 @@ from trainer.config.train import TrainConfig
 __all__ = ["FACTS", "settings_without_effect"]
 
 FACTS = ("device", "extension.loss", "extension.model", "ranks", "watchdog.enabled")
-"""The names in conditions that are no settings, and the settings whose `auto` is replaced by what it leads to."""
+"""The facts that conditions name. A fact with the name of a setting replaces its value: the found device replaces `auto`."""
 
 
 def settings_without_effect(

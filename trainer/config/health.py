@@ -18,8 +18,8 @@ AlertAction = Literal["off", "log", "stop"]
 
 
 _RULES = ("non_finite", "exploding", "vanishing", "spike", "drop")
-_SKIPS = OnlyIf(" or ".join(f"guard.{rule} = skip" for rule in _RULES), "an action skip of the guard")
-_ROLLS_BACK = OnlyIf(_SKIPS.condition.replace("skip", "rollback"), "an action rollback of the guard")
+_SKIPS = OnlyIf(" or ".join(f"guard.{rule} = skip" for rule in _RULES), "a rule of the guard with the action skip")
+_ROLLS_BACK = OnlyIf(_SKIPS.condition.replace("skip", "rollback"), "a rule of the guard with the action rollback")
 _READINGS = OnlyIf("log.hardware_every_s", "log.hardware_every_s above 0")
 _GPU = OnlyIf("device = cuda")
 _WATCHDOG = OnlyIf("watchdog.enabled != off", "the watchdog, which auto turns on under torchrun only")
@@ -109,7 +109,7 @@ class AlertsConfig(Section):
         100.0, gt=0, description="Alert when host memory grows by more than this many MB in 1,000 steps."
     )
     gpu_utilisation: Annotated[AlertAction, _READINGS, _GPU] = Field(
-        "log", description="Alert when GPUs are busy for less time than gpu_utilisation_share."
+        "log", description="Alert when the utilisation of the GPUs is below gpu_utilisation_share."
     )
     gpu_utilisation_share: Annotated[float, _READINGS, _GPU, OnlyIf("alerts.gpu_utilisation != off")] = Field(
         0.7,

@@ -30,7 +30,7 @@ class ModelConfig(Section):
         None,
         ge=8,
         le=65536,
-        description="Width at which learning rates and init_std were chosen. They are scaled from it to `width` (muP); none: not.",
+        description="Width at which learning rates and init_std were chosen. They are scaled from it to `width` (muP); none: kept.",
     )
     attention_dropout: float = Field(
         0.0, ge=0, lt=1, description="Share of the attention's probabilities that training sets to zero; 0: no dropout."

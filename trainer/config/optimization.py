@@ -11,7 +11,9 @@ from common.settings.model import Section
 
 __all__ = ["EmaConfig", "LossConfig", "OptimConfig", "ScheduleConfig"]
 
-_BUILT_IN_LOSS = OnlyIf("not extension.loss", "a loss that is not of an extension")
+_BUILT_IN_LOSS = OnlyIf("not extension.loss", "the built-in loss")
+_NOT_CONSTANT = OnlyIf("schedule.kind != constant or schedule.weight_decay = linear")
+_NOT_STEP = OnlyIf("schedule.kind != step or schedule.weight_decay = linear")
 
 
 class LossConfig(Section):
@@ -30,13 +32,11 @@ class LossConfig(Section):
         "tokens",
         description="Mean of the loss. tokens: over all targets; sequences: over the mean of each document, or piece of one.",
     )
-    chunk_tokens: Annotated[int | None, _BUILT_IN_LOSS, OnlyIf("not extension.model", "a model that is not of an extension")] = (
-        Field(
-            None,
-            ge=1,
-            le=1 << 24,
-            description="Number of positions whose logits are in memory at one time; none: chosen from the size of the vocabulary.",
-        )
+    chunk_tokens: Annotated[int | None, _BUILT_IN_LOSS, OnlyIf("not extension.model", "the built-in model")] = Field(
+        None,
+        ge=1,
+        le=1 << 24,
+        description="Number of positions whose logits are in memory at one time; none: chosen from the size of the vocabulary.",
     )
 
 
@@ -65,13 +65,13 @@ class ScheduleConfig(Section):
         "cosine", description="Shape after the warm-up. wsd: constant, then a cool-down in the last steps."
     )
     warmup_steps: int = Field(100, ge=0, description="Number of steps in which the learning rate rises linearly to its peak.")
-    decay_steps: Annotated[int | None, OnlyIf("schedule.kind != constant"), OnlyIf("schedule.kind != step")] = Field(
+    decay_steps: Annotated[int | None, _NOT_CONSTANT, _NOT_STEP] = Field(
         None, ge=0, description="Step at which the floor is reached; none: the last step of the run; 0, only for wsd: never."
     )
     floor: Annotated[float, OnlyIf("schedule.kind != constant")] = Field(
         0.1, ge=0, le=1, description="Lowest learning rate, as a share of the peak."
     )
-    decay_share: Annotated[float, OnlyIf("schedule.kind = wsd")] = Field(
+    decay_share: Annotated[float, OnlyIf("schedule.kind = wsd"), OnlyIf("not schedule.cooldown_steps")] = Field(
         0.2, gt=0, le=1, description="wsd: last share of `decay_steps`, in which the learning rate falls; at least two steps."
     )
     cooldown_steps: Annotated[int | None, OnlyIf("schedule.kind = wsd")] = Field(

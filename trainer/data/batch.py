@@ -33,7 +33,7 @@ __all__ = [
 
 IGNORE = -100
 """The target of a position without a loss: the last token of a piece, padding, and positions before a token that the loss mask of
-the data leaves out. It is a constant of the program and no setting: data says by its mask what is left out."""
+the data leaves out. It is a constant and not a setting, because the loss mask of the data selects the tokens with a loss."""
 MICRO_BATCH_BYTES = 28
 """Bytes of ids, segments, positions and targets of one token."""
 _MIN_PIECES_PER_ROW = 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -101,7 +102,7 @@ def prefetched_batches(
         StorageError: from the iterator; all attempts to read a shard failed.
     """
     ahead: deque[Future[GlobalBatch]] = deque()
-    failed, closed = threading.Event(), threading.Event()
+    failed_step, closed = math.inf, threading.Event()
     wanted = {"with_weights": with_weights, "with_bounds": with_bounds}
 
     def read(position: int, step: int) -> GlobalBatch:
@@ -118,12 +119,13 @@ def prefetched_batches(
             return GlobalBatch(position, indices, 0, 1.0, (padding,) * num_own, cut.micro_batches, DataFault(shard, error))
 
     def read_unless_ended(position: int, step: int) -> GlobalBatch:
-        if failed.is_set() or closed.is_set():
+        nonlocal failed_step
+        if closed.is_set() or step > failed_step:  # a reader may be late, so an earlier batch is still read after a failure
             raise RuntimeError("a batch before this one failed, or the loader was closed")  # nobody takes this batch
         try:
             return read(position, step)
         except BaseException:
-            failed.set()
+            failed_step = min(failed_step, step)
             raise
 
     def in_order() -> Iterator[Future[GlobalBatch]]:

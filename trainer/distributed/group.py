@@ -86,7 +86,7 @@ class Group:
     @property
     def has_several_nodes(self) -> bool:
         """True if some ranks are on other nodes."""
-        return self.local_world_size < self.world_size
+        return self.num_nodes > 1
 
     @property
     def num_nodes(self) -> int:
@@ -139,7 +139,7 @@ def joined_group(device: str, slow_s: float = 0.0) -> Iterator[Group]:
     """Join the process group that torchrun's environment variables describe, and leave it at the end.
 
     After an error the group is not destroyed, because NCCL may then wait for ranks that have ended, or end the process before the
-    error is printed. `end_at_once` ends the process after it has printed the error, and this closes the connections to other ranks.
+    error is printed. `run_command` prints the error, and `end_at_once` then ends the process, which closes its connections.
 
     Args:
         device: `auto`, `cpu` or `cuda`.
@@ -165,12 +165,15 @@ def joined_group(device: str, slow_s: float = 0.0) -> Iterator[Group]:
                 world_size=world_size,
                 device_id=chosen if chosen.type == "cuda" else None,
             )
-    yield Group(rank, world_size, local_rank, chosen, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    if world_size > 1:  # no `finally`: see the docstring
-        # Gloo's thread needs the GIL to release the tensors of the last collective. The destructor of DDP's reducer waits for that
-        # thread while it holds the GIL. Without this pause about one exit in three deadlocked (torch 2.13.0, two ranks, November
-        # 2026).
-        time.sleep(LET_GO_S)
+    try:
+        yield Group(rank, world_size, local_rank, chosen, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    finally:
+        if world_size > 1:
+            # Gloo's thread needs the GIL to release the tensors of the last collective. The destructor of DDP's reducer waits for
+            # that thread while it holds the GIL. Without this pause about one exit in three deadlocked (torch 2.13.0, two ranks,
+            # November 2026). An error needs the pause too, because DDP is destroyed with the frames of its traceback.
+            time.sleep(LET_GO_S)
+    if world_size > 1:  # not after an error: see the docstring
         dist.destroy_process_group()
 
 

@@ -33,9 +33,9 @@ _SEVERITY: dict[Action, int] = {"log": 0, "skip": 1, "rollback": 2, "stop": 3}
 _LEAST_HISTORY = 8
 """Losses that a reliable estimate of the noise needs; with fewer, no loss is a drop."""
 _SURE_HISTORY = 12
-"""With n losses, fewer than this, the floor is this over n times as large, because their level and noise are uncertain."""
+"""With n losses below this number, the floor is multiplied by this number over n: level and noise are still uncertain."""
 _NEWEST_PART = 8
-"""The newest losses are the last of so many equal parts of the known losses."""
+"""The newest losses are the last eighth of the known losses."""
 _DEVIATION_OF_MEDIAN = math.sqrt(math.pi / 2)
 """Standard deviation of the median of n normal draws, over that of their mean (Laplace, 1818)."""
 _LEAST_LEVEL = 0.01
@@ -222,7 +222,7 @@ class Guard:
         margin = max(config.spike_factor * noise, floor)
         newest = losses[-(num // _NEWEST_PART) :]
         climb = max(config.spike_factor * noise * _DEVIATION_OF_MEDIAN / math.sqrt(len(newest)), floor) / 2
-        described = f"{described}, newest {len(newest)} {median(newest):.6g}, noise {noise:.3g})"
+        described = f"{described}, newest (median of {len(newest)}) {median(newest):.6g}, noise {noise:.3g})"
         diverges = median(newest) > level + climb
         return _LossRange(lowest - margin, level + (climb if diverges else margin), described)
 

@@ -65,7 +65,7 @@ def find_differences(
 def environment_facts() -> dict[str, Any]:
     """Return the environment of this process: facts by name.
 
-    `lock` is the lock for this installation, and `unlocked` has the packages that are not installed as it says.
+    `lock` is the name of the lock for this installation, and `unlocked` has the packages whose versions differ from it.
     """
     return {
         "python": platform.python_version(),

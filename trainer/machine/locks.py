@@ -24,10 +24,10 @@ def lock_name() -> str | None:
 
 
 def unlocked_packages(lock: str, installed: Mapping[str, str]) -> dict[str, str]:
-    """Return the packages that are not installed as a lock says, by name: the version here, and the version of the lock.
+    """Return the packages that are missing or have another version than in a lock: both versions, by name.
 
-    A lock can have several versions of a package, each for some machines, and each of them is accepted. A package that a lock has
-    for some machines only may be missing. A build of a version, such as `2.13.0+cpu`, counts as that version.
+    A lock can have several versions of a package, each for some machines, and each of them is accepted. A package that is only for
+    some machines may be missing. A build of a version, such as `2.13.0+cpu`, counts as that version.
 
     Args:
         lock: content of the lock.

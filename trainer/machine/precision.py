@@ -37,7 +37,7 @@ class ChosenPrecision:
 def with_precision(config: TrainConfig, group: Group, recorded: Precision | None) -> tuple[TrainConfig, ChosenPrecision]:
     """Return the settings with a number format for `precision = auto`, the same on all ranks, and how it was chosen.
 
-    A rank without fast bf16 decides for all ranks. All ranks must call this.
+    bf16 is chosen only if it is fast on every rank. All ranks must call this.
 
     Args:
         config: the settings. They are returned unchanged if `precision` is a format.

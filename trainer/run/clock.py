@@ -26,7 +26,7 @@ class Clock:
         self._pauses_s: deque[float] = deque(maxlen=_NUM_RECENT)
 
     def resume(self, seconds: float, ending_s: float = 0.0) -> None:
-        """Begin the first lap. Add the time of earlier starts of the run, and do not expect less for its end than they did."""
+        """Begin the first lap after earlier starts of the run: add their seconds. `ending_s` is then at least the given value."""
         self._zero -= seconds
         self._last_lap = time.monotonic()
         self._least_ending_s = ending_s

@@ -102,7 +102,7 @@ class Plan:
         return self.certain_step if self.cooldown is None else self.cooldown.cooldown_end
 
     def last_step_in_time(self, ending_s: float) -> int | None:
-        """Return the last step before `limits.minutes` ends the run, as the pace so far says; None if that is not known.
+        """Return the last step before `limits.minutes` ends the run, at the pace so far; None if that is not known.
 
         Args:
             ending_s: `Clock.ending_s`. It counts from the beginning of a step, with one more step, so the last step is two later.
@@ -159,5 +159,5 @@ def plan_run(config: TrainConfig, manifest: Manifest, num_rows: int) -> Plan:
         decay_steps=decay_steps,
         certain_step=min(certain) if certain and limits.tokens is None else None,
         eval=config.eval,
-        may_cool_early=schedule.kind == "wsd" and not schedule.decay_steps and limits.minutes is not None,
+        may_cool_early=schedule.kind == "wsd" and schedule.decay_steps is None and limits.minutes is not None,
     )

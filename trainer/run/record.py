@@ -90,8 +90,6 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _UNREPORTED = ("branch", "data", "recipe", "resume", "run")
-_SETTINGS_ADDED_LATER = {"schedule.cooldown_shape": "linear", "schedule.weight_decay": "constant"}
-"""Settings of the identity that older records lack, with the values that a run had before there were such settings."""
 _MAX_RANKS, _MAX_MICRO = 1 << 20, 65536
 _SETTINGS_THAT_CHANGE_BITS = (
     "model",
@@ -147,25 +145,25 @@ def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str
     Raises:
         ConfigError: they differ; the message names the differences and the remedy.
     """
-    recorded = _with_newer_settings(recorded, identity)
     changed = _differing(recorded, identity)
-    if "data" in changed:
+    if any(one.name == "data" for one in changed):
         raise ConfigError(
             f"{run}: this run was trained on the data {recorded.get('data')}, not on {identity.get('data')}; "
             "use another --run, or --data with the data that it was trained on"
         )
-    refused = [name for name in changed if name not in allow_changes]
-    if refused == ["world_size"]:
+    refused = [one for one in changed if one.name not in allow_changes]
+    names = [one.name for one in refused]
+    if names == ["world_size"]:
         raise ConfigError(
             f"{run}: this run was started on {_ranks(recorded)}, but this start has {_ranks(identity)}, which add gradients in "
             f"another order. Use {recorded.get('world_size')} again. To resume with other results, add --resume.allow_changes "
             "world_size. A run that is started with --reproducibility elastic has the same bits on 1, 2, 4 or 8 ranks"
         )
     if refused:
-        differences = ", ".join(f"{name} was {recorded.get(name)} and is {identity.get(name)}" for name in refused)
+        differences = ", ".join(f"{one.name} was {one.recorded} and is {one.found}" for one in refused)
         raise ConfigError(
             f"{run}: this run was started with another configuration: {differences}. Use another --run, or the old values. "
-            f"To resume with other results, add --resume.allow_changes {' '.join(refused)}"
+            f"To resume with other results, add --resume.allow_changes {' '.join(names)}"
         )
 
 
@@ -187,11 +185,11 @@ def check_nothing_saved(run: Path, record: Mapping[str, Any] | None) -> None:
         )
 
 
-def _differing(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
+def _differing(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> list[Difference]:
     skipped = not_compared(recorded, identity)
     if all(one.get(f"guard.{rule}") == "log" for one in (recorded, identity) for rule in ("spike", "drop")):
         skipped |= {"guard.spike_factor", "guard.spike_floor"}  # they change no bit while spikes and drops are only logged
-    return [one.name for one in find_differences(_with_newer_settings(recorded, identity), identity) if one.name not in skipped]
+    return [one for one in find_differences(_with_newer_settings(recorded, identity), identity) if one.name not in skipped]
 
 
 def _with_newer_settings(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,7 +220,7 @@ def recorded_adjustments(
     micro-batches, `quarantine` drops the list of shards that were left out, and `cooldown` drops the cool-down and the end that
     belongs to it.
     """
-    if record is None or any(name not in allow_changes for name in _differing(record["identity"], identity)):
+    if record is None or any(one.name not in allow_changes for one in _differing(record["identity"], identity)):
         return Adjustments()
     adjustments = Adjustments.from_json(record.get("changes", ())).plus(*_notes(run))
     names = {"micro": "batch.micro", "quarantine": "quarantine", "cooldown": "cooldown"}
@@ -405,8 +403,6 @@ def read_record(run: Path) -> dict[str, Any]:
         check_form(_RecordForm, record)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}; the file was changed: restore it from a copy") from None
-    if record["identity"]:
-        record["identity"] = _SETTINGS_ADDED_LATER | record["identity"]
     return record
 
 
@@ -483,12 +479,12 @@ def recorded_precision(run: Path, record: Mapping[str, Any] | None) -> Precision
     if record is None:
         return None
     found = record["identity"].get("precision")
-    if (precision := next((one for one in get_args(Precision) if one == found), None)) is None:
+    if found not in get_args(Precision):
         raise CheckpointError(
             f"{run / 'record.json'}: identity has precision = {found!r}, but one of {', '.join(get_args(Precision))} was expected; "
             "restore it from a copy"
         )
-    return cast("Precision", precision)
+    return cast("Precision", found)
 
 
 def _digests(run: Path, names: Iterable[str]) -> dict[str, str]:

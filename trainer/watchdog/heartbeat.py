@@ -84,7 +84,7 @@ class Heartbeat:
         os.pwrite(self._file, beat.to_bytes(), 0)
 
     def expect_slow_steps(self) -> None:
-        """Allow three steps (from now on, so this one too) the limit of the first ones: code may be compiled again."""
+        """Give this step and the next two the limit of the first steps, because code may be compiled again."""
         self._step_seconds.clear()
 
     def close(self) -> None:

@@ -14,8 +14,8 @@ __all__ = ["OTHER_NODE_S", "POLL_S", "StallDetector", "Still"]
 POLL_S = 0.5
 _ASLEEP_S = 10 * POLL_S
 OTHER_NODE_S = 60.0
-"""Seconds beyond its limit for which a rank on another node is waited for. The watchdog of that node ends it at its limit, and a
-network file system may show its heartbeats this much later."""
+"""Seconds beyond its limit for which the watchdog waits for a rank on another node. The watchdog of that node ends the rank at its
+limit, and a network file system may show its heartbeats this much later."""
 _NOBODY: Mapping[int, Beat] = MappingProxyType({})
 
 
@@ -54,8 +54,8 @@ class StallDetector:
                 did not run, so perhaps no rank did either: all times of silence begin again.
             beats: the last beat of each rank of this node that is alive and not done.
             stopped: ranks that a signal has stopped.
-            elsewhere: the last beat of each rank of other nodes that is not done. A beat that has never changed counts for nothing,
-                because an earlier start may have left it.
+            elsewhere: the last beat of each rank of other nodes that is not done. A beat that has never changed is ignored, because
+                an earlier start may have left it.
         """
         if now_s - self._looked_s > _ASLEEP_S:
             self._seen.clear()

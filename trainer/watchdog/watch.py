@@ -181,19 +181,23 @@ def _reason(blamed: Sequence[Still], states: Mapping[int, str], elsewhere: Mappi
         reasons.append("perhaps its node or the network between the nodes is lost")
     elif first.phase != "data":  # it may be waiting for other nodes
         if same := [rank for rank, beat in elsewhere.items() if beat.place == first.place]:
-            reasons.append(f"{_ranks(same)} on other nodes waits there too, so perhaps the network between the nodes is lost")
+            waits = _ranks(same, "waits", "wait")
+            reasons.append(f"{waits} there too, so perhaps the network between the nodes is lost")
         elif elsewhere:
-            reasons.append(
-                f"{_ranks(elsewhere)} on other nodes is further, so it is stuck or the network between the nodes is lost"
-            )
+            are = _ranks(elsewhere, "is", "are")
+            reasons.append(f"{are} further, so rank {blamed[0].rank} is stuck or the network between the nodes is lost")
     if ended:
-        reasons.append(f"{_ranks(ended)} on other nodes has ended, perhaps because the network between the nodes is lost")
+        reasons.append(f"{_ranks(ended, 'has', 'have')} ended, perhaps because the network between the nodes is lost")
     return "; ".join(reasons)
 
 
-def _ranks(numbers: Collection[int]) -> str:
+def _ranks(numbers: Collection[int], of_one: str, of_several: str) -> str:
+    """Return ranks of other nodes as a subject, with the verb that fits their number."""
+    if len(numbers) == 1:
+        return f"rank {next(iter(numbers))} on another node {of_one}"
     shown = sorted(numbers)
-    return f"rank {', '.join(map(str, shown[:_MOST_SHOWN]))}{' and more' if len(shown) > _MOST_SHOWN else ''}"
+    more = " and more" if len(shown) > _MOST_SHOWN else ""
+    return f"ranks {', '.join(map(str, shown[:_MOST_SHOWN]))}{more} on other nodes {of_several}"
 
 
 def _remove_heartbeats(run: Path, ranks: Iterable[int]) -> None:

@@ -8,7 +8,7 @@ from common.settings.effects import names_in, with_conditions
 from common.settings.model import setting_names
 from trainer.config import ScheduleConfig, TrainConfig, settings_without_effect
 from trainer.config.effects import FACTS
-from trainer.optim.schedule import learning_rate_factor
+from trainer.optim.schedule import learning_rate_factor, weight_decay_factor
 
 
 def told(
@@ -86,13 +86,16 @@ def test_settings_of_gpus_ranks_and_watchdog_are_told_where_there_are_none() -> 
 
 
 @pytest.mark.parametrize("kind", ["cosine", "linear", "wsd", "polynomial", "exponential", "step", "constant"])
-def test_the_declared_effects_of_the_schedule_are_its_effects(kind: str) -> None:
+@pytest.mark.parametrize("more", [{}, {"weight_decay": "linear"}, {"weight_decay": "lr"}, {"cooldown_steps": 30}])
+def test_the_declared_effects_of_the_schedule_are_its_effects(kind: str, more: dict[str, Any]) -> None:
     others = {"decay_steps": 150, "floor": 0.3, "decay_share": 0.5, "power": 4.0, "milestones": (120, 130), "gamma": 0.7}
-    needed = {"kind": kind, "warmup_steps": 10} | ({"milestones": (100,)} if kind == "step" else {})
+    needed: dict[str, Any] = {"kind": kind, "warmup_steps": 10} | ({"milestones": (100,)} if kind == "step" else {}) | more
 
-    def rates(settings: dict[str, Any]) -> list[float]:
+    def rates(settings: dict[str, Any]) -> list[tuple[float, float]]:
         schedule = ScheduleConfig(**settings)
-        return [learning_rate_factor(schedule, schedule.decay_steps or 200, step) for step in range(220)]
+        end = schedule.decay_steps or 200
+        factors = [learning_rate_factor(schedule, end, step) for step in range(220)]
+        return [(factor, weight_decay_factor(schedule, end, step, factor)) for step, factor in enumerate(factors)]
 
     for name, value in others.items():
         changed = needed | {name: value}

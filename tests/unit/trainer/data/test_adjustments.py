@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ adjustments_of_a_run = st.lists(
             reason=st.text(max_size=5),
             shards=st.lists(st.text(max_size=3), max_size=3).map(tuple),
         ),
+        st.builds(Adjustment, step=st.integers(0, 30), reason=st.text(max_size=5), cooldown_end=st.integers(31, 40)),
     ),
     max_size=6,
 )
@@ -44,8 +46,15 @@ def test_an_adjustment_holds_from_its_step_on(made: list[Adjustment], step: int)
 def test_adjustments_survive_the_record(made: list[Adjustment]) -> None:
     adjustments = Adjustments(tuple(made))
     assert Adjustments.from_json(adjustments.to_json()) == adjustments
-    assert adjustments.of(["micro", "quarantine"]) == adjustments
+    assert adjustments.of(["micro", "quarantine", "cooldown"]) == adjustments
     assert adjustments.of(["micro"]).quarantined(99) == frozenset()
+
+
+@pytest.mark.parametrize("end", [0, 4, 5])
+def test_a_cooldown_that_ends_before_its_second_step_is_refused(end: int) -> None:
+    changes = Adjustments((Adjustment(5, "time", cooldown_end=end),)).to_json()
+    with pytest.raises(ValueError, match="the cool-down of step 5 ends at step"):
+        Adjustments.from_json(changes)
 
 
 def test_an_adjustment_says_what_it_is_and_why() -> None:

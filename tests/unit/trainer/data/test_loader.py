@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice, pairwise
+from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -479,6 +480,31 @@ def test_an_error_is_raised_at_its_batch_and_closing_waits_for_no_other_reader()
         with pytest.raises(PreparedDataError, match="a-00000"):
             next(batches)
     assert not loader_threads()
+
+
+def test_a_batch_before_a_failed_one_is_read_even_if_its_reader_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    order, config = UniformOrder(0, 64), BatchConfig(global_rows=2, micro=2)
+    first, has_failed = set(order.rows_at(0, 2).tolist()), threading.Event()
+
+    class Late(threading.Event):
+        def is_set(self) -> bool:
+            if not has_failed.is_set() and threading.current_thread().name == "loader_0":
+                has_failed.wait(2)
+                time.sleep(0.05)  # the other reader notes its failure
+            return super().is_set()
+
+    class Damaged(NumberedRows):
+        def read(self, indices: NDArray[np.int64]) -> RowBatch:
+            if set(indices.tolist()) != first:
+                has_failed.set()
+                raise PreparedDataError("train/a-00000.arrow: damaged")
+            return super().read(indices)
+
+    monkeypatch.setattr("trainer.data.loader.threading", SimpleNamespace(Event=Late))
+    with prefetched_batches(cast(Rows, Damaged(64)), config, group(), order, 0, depth=2, loader=LoaderConfig(readers=2)) as batches:
+        assert next(batches).start == 0
+        with pytest.raises(PreparedDataError, match="a-00000"):
+            next(batches)
 
 
 def test_without_waits_a_read_is_not_tried_again() -> None:

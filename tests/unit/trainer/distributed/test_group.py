@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -47,6 +48,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: made.append("join"))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: made.append("leave"))
+    monkeypatch.setattr("trainer.distributed.group.time", SimpleNamespace(sleep=lambda _: made.append("pause")))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     return made
@@ -55,13 +57,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_rank_leaves_the_group_at_the_end(calls: list[str]) -> None:
     with joined_group("cpu") as group:
         assert group.world_size == 2
-    assert calls == ["join", "leave"]
+    assert calls == ["join", "pause", "leave"]
 
 
 def test_a_rank_that_fails_does_not_wait_for_the_group(calls: list[str]) -> None:
     with pytest.raises(ConfigError, match="wrong"), joined_group("cpu"):
         raise ConfigError("wrong")
-    assert calls == ["join"]
+    assert calls == ["join", "pause"]  # the pause: before DDP is destroyed with the frames of the error
 
 
 def test_the_error_of_a_rank_is_shown_and_both_ranks_end(tmp_path: Path) -> None:

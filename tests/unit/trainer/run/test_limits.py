@@ -37,6 +37,16 @@ def test_the_limit_on_minutes_leaves_the_time_of_the_end(tmp_path: Path, ending_
     assert [plan.finished(Progress(step=5, seconds=time, ending_s=ending_s)) for time in times] == [False, True]
 
 
+@pytest.mark.parametrize("decay_steps", [0, 50])
+def test_no_cooldown_begins_early_if_the_settings_say_where_it_ends_or_that_it_never_begins(
+    tmp_path: Path, decay_steps: int
+) -> None:
+    data = write_prepared(tmp_path / "data")
+    limits, schedule = {"steps": None, "minutes": 2.0}, {"kind": "wsd", "decay_steps": decay_steps}
+    plan = plan_run(tiny_config(data, tmp_path / "run", limits=limits, schedule=schedule), read_manifest(data), 61)
+    assert (plan.decay_steps, plan.may_cool_early) == (decay_steps, False)
+
+
 @given(
     seconds_each=st.floats(1e-3, 1e3),
     num_steps=st.integers(2, 50),

@@ -446,7 +446,7 @@ def test_each_node_ends_its_own_rank_and_names_the_one_that_is_behind(tmp_path: 
         said = {0: waits.stderr.read(), 1: hangs.stderr.read()}
     assert f"rank 1 (process {hangs.pid}, asleep) has made no progress for " in said[1]
     assert "rank 0" not in said[1]
-    assert "in phase reduce of step 200, which may take 1 s; rank 1 on other nodes has ended, " in said[0]
+    assert "in phase reduce of step 200, which may take 1 s; rank 1 on another node has ended, " in said[0]
     assert list((tmp_path / "heartbeat").iterdir()) == []
 
 
@@ -454,10 +454,10 @@ def test_each_node_ends_its_own_rank_and_names_the_one_that_is_behind(tmp_path: 
     ("states", "phase", "elsewhere", "ended", "end"),
     [
         ({0: "S"}, "reduce", {}, set(), "may take 30 s"),
-        ({0: "S"}, "reduce", {1: beat(9, "reduce")}, set(), "rank 1 on other nodes waits there too, so perhaps the network"),
-        ({0: "S"}, "reduce", {2: beat(9, "report")}, set(), "rank 2 on other nodes is further, so it is stuck or the network"),
+        ({0: "S"}, "reduce", {1: beat(9, "reduce")}, set(), "rank 1 on another node waits there too, so perhaps the network"),
+        ({0: "S"}, "reduce", {2: beat(9, "report")}, set(), "rank 2 on another node is further, so rank 0 is stuck or the network"),
         ({0: "S"}, "data", {2: beat(9, "report")}, set(), "may take 30 s"),
-        ({0: "S"}, "reduce", {}, {3, 1}, "rank 1, 3 on other nodes has ended, perhaps because the network"),
+        ({0: "S"}, "reduce", {}, {3, 1}, "ranks 1, 3 on other nodes have ended, perhaps because the network"),
         ({1: "S"}, "reduce", {0: beat(9, "reduce")}, set(), "perhaps its node or the network"),
     ],
 )
