@@ -178,7 +178,8 @@ def _adamw(parameters: Mapping[str, nn.Parameter], config: OptimConfig, width_ra
         for decays in (True, False)
     ]
     filled = [group for group in groups if group["params"]]
-    optimizer = torch.optim.AdamW(filled, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
+    # An extension may freeze all weights that Muon does not take. PyTorch accepts a group without weights, but not zero groups.
+    optimizer = torch.optim.AdamW(filled or groups[:1], betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
     for parameter in parameters.values():
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
