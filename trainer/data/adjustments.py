@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from common.errors import CheckpointError
 from common.untrusted import Count, Form, check_form
@@ -127,6 +127,12 @@ class _AdjustmentForm(Form, extra="forbid"):
     micro: Annotated[int, Field(ge=1, le=65536)] | None = None
     shards: list[str] | tuple[str, ...]
     cooldown_end: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _check_length(self) -> Self:
+        if self.cooldown_end is not None and self.cooldown_end <= self.step:  # the rate of its steps would have no value
+            raise ValueError("a cool-down must end after its first step")
+        return self
 
 
 class _AdjustmentsForm(Form):
