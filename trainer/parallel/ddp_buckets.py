@@ -20,7 +20,7 @@ def wrapped_by_ddp(module: nn.Module, **options: Any) -> DistributedDataParallel
     """
     has_new_name = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     name = "forward_sync_buffers" if has_new_name else "broadcast_buffers"  # its name before PyTorch 2.13
-    return DistributedDataParallel(module, gradient_as_bucket_view=True, **{name: False}, **options)
+    return DistributedDataParallel(module, gradient_as_bucket_view=True, **options | {name: False})
 
 
 class BucketExchange:
@@ -55,7 +55,7 @@ class BucketExchange:
         return cast("torch.futures.Future[Tensor]", work.get_future().then(lambda done: done.value()[0]))
 
     def complete(self) -> None:
-        """Take part in the exchange of all buckets that this rank has not started. It has completed a pass with these buckets."""
+        """Take part in the exchange of all buckets that this rank has not started. The last complete pass gives their sizes."""
         for num_elements, dtype, device in self._sizes[self._num_done :]:
             dist.all_reduce(torch.zeros(num_elements, dtype=dtype, device=device))
         self._num_done = len(self._sizes)

@@ -104,7 +104,7 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
         stack.enter_context(locked_run(config.run))
         begin_branch(config)
         newest, record = _checked_run(config, checkpoints, identity)
-        # a model of an extension may differ
+        # Only an estimate, because an extension may build another model.
         whole = estimate(config, manifest.vocab_size, config.model.context, 1, 1, state_bytes_per_weight(config.optim))
         check_space(config.run / "checkpoints", required_bytes([whole.weights, whole.optimizer, whole.average]))
         clear_heartbeats(config.run)
