@@ -1,8 +1,8 @@
 """The names that extension files may import. Everything else in this package can change without notice.
 
 Arguments of hooks and their fields: `RunView`, `TrainConfig`, `Progress`, `StepMetrics`, `Evaluation`, `checkpoint_files`.
-Models: `ModelConfig`, `Decoder`, `Layout`, `attend`. Losses: `IGNORE`,
-`cross_entropy_sum`, `linear_cross_entropy_sum`. Training steps: `MicroStep`, `PassInputs`. To stop the training: `GuardError`.
+Models: `ModelConfig`, `Decoder`, `Layout`, `attend`. Losses: `IGNORE`, `cross_entropy_sum`, `linear_cross_entropy_sum`.
+Training steps: `MicroStep`, `PassInputs`. To stop the training: `GuardError`.
 """
 
 from __future__ import annotations

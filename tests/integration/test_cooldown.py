@@ -121,6 +121,29 @@ def test_a_branch_that_cannot_continue_its_trunk_is_refused(
         train(tiny_config(data, tmp_path / "cooled", **COOLED | place | changes))
 
 
+def test_a_branch_takes_automatic_settings_from_its_trunk(data: Path, tmp_path: Path) -> None:
+    trunk, own = tmp_path / "trunk", {"precision": "bf16", "batch": {"micro": 2}}
+    train(tiny_config(data, trunk, **TRUNK | own))
+    automatic: dict[str, Any] = {"precision": "auto", "batch": {"micro": "auto"}}  # would give fp32, and 8 rows
+    assert train(branch(data, tmp_path / "cooled", trunk, **automatic)) == train(
+        tiny_config(data, tmp_path / "whole", **COOLED | own)
+    )
+
+
+def test_a_branch_changes_nothing_in_a_trunk_that_saves_meanwhile(data: Path, trunk: Path, tmp_path: Path) -> None:
+    unfinished = trunk / "checkpoints" / ".step-00000013.tmp"
+    unfinished.mkdir()
+    train(branch(data, tmp_path / "cooled", trunk, step=None, limits={"steps": 20}))
+    assert read_record(tmp_path / "cooled")["origin"]["step"] == 12
+    assert unfinished.is_dir()
+
+
+def test_a_trunk_without_a_checkpoint_is_refused(data: Path, trunk: Path, tmp_path: Path) -> None:
+    shutil.rmtree(trunk / "checkpoints")
+    with pytest.raises(CheckpointError, match=r"trunk: it has no checkpoint, and branch\.run needs one"):
+        train(branch(data, tmp_path / "cooled", trunk, step=None))
+
+
 def a_minute_each(patch: pytest.MonkeyPatch) -> list[float]:
     """Let each step take a minute of the clock, and each save half a minute. Return the clock's seconds."""
     now, step, save = [0.0], vars(loop)["train_step"], Saver.save

@@ -26,7 +26,7 @@ from trainer.distributed.group import Group
 from trainer.extensions import micro_step
 from trainer.loop import train
 from trainer.model.forward import LossModule
-from trainer.parallel import wrapping
+from trainer.parallel import ddp_buckets, wrapping
 from trainer.parallel.gradient_tree import GradientTree
 from trainer.run.ledger import LEDGER, LedgerEvent, read_ledger
 from trainer.training import setup as openings
@@ -84,7 +84,7 @@ def failing(*failures: Failure) -> Iterator[None]:
         patch.setattr(micro_step, "seed_micro_batch", seeding)
         patch.setattr(micro_step, "forward_pass", passing)
         patch.setattr(steps, "clip_gradient", clipping)
-        patch.setattr(wrapping, "DistributedDataParallel", partial(DistributedDataParallel, bucket_cap_mb=0.01))
+        patch.setattr(ddp_buckets, "DistributedDataParallel", partial(DistributedDataParallel, bucket_cap_mb=0.01))
         yield
         assert not left, f"step or micro-batch was not reached: {left}"
 

@@ -138,3 +138,10 @@ def test_a_step_that_cannot_be_right_ends_the_training_with_its_place(data: Path
     extension = written(tmp_path, f"def training_step(micro):\n    {body}\n")
     with pytest.raises(ConfigError, match=message):
         train(tiny_config(data, tmp_path / "run", extension=extension))
+
+
+def test_the_gap_to_the_validation_loss_is_unknown_for_a_step_of_an_extension(data: Path, tmp_path: Path) -> None:
+    train(tiny_config(data, tmp_path / "run", **SHORT, extension=EXAMPLES[1]))
+    last = metrics(tmp_path / "run", "eval")[-1]
+    assert last["train_loss"] > 0
+    assert "gap" not in last

@@ -59,13 +59,14 @@ class MicroStep:
     def forward(self, function: Callable[..., Any], *tensors: Tensor, draw: int | None = None) -> Any:
         """Return `function(model, inputs, *tensors)`, computed in one forward pass in the run's precision.
 
-        The function runs inside the module that is compiled and that FSDP wraps, so only there the model can be called.
+        The function runs inside the module that is compiled and that FSDP wraps. Call the model only there.
 
         Args:
             function: gets the model, the `PassInputs` of the micro-batch, and `tensors`. Define it at the top level of the file: a
                 new function in each step would be compiled each time.
             tensors: further arguments.
-            draw: number of the random numbers. Passes with the same number have the same dropout; None: other ones in each pass.
+            draw: passes over a micro-batch with the same number have the same random numbers, and so the same dropout. None: the
+                number of forward passes before this one, so each pass has other random numbers.
         """
         return self._pass(OwnPass(function, tensors), draw)
 

@@ -5,8 +5,8 @@ All but the gap and early stopping use the last `eval.plateau_window` evaluation
 - The **trend** is the Theil-Sen slope of the validation loss over the steps (see `trainer.health.trend`). Two outliers among ten
   evaluations do not move it far.
 - The **gap** is the validation loss less the mean of the training losses since the evaluation before. It is not known if training
-  minimises another loss than evaluations measure: an extension's own loss, smoothing, z-loss, a temperature, or a mean over
-  sequences.
+  minimises another loss than evaluations measure: an extension's loss or training step, smoothing, z-loss, a temperature, or a
+  mean over sequences.
 - A **plateau**: the trend changes the loss from the first to the last evaluation by less than `eval.plateau_threshold` of the
   median loss, up or down.
 - **Overfitting**: the validation loss rises while the training loss falls. The trends of both change by more than that threshold,
@@ -70,7 +70,12 @@ class LossMean:
 
 
 def is_comparable(loss: LossConfig, *, own_loss: bool) -> bool:
-    """Return whether the training loss is the cross-entropy over all targets, which evaluations measure."""
+    """Return whether the training loss is the cross-entropy over all targets, which evaluations measure.
+
+    Args:
+        loss: settings of the loss.
+        own_loss: whether an extension computes the training loss, in its loss or in its training step.
+    """
     plain = LossConfig(chunk_tokens=loss.chunk_tokens)
     return not own_loss and loss == plain
 

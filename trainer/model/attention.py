@@ -284,7 +284,7 @@ def attention_bytes(config: ModelConfig, row_length: int, *, mixed: bool, backen
     elif config.attention_dropout:
         pairs = config.heads * row_length
         saved, selective, reused = saved + (FP32_BYTES + 1 + size) * pairs, selective + size * pairs, reused + size * pairs
-        temporary = HASH_BYTES * pairs * 2 // 3  # measured: the last layer's MLP does not exist yet when the mask is computed
+        temporary = HASH_BYTES * pairs * 2 // 3  # measured: the last layer's mask is computed before the tensors of its MLP exist
     return ActivationBytes(saved, selective, reused, gradients=temporary)
 
 

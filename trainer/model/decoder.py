@@ -115,10 +115,10 @@ def build_model(config: ModelConfig, vocab_size: int, seed: int) -> Decoder:
     so the variance of the stream does not grow with depth (Radford et al., 2019). Norm weights are one.
 
     With `base_width` and m = width / `base_width`, the matrices of the layers have `init_std` / sqrt(m), and the last norm has
-    weights of 1/m (Yang et al., 2022, Tensor Programs V, table 3: initial weights by fan-in, logits times 1/m). Weights of the norm
-    and a factor of the logits do the same, and AdamW's rate of these weights is divided by m too: see `trainer.optim.optimizers`.
-    So the forward pass has no factor, and the model can be exported as it is, also with tied embeddings. The factor of the
-    attention's scores stays 1/sqrt(H): H should be the same at each width, so that a wider model has more heads.
+    weights of 1/m (Yang et al., 2022, Tensor Programs V, table 3: initial weights by fan-in, logits times 1/m). The norm's weights
+    hold the factor of the logits, and AdamW's rate for them is divided by m too: see `trainer.optim.optimizers`. So the forward
+    pass needs no factor, and the model can be exported as it is, also with tied embeddings. The factor of the attention's scores
+    stays 1/sqrt(H). Use the same H at each width, so that a wider model has more heads.
     """
     model = Decoder(config, vocab_size)
     generator = torch.Generator().manual_seed(seed)

@@ -38,7 +38,7 @@ ScoreChange = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """Maps a score and its row, head, query and key to the score that `flex_attention` uses instead."""
 
 EMBEDDING = 0
-"""The number below the keys of the rows that the embedding has. Layers have the numbers from 1 on."""
+"""The number of the embedding, one level below the keys of the rows. The layers have the numbers from 1 on."""
 HASH_BYTES = 24
 """Bytes for each number of a mask while it is computed: three int64 numbers. Afterwards one byte is kept for the backward pass."""
 _ATTENTION, ATTENTION_OUTPUT, MLP_OUTPUT = range(3)

@@ -51,11 +51,11 @@ def build_optimizers(model: nn.Module, config: OptimConfig, width_ratio: float =
     update (Liu et al., 2025), so both can use the same learning rate, and use the same decay.
 
     With `width_ratio` m, the width over that at which the learning rates were chosen, the updates change the activations as much
-    as at that width (Yang et al., 2022, Tensor Programs V, table 3). AdamW's rate of the layers' matrices is divided by m. So is
-    that of the last norm, whose weights stand for the factor 1/m of the logits: see `trainer.model.decoder.build_model`. Muon's
-    rate is divided by sqrt(m), so that the spectral norm of its updates does not depend on the width (Yang, Simon and Bernstein,
-    2023). Weight decay is multiplied by the same number, so that a step shrinks the weights by the same share at each width, as in
-    the authors' package `mup`.
+    as at that width (Yang et al., 2022, Tensor Programs V, table 3). AdamW's rate for the layers' matrices is divided by m.
+    Its rate for the last norm is divided by m too, because the norm's weights hold the factor 1/m of the logits: see
+    `trainer.model.decoder.build_model`. Muon's rate is divided by sqrt(m), so that the spectral norm of its updates does not
+    depend on the width (Yang, Simon and Bernstein, 2023). Weight decay is multiplied by the number that divides the rate, so that a
+    step shrinks the weights by the same share at each width, as in the package `mup` of Tensor Programs V.
 
     Raises:
         ConfigError: Muon finds no matrix in a module list called `layers`.
@@ -178,7 +178,8 @@ def _adamw(parameters: Mapping[str, nn.Parameter], config: OptimConfig, width_ra
         for decays in (True, False)
     ]
     filled = [group for group in groups if group["params"]]
-    optimizer = torch.optim.AdamW(filled, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
+    # An extension may freeze all weights that Muon does not take. PyTorch accepts a group without weights, but not zero groups.
+    optimizer = torch.optim.AdamW(filled or groups[:1], betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
     for parameter in parameters.values():
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),

@@ -2,14 +2,25 @@
 
 # No `from __future__ import annotations`: DDP compares the annotations of a hook with types, not with strings.
 
-from typing import cast
+import inspect
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["BucketExchange"]
+__all__ = ["BucketExchange", "wrapped_by_ddp"]
+
+
+def wrapped_by_ddp(module: nn.Module, **options: Any) -> DistributedDataParallel:
+    """Return the module wrapped by DDP with these options. Its forward passes do not exchange buffers.
+
+    Buffers are equal on all ranks from the start, and are no state: see `trainer.extensions.user_model`.
+    """
+    has_new_name = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    name = "forward_sync_buffers" if has_new_name else "broadcast_buffers"  # its name before PyTorch 2.13
+    return DistributedDataParallel(module, gradient_as_bucket_view=True, **options | {name: False})
 
 
 class BucketExchange:
@@ -44,7 +55,7 @@ class BucketExchange:
         return cast("torch.futures.Future[Tensor]", work.get_future().then(lambda done: done.value()[0]))
 
     def complete(self) -> None:
-        """Take part in the exchange of all buckets that this rank has not started. It has completed a pass with these buckets."""
+        """Take part in the exchange of all buckets that this rank has not started. The last complete pass gives their sizes."""
         for num_elements, dtype, device in self._sizes[self._num_done :]:
             dist.all_reduce(torch.zeros(num_elements, dtype=dtype, device=device))
         self._num_done = len(self._sizes)

@@ -13,6 +13,7 @@ from trainer.model.decoder import Decoder
 from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
 from trainer.model.parameters import parameters_by_name
 from trainer.parallel.accumulation import Accumulation, DdpAccumulation, FsdpAccumulation, LateAccumulation, TreeAccumulation
+from trainer.parallel.ddp_buckets import wrapped_by_ddp
 from trainer.parallel.fsdp import shard
 from trainer.parallel.gradient_tree import GradientTree
 from trainer.run.context import RunContext
@@ -54,8 +55,7 @@ def wrap_for_training(loss: LossModule, context: RunContext) -> tuple[nn.Module,
     if context.own_step:
         return loss, LateAccumulation(parameters, group)
     device_ids = [group.device] if group.device.type == "cuda" else None
-    # Buffers need no exchange: they are equal on all ranks from the start, and are no state (trainer.extensions.user_model).
-    module = DistributedDataParallel(loss, device_ids=device_ids, gradient_as_bucket_view=True, forward_sync_buffers=False)
+    module = wrapped_by_ddp(loss, device_ids=device_ids)
     accumulation = DdpAccumulation(module, parameters)
     _settle_buckets(module, accumulation, context)
     return module, accumulation

@@ -76,10 +76,10 @@ class Adjuster:
         return decide(found, faults, context.config.bad_data, context.manifest, context.group, step=step, known=known)
 
     def cool_down_in_time(self, limits: Plan, progress: Progress) -> None:
-        """Begin the cool-down of `wsd` with the next step if `limits.minutes` would otherwise end the run before or in it.
+        """Begin the cool-down of `wsd` with the next step if `limits.minutes` would otherwise end the run before or during it.
 
-        It begins when as many steps remain, at the pace so far, as a planned cool-down with this last step would have. All ranks
-        know the times that decide, so they decide the same. The record holds the adjustment before the next step is made.
+        The pace so far gives the last step. The cool-down begins at the step at which a planned one with that end would begin.
+        All ranks have the same times, so they make the same decision. The record holds the adjustment before the next step is made.
         """
         schedule, step = self.context.config.schedule, progress.step
         if not limits.may_cool_early or limits.cooldown is not None:

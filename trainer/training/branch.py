@@ -20,7 +20,7 @@ from trainer.run.metrics_file import METRICS
 from trainer.run.record import read_record, read_record_if_any
 from trainer.run.state import copy_state, load_whole
 
-__all__ = ["allowed_changes", "begin_branch", "check_cooldown"]
+__all__ = ["allowed_changes", "begin_branch", "check_cooldown", "continued_run"]
 
 _log = logging.getLogger(__name__)
 _BRANCHED = "branched"
@@ -44,9 +44,12 @@ def begin_branch(config: TrainConfig) -> None:
     if trunk.resolve() == run.resolve():
         raise ConfigError(f"{run}: branch.run and run are the same folder; name a new folder for the branch (--run)")
     record, store = read_record(trunk), CheckpointStore(trunk / "checkpoints")
-    step = config.branch.step or store.newest_verified()
-    if step is None or step not in store.steps():
-        found = ", ".join(map(str, store.steps())) or "none"
+    steps = store.steps()  # not `newest_verified`, which would remove a checkpoint that the other run is writing now
+    if not steps:
+        raise CheckpointError(f"{trunk}: it has no checkpoint, and branch.run needs one; train it up to its first save")
+    step = config.branch.step or steps[-1]
+    if step not in steps:
+        found = ", ".join(map(str, steps))
         raise CheckpointError(f"{trunk}: no checkpoint of step {step}; its checkpoints: {found}; choose one with branch.step")
     checkpoint, _ = load_whole(store, step)
     kept = [one for one in Adjustments.from_json(record.get("changes", ())).made if one.step <= step and one.kind != "cooldown"]
@@ -57,6 +60,11 @@ def begin_branch(config: TrainConfig) -> None:
     write_atomic(run / "record.json", sealed(record | changed))
     copy_state(trunk, run, checkpoint)
     _log.info("branched off %s at step %d", trunk, step)
+
+
+def continued_run(config: TrainConfig) -> Path:
+    """Return the run whose state this start continues: `branch.run` for a branch that does not exist yet, else the run itself."""
+    return config.run if config.branch.run is None or _exists(config.run) else config.branch.run
 
 
 def _exists(run: Path) -> bool:

@@ -44,7 +44,7 @@ from trainer.run.record import (
     recorded_micro,
     recorded_precision,
 )
-from trainer.training.branch import allowed_changes, begin_branch, check_cooldown
+from trainer.training.branch import allowed_changes, begin_branch, check_cooldown, continued_run
 from trainer.training.micro_batch_size import with_micro
 from trainer.training.trainable import RunData
 from trainer.watchdog.files import clear_heartbeats
@@ -84,7 +84,7 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     check_same_data(config.data, manifest.root_digest, group)
     train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
     val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
-    recorded_rows, recorded_format = group.on_main(lambda: _first_look(config.run))
+    recorded_rows, recorded_format = group.on_main(lambda: _first_look(config))
     config, precision = with_precision(config, group, recorded_format)
     backend = backend_of(config, group.device)
     memory = PeakMeter(group.device)
@@ -104,7 +104,7 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
         stack.enter_context(locked_run(config.run))
         begin_branch(config)
         newest, record = _checked_run(config, checkpoints, identity)
-        # a model of an extension may differ
+        # Only an estimate, because an extension may build another model.
         whole = estimate(config, manifest.vocab_size, config.model.context, 1, 1, state_bytes_per_weight(config.optim))
         check_space(config.run / "checkpoints", required_bytes([whole.weights, whole.optimizer, whole.average]))
         clear_heartbeats(config.run)
@@ -139,9 +139,13 @@ def _open_data(stack: ExitStack, config: TrainConfig, group: Group) -> tuple[Man
     return manifest, _tokenizer(config.data, manifest)
 
 
-def _first_look(run: Path) -> tuple[int | None, Precision | None]:
-    """Return micro-batch and number format of an earlier start. No file of the run may be read before its places are checked."""
-    check_places(run)
+def _first_look(config: TrainConfig) -> tuple[int | None, Precision | None]:
+    """Return micro-batch and number format of an earlier start, or of the run to branch off.
+
+    No file of the run may be read before its places are checked.
+    """
+    check_places(config.run)
+    run = continued_run(config)
     record = read_record_if_any(run)
     continues = CheckpointStore(run / "checkpoints").steps()  # otherwise no weights exist that depend on the format
     return recorded_micro(run, record), recorded_precision(run, record) if continues else None

@@ -63,16 +63,16 @@ class Evaluator:
                 self.data.context.group.smallest(0)
         except EvaluationStopped:
             return progress
-        config = self.data.context.config
+        config, extension = self.data.context.config, trainable.extension
         after = progress.after_evaluation(evaluation.loss, self.reporter.train_losses.take())
-        comparable = is_comparable(config.loss, own_loss=trainable.extension.own_loss is not None)
+        comparable = is_comparable(config.loss, own_loss=extension.own_loss is not None or extension.has_step)
         monitor.write(with_convergence(evaluation.event(progress.step), after.evaluations, config.eval, comparable=comparable))
         if samples is not None:
             texts, scores = samples
             events = [SampleEvent(progress.step, one.prompt, one.text) for one in texts]
             monitor.samples(progress.step, events, None if scores is None else ScoresEvent(progress.step, scores.to_json()))
         monitor.convergence(judge_convergence(after.evaluations, config.eval))
-        trainable.extension.evaluated(trainable.view(after), evaluation)
+        extension.evaluated(trainable.view(after), evaluation)
         self.saver.saved_step = None  # the saved state lacks this evaluation
         return after
 

@@ -226,10 +226,10 @@ def introduce(run: TrainingRun, *, continued: bool) -> None:
     context, monitor = run.data.context, run.reporter.monitor
     config, device = context.config, context.group.device
     _log.info("%s", _describe(run, continued=continued))
-    if context.group.is_main and (unlocked := unlocked_here()):
-        _log.warning("%s; results may differ from those of an installation from the lock", unlocked)
     _log.info("%s; attention %s", run.data.order.description, describe_backend(context.backend))
     if context.group.is_main:
+        if unlocked := unlocked_here():
+            _log.warning("%s; results may differ from those of an installation from the lock", unlocked)
         _warn_of_settings(context, run.trainable)
     if run.reporter.peak is None and device.type == "cuda":
         gpu = torch.cuda.get_device_name(device)

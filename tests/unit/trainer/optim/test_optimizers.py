@@ -241,6 +241,20 @@ def test_frozen_weights_have_no_state_and_do_not_move(kind: Kind) -> None:
     assert not any(name.rpartition("/")[0] in frozen for name in optimizer_tensors(model, optimizers))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_matrices_of_the_layers_alone_can_be_trained(kind: Kind) -> None:
+    model = build_model(CONFIG, 20, seed=1)
+    for name, weight in named(model).items():
+        weight.requires_grad_(is_hidden_matrix(name))
+    optimizers = build_optimizers(model, settings(kind))
+    before = bits(named(model))
+    for weight in named(model).values():
+        weight.grad = torch.ones_like(weight) if weight.requires_grad else None
+    step_unless(optimizers, GO)
+    after = bits(named(model))
+    assert {name for name in after if after[name] != before[name]} == {name for name in after if is_hidden_matrix(name)}
+
+
 def test_state_is_named_after_the_weights_and_there_from_the_start() -> None:
     model, optimizers = new_training("muon")
     tensors = optimizer_tensors(model, optimizers)

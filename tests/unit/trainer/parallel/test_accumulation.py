@@ -7,7 +7,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.ranks import run_ranks
 from trainer.distributed.group import Group
+from trainer.parallel import ddp_buckets
 from trainer.parallel.accumulation import Accumulation, DdpAccumulation, LateAccumulation, TreeAccumulation
+from trainer.parallel.ddp_buckets import wrapped_by_ddp
 from trainer.parallel.gradient_tree import GradientTree
 
 LAYERS, WIDTH = 6, 16
@@ -26,7 +28,7 @@ def accumulated(model: nn.Sequential, group: Group, kind: str) -> tuple[nn.Modul
         return model, Accumulation(list(model.parameters()))
     if kind == "late":
         return model, LateAccumulation(list(model.parameters()), group, WIDTH * WIDTH + 2 * WIDTH)  # several parts
-    module = DistributedDataParallel(model, bucket_cap_mb=0.002, gradient_as_bucket_view=True, forward_sync_buffers=False)
+    module = wrapped_by_ddp(model, bucket_cap_mb=0.002)
     accumulation = DdpAccumulation(module, list(model.parameters()))
     for _ in range(2):
         module(torch.zeros(1, WIDTH)).sum().backward()
@@ -118,3 +120,12 @@ def gradients(group: Group, hooked: bool) -> list[bytes]:
 def test_a_sum_over_two_ranks_has_the_bits_of_the_average_that_ddp_makes() -> None:
     both = partial(run_ranks, gradients, 2)
     assert both(True) == both(False)
+
+
+def test_ddp_exchanges_no_buffers_in_each_release_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Before213:
+        def __init__(self, module: nn.Module, broadcast_buffers: bool = True, gradient_as_bucket_view: bool = False) -> None:
+            self.exchanges_buffers = broadcast_buffers
+
+    monkeypatch.setattr(ddp_buckets, "DistributedDataParallel", Before213)
+    assert vars(wrapped_by_ddp(nn.Linear(1, 1))) == {"exchanges_buffers": False}
