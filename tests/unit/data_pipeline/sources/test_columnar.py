@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from data_pipeline.config import LimitSettings, RecordSettings
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.sources import columnar
+from data_pipeline.sources import columnar, columnar_child
 from data_pipeline.sources.columnar import ColumnarFormat, read_rows_of_columns
 from data_pipeline.sources.decoding import Origin
 from data_pipeline.sources.streams import Budget, StreamError
@@ -260,6 +260,18 @@ def test_arrow_texts_of_every_type_are_read(kind: pa.DataType) -> None:
     table = pa.table({"other": [[1], [], [2], [3]], "text": pa.array(["a", None, "b", ""], pa.string()).cast(kind)})
     for stream in (True, False):
         assert outcomes(read(arrow(table, stream=stream), file_format="arrow")) == ["a", "<text-not-a-string>", "b", ""]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())], ids=str)
+def test_an_arrow_text_that_is_no_utf8_is_rejected_with_its_row(kind: pa.DataType) -> None:
+    texts = pa.array([b"good", b"caf\xe9", b"more"]).view(pa.string())
+    if pa.types.is_dictionary(kind):
+        column = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2], pa.int8()), texts)
+    else:
+        column = texts.view(pa.binary()).cast(columnar_child._BYTES[kind]).view(kind)
+    items = read(arrow({"text": column, "note": column}), file_format="arrow", metadata=["note"])
+    assert outcomes(items) == ["good", "<invalid-utf8>", "more"]
+    assert [item.metadata for item in items if isinstance(item, Document)] == ['{"note":"good"}', '{"note":"more"}']
 
 
 def test_an_arrow_file_without_texts_is_refused_with_what_is_there() -> None:
