@@ -81,7 +81,7 @@ def check_languages(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
             setting = "language.keep" if own.keep == config.language.keep else f"source.{source}.language.keep"
             check_codes(setting, own.keep, own)
     if config.balance.by == "language" and config.balance.weights:
-        check_codes("balance.weights", set(config.balance.weights) - {CODE}, config.language)
+        check_codes("balance.weights", sorted({*config.balance.weights} - {CODE}), config.language)
 
 
 def check_rejected(partitions: Sequence[Partition], read: Sequence[ReadResult], config: PrepareConfig) -> None:
