@@ -48,9 +48,7 @@ def _digest_of_files(setting: str, value: Any) -> Any:
         if setting == "tokenizer.path":
             files = _files_of_tokenizer(value)
         elif setting == "quality.reference":
-            files = [(path.name if value.is_dir() else _extensions(path), path) for path in files_of_reference(value)] or _files_at(
-                value
-            )
+            files = [(path.name, path) for path in files_of_reference(value)] or _files_at(value)
         else:
             files = _files_at(value)
         return digest_bytes(canonical_json([[printable(name), digest_file(path)] for name, path in files]))
