@@ -1,4 +1,6 @@
-"""Read one Parquet or Arrow file in a separate process. `columnar` starts this file as a script that imports nothing from here.
+"""Read one Parquet or Arrow file in a separate process. `columnar` starts this file as a script.
+
+It imports nothing of this package.
 
 The C++ library that decodes these formats trusts the sizes in a file. A hostile file makes it allocate any amount of memory, or
 crash. This process has a memory limit, cannot write files, and can crash without ending its parent. The parent sends the bytes of

@@ -163,7 +163,7 @@ def train_reference_model(task: ReferenceTask) -> ReferenceModel:
 
 
 def _copy_of_prepared(path: Path, models: Path) -> dict[Path, str]:
-    """Copy the reference model of prepared data with its tokenizer, because the data could change meanwhile."""
+    """Copy the reference model of prepared data and its tokenizer, because that data may be replaced during this preparation."""
     digests = _digests_of_prepared(path)
     check_digests(path, digests)
     written: dict[Path, str] = {}
