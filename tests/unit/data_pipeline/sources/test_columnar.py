@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -177,6 +178,27 @@ def test_whatever_a_child_does_is_a_rejection_here(
     error = refusal(GOOD)
     assert error.reason == Reason.CORRUPT_PARQUET
     assert error.detail.startswith(detail)
+
+
+@pytest.mark.parametrize(
+    ("letter", "body", "detail"),
+    [
+        (b"B", b"", "its reader sent 0 rows in 0 bytes"),
+        (b"B", (-1).to_bytes(8, "little", signed=True), "its reader sent -1 rows in 8 bytes"),
+        (b"B", (3).to_bytes(8, "little") + bytes(50), "its reader sent 3 rows in 58 bytes"),
+        (b"R", bytes(3), "its reader requested 0 bytes at offset -1"),
+        (b"E", b"no such reason\0words", "words"),
+    ],
+)
+def test_a_message_that_breaks_the_protocol_is_a_rejection_here(
+    letter: bytes, body: bytes, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path / "child.py"
+    message = letter + len(body).to_bytes(8, "little") + body
+    child.write_text(f"import os, sys; sys.stdin.buffer.readline(); os.write(1, {message!r})")
+    monkeypatch.setattr(columnar, "_CHILD", child)
+    error = refusal(GOOD)
+    assert (error.reason, error.detail.startswith(detail)) == (Reason.CORRUPT_PARQUET, True)
 
 
 def test_a_silent_child_is_ended(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
