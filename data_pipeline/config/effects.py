@@ -33,7 +33,7 @@ def _is_own(config: PrepareConfig, place: str, name: str) -> bool:
 
 
 def _of_sources(config: PrepareConfig) -> Iterator[str]:
-    """Yield the warnings about settings of a source that are no overrides, such as its weight."""
+    """Yield the warnings about settings that only sources have, such as their weight."""
     values = {"balance.by": config.balance.by}
     for source, settings in config.source.items():
         for name, field in SourceSettings.model_fields.items():

@@ -54,12 +54,11 @@ class DedupSettings(Section):
     benchmark_overlaps: Annotated[int, OnlyIf("dedup.benchmarks")] = Field(
         1, ge=1, description="A document is dropped if it shares at least this many such runs of words with benchmarks."
     )
-
-    benchmark_alarm_fraction: float = Field(
+    benchmark_alarm_fraction: Annotated[float, OnlyIf("dedup.benchmarks")] = Field(
         0.05,
         ge=0,
         le=1,
-        description="A warning is printed if more than this share of a source's text, in bytes, is dropped for its benchmark text.",
+        description="A warning is printed if more than this share of a source's text, in bytes, is dropped as benchmark text.",
     )
 
     @model_validator(mode="after")

@@ -21,7 +21,7 @@ from typing import Any
 from common.errors import PreparedDataError, SourceError
 from common.files import UnusableFileError, canonical_json, digest_bytes, digest_stream, open_input, read_input
 from data_pipeline.config import named_files, shaping_settings
-from data_pipeline.dataset.layout import MANIFEST, PUBLISHED
+from data_pipeline.dataset.layout import MANIFEST, PUBLISHED, REFERENCE
 from data_pipeline.dataset.locks import reading
 from data_pipeline.tokenizer.base import MAX_TOKENIZER_BYTES, MAX_VOCAB_SIZE
 
@@ -29,6 +29,7 @@ __all__ = [
     "FORMAT",
     "MASKED_FORMAT",
     "MAX_MANIFEST_BYTES",
+    "MAX_REFERENCE_BYTES",
     "MAX_ROW_LENGTH",
     "Manifest",
     "OtherFormatError",
@@ -48,6 +49,8 @@ MASKED_FORMAT = f"{_FAMILY}3"
 _FORMATS = (FORMAT, MASKED_FORMAT)
 MAX_MANIFEST_BYTES = 512 << 20
 """Enough for about a million input files."""
+MAX_REFERENCE_BYTES = 4 << 30
+"""More than a reference model has with the highest `quality.reference_bits`."""
 MAX_ROW_LENGTH = 1 << 20
 _MAX_SHARD_ROWS = (1 << 31) - 1  # the offsets of the lists in a shard are int32
 _MAX_ROWS = 1 << 40  # the order of training rows is defined up to this number
@@ -239,6 +242,8 @@ def _limit_of(name: str) -> int | None:
     """Return the maximum size of a file in bytes, by its kind; None for tables, which grow with the text."""
     if name.startswith("tokenizer/"):
         return MAX_TOKENIZER_BYTES
+    if name == REFERENCE:
+        return MAX_REFERENCE_BYTES
     return None if name.endswith(".arrow") else MAX_MANIFEST_BYTES
 
 

@@ -48,9 +48,7 @@ def _digest_of_files(setting: str, value: Any) -> Any:
         if setting == "tokenizer.path":
             files = _files_of_tokenizer(value)
         elif setting == "quality.reference":
-            files = [(path.name if value.is_dir() else _extensions(path), path) for path in files_of_reference(value)] or _files_at(
-                value
-            )
+            files = [(path.name, path) for path in files_of_reference(value)] or _files_at(value)
         else:
             files = _files_at(value)
         return digest_bytes(canonical_json([[printable(name), digest_file(path)] for name, path in files]))
@@ -83,5 +81,5 @@ def fingerprint_of(settings: Mapping[str, Any], inputs: Sequence[Mapping[str, An
 
 
 def key_of_work(fingerprint: str, config: PrepareConfig) -> str:
-    """Return a digest that names the work folder. The work that keeps the rejected documents in full has more files."""
+    """Return a digest that names the work folder. Work that keeps all rejected documents has a folder of its own."""
     return digest_bytes(f"{fingerprint}, all rejects".encode()) if config.keep_rejects == "all" else fingerprint

@@ -16,6 +16,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import math
+import zlib
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -43,7 +45,7 @@ _HEAD_BYTES = 1 << 12
 _MAX_NGRAMS = 1 << 27
 _MAX_LINE_BYTES = 1 << 16
 _MAX_ORDER = 8
-_FIRST, _LAST, _UNKNOWN = b"<s>", b"</s>", b"<unk>"
+_FIRST, _LAST, _UNKNOWN, _END = b"<s>", b"</s>", b"<unk>", b"\\end\\"
 
 Hashes = NDArray[np.uint64]
 Int64s = NDArray[np.int64]
@@ -111,7 +113,9 @@ class ArpaModel:
         if single.find(np.array([unknown]))[0] >= 0:
             hashes_W = np.where(single.find(hashes_W) >= 0, hashes_W, unknown)
         keys_W, found_W = hashes_W, single.find(hashes_W)
-        costs_W = np.where(found_W >= 0, single.costs_G[found_W], single.costs_G.max()).astype(np.int64)
+        is_predicted_G = single.keys_G != np.uint64(_hash_of(_FIRST))  # models give <s> an arbitrary probability, such as 10**-99
+        rarest = single.costs_G.max(initial=0, where=is_predicted_G)
+        costs_W = np.where(found_W >= 0, single.costs_G[found_W], rarest).astype(np.int64)
         for n, (shorter, order) in enumerate(pairwise(self.orders), 1):
             context_W = np.where(before_W >= n, np.concatenate([[-1], found_W])[:-1], -1)  # place of the n words before each word
             backoffs_W = np.where(context_W >= 0, shorter.backoffs_G[context_W], 0)
@@ -151,7 +155,7 @@ def is_arpa(path: Path) -> bool:
         try:
             with gzip.open(path) as unpacked:
                 head = unpacked.read(_HEAD_BYTES)
-        except (OSError, EOFError):
+        except (OSError, EOFError, zlib.error):
             return False
     return head.lstrip().startswith(b"\\data\\")
 
@@ -162,19 +166,21 @@ def read_arpa(path: Path) -> ArpaModel:
     Raises:
         ConfigError: the file is damaged or too large. The message names the line.
     """
-    rows: list[tuple[list[int], list[float], list[float]]] = []
+    rows: list[tuple[array[int], array[float], array[float]]] = []
     length = num_ngrams = number = 0
+    is_whole = False
     try:
         for number, line in enumerate(_lines(path), 1):  # noqa: B007 - the error names it
             if line.startswith(b"\\"):
                 length = int(line[1 : line.index(b"-")]) if line.endswith(b"-grams:") else 0
                 if length and length != len(rows) + 1:
                     raise ValueError(f"a section of {length}-grams, but {len(rows) + 1}-grams are next")
-                rows += [([], [], [])] if length else []
+                rows += [(array("Q"), array("d"), array("d"))] if length else []
+                is_whole = line == _END
             elif length and line:
                 fields = line.split()
                 hashes, costs, backoffs = rows[-1]
-                hashes += [_hash_of(fields[place]) for place in range(1, length + 1)]
+                hashes.extend(_hash_of(fields[place]) for place in range(1, length + 1))
                 costs.append(float(fields[0]))
                 backoffs.append(float(fields[length + 1]) if len(fields) > length + 1 else 0.0)
                 num_ngrams += 1
@@ -182,8 +188,10 @@ def read_arpa(path: Path) -> ArpaModel:
                     raise ValueError(f"more than {_MAX_NGRAMS} n-grams, or longer than {_MAX_ORDER} words; prune the model")
         if not rows or not all(costs for _, costs, _ in rows):
             raise ValueError("a section has no n-grams")
+        if not is_whole:
+            raise ValueError("the last line is not \\end\\, so the file is cut short")
         return ArpaModel(tuple(_order(*columns) for columns in rows))
-    except (ValueError, IndexError, OSError, EOFError) as error:
+    except (ValueError, IndexError, OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path}:{number}: not an n-gram model in the ARPA format ({error}); make it again") from None
 
 
@@ -197,9 +205,9 @@ def _lines(path: Path) -> Iterator[bytes]:
             yield line.strip()
 
 
-def _order(hashes: list[int], logarithms: list[float], backoffs: list[float]) -> _Order:
+def _order(hashes: array[int], logarithms: array[float], backoffs: array[float]) -> _Order:
     """Return the n-grams of one length, from the hashes of all their words one after the other."""
-    columns = np.array(hashes, np.uint64).reshape(len(logarithms), -1).T
+    columns = np.frombuffer(hashes, np.uint64).reshape(len(logarithms), -1).T
     keys_G = columns[0]
     for column in columns[1:]:
         keys_G = _joined(keys_G, column)
@@ -208,9 +216,9 @@ def _order(hashes: list[int], logarithms: list[float], backoffs: list[float]) ->
     return _Order(keys_G[order_G], costs_G, backoffs_G)
 
 
-def _steps(logarithms: list[float]) -> Costs:
+def _steps(logarithms: array[float]) -> Costs:
     """Return -log2 in 1/1024 bit of numbers that are given by their decimal logarithms."""
-    values = np.array(logarithms, np.float64)
+    values = np.frombuffer(logarithms, np.float64)
     if not np.isfinite(values).all():
         raise ValueError("a logarithm is not a finite number")
     return np.rint(np.clip(values, -1000, 1000) * (-_BITS_PER_DIGIT * _STEPS)).astype(np.int32)

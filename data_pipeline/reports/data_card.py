@@ -252,7 +252,7 @@ def _splits(report: Report) -> str:
     shares = {split: one["loss_share"] for split, one in part(report, "rows").items() if one.get("loss_share") is not None}
     if shares:
         words = ", ".join(f"{share(value)} of {_escaped(split)}" for split, value in shares.items())
-        parts.append(f"Prompts have no loss. Share of the possible targets that have one: {words}.")
+        parts.append(f"Prompts have no loss. Share of tokens with a loss, among all that could be predicted: {words}.")
     if leaks := part(report, "leaks"):
         counts = ", ".join(f"{count:,} {_escaped(kind)}" for kind, count in leaks.items())
         parts.append(f"Copies of validation documents in training: {counts}.")

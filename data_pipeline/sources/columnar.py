@@ -62,13 +62,13 @@ def read_rows_of_columns(
                 data = _piece(file, body, num_bytes, corrupt)
                 child.write(struct.pack("<q", len(data)) + data)
             elif letter == b"B":
-                for one in _rows(body):
+                for one in _rows(body, corrupt):
                     row += 1
                     budget.charge(max(sum(len(text) for text in one[:2] if isinstance(text, bytes)), 1))
                     yield _document(*one, origin, row, records, corrupt)
             elif letter == b"E":
                 reason, _, detail = body.decode("utf-8", "backslashreplace").partition("\0")
-                raise StreamError(Reason(reason), detail)
+                raise StreamError(Reason(reason) if reason in list(Reason) else corrupt, detail)
 
 
 def _document(
@@ -89,16 +89,18 @@ def _document(
 
 def _piece(file: Readable, body: bytes, num_bytes: int, corrupt: Reason) -> bytes:
     """Return the bytes that the child requests."""
-    offset, size = struct.unpack("<qq", body)
+    offset, size = struct.unpack("<qq", body) if len(body) == 16 else (-1, 0)
     if not (0 <= offset <= num_bytes and 0 <= size <= _MAX_READ_BYTES):
         raise StreamError(corrupt, f"its reader requested {size} bytes at offset {offset}, of {num_bytes}")
     file.seek(offset)
     return file.read(size)
 
 
-def _rows(body: bytes) -> Iterator[tuple[bytes | int, bytes | int, str]]:
+def _rows(body: bytes, corrupt: Reason) -> Iterator[tuple[bytes | int, bytes | int, str]]:
     """Yield text, prompt and metadata of each row in a message. A key of `_FAILURES` replaces a missing text or prompt."""
-    [num_rows] = struct.unpack_from("<q", body)
+    num_rows = int.from_bytes(body[:8], "little", signed=True)
+    if not 8 <= 8 + 24 * num_rows <= len(body):
+        raise StreamError(corrupt, f"its reader sent {num_rows} rows in {len(body)} bytes")
     lengths = array("q", body[8 : 8 + 24 * num_rows])
     columns: list[list[bytes | int]] = []
     position = 8 + 24 * num_rows

@@ -1,4 +1,6 @@
-"""Read one Parquet or Arrow file in a separate process. `columnar` starts this file as a script that imports nothing from here.
+"""Read one Parquet or Arrow file in a separate process. `columnar` starts this file as a script.
+
+It imports nothing of this package.
 
 The C++ library that decodes these formats trusts the sizes in a file. A hostile file makes it allocate any amount of memory, or
 crash. This process has a memory limit, cannot write files, and can crash without ending its parent. The parent sends the bytes of
@@ -37,6 +39,7 @@ _MESSAGE_BYTES = 4 << 20
 _MAX_METADATA_CHARS = 1 << 16
 _FILE_MAGIC = b"ARROW1"
 _NULL, _TOO_LARGE = -1, -2
+_BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
 
 
 class _Refused(Exception):  # noqa: N818 - an outcome of reading, not a fault
@@ -108,7 +111,9 @@ def _arrow_batches(file: io.RawIOBase, text_field: str, prompt_field: str | None
     reader = open_reader(pa.PythonFile(file, mode="r"), options=options)
     numbered = isinstance(reader, pa.ipc.RecordBatchFileReader)
     for batch in map(reader.get_batch, range(reader.num_record_batches)) if numbered else reader:
-        batch.validate(full=True)  # the library does not check that offsets are inside of their buffers
+        batch.validate()
+        for column in batch.columns:
+            _as_bytes(column).validate(full=True)  # the library does not check that offsets are inside of their buffers
         for first in range(0, batch.num_rows, _MAX_BATCH_ROWS):
             yield batch.slice(first, _MAX_BATCH_ROWS)
 
@@ -153,6 +158,14 @@ def _texts(column: pa.Array, max_bytes: int) -> list[bytes | int]:
     """Return the bytes of each text, or `_NULL` or `_TOO_LARGE`."""
     buffers = (value.as_buffer() for value in _as_binary(column))
     return [_NULL if buffer is None else bytes(buffer) if buffer.size <= max_bytes else _TOO_LARGE for buffer in buffers]
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    """Return a column with its texts as bytes, in the same buffers. The parent checks that they are UTF-8, each text alone."""
+    if pa.types.is_dictionary(column.type):
+        return pa.DictionaryArray.from_arrays(column.indices, _as_bytes(column.dictionary))
+    kind = _BYTES.get(column.type)
+    return column if kind is None else column.view(kind)
 
 
 def _as_binary(column: pa.Array) -> pa.Array:

@@ -206,7 +206,7 @@ def _without_caches(files: Sequence[Found]) -> Iterator[Found]:
 
 
 def _not_prepared(files: Iterable[Found], output: Path) -> Iterator[Found]:
-    """Yield all files except those that `prepare` writes: to its output folder, which may be inside a source, and to others."""
+    """Yield all files except those that `prepare` has written. Its output folder, or an earlier one, may be inside a source."""
     is_prepared = cache(_holds_prepared_data)
     real_output = output.resolve()
     real_folders: dict[str, Path] = {}  # a cache: there are far fewer folders than files, and each `resolve` reads the disk

@@ -42,7 +42,7 @@ def check_settings(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
 
     Raises:
         SourceError: the input cannot be split as the settings say.
-        ConfigError: the settings name a source or a language that there is not, or a filter would judge no source.
+        ConfigError: the settings name a source or a language that does not exist, or a filter would judge no source.
     """
     for warning in settings_without_effect(config):
         logger.warning("%s", warning)
@@ -81,7 +81,7 @@ def check_languages(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
             setting = "language.keep" if own.keep == config.language.keep else f"source.{source}.language.keep"
             check_codes(setting, own.keep, own)
     if config.balance.by == "language" and config.balance.weights:
-        check_codes("balance.weights", set(config.balance.weights) - {CODE}, config.language)
+        check_codes("balance.weights", sorted({*config.balance.weights} - {CODE}), config.language)
 
 
 def check_rejected(partitions: Sequence[Partition], read: Sequence[ReadResult], config: PrepareConfig) -> None:
@@ -191,8 +191,8 @@ def warn_of_overlaps(read: Sequence[ReadResult], split: Sequence[SplitResult], c
         if share > config.dedup.benchmark_alarm_fraction:
             logger.warning(
                 "source %s: %.1f %% of its text is dropped because it shares text with dedup.benchmarks, more than "
-                "dedup.benchmark_alarm_fraction = %s; read the samples in the report, remove benchmark items that are everyday "
-                "text, or raise dedup.benchmark_words or dedup.benchmark_overlaps",
+                "dedup.benchmark_alarm_fraction = %s; read the samples in the report, remove benchmark items that are common "
+                "phrases, or raise dedup.benchmark_words or dedup.benchmark_overlaps",
                 source,
                 100 * share,
                 config.dedup.benchmark_alarm_fraction,

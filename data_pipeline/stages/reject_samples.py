@@ -21,6 +21,7 @@ SAMPLES_PER_REASON = 10
 """Most samples of each reason in one partition."""
 REJECTED_TABLES = ("malformed", "judged")
 """Ends of the names of the tables that `RejectedWriter` writes. Each table is in ascending order of the ids."""
+_ROW_BYTES = 256  # of a row besides its texts, which may be empty
 _REJECTED_SCHEMA = pa.schema(
     [
         ("id", pa.uint64()),
@@ -96,4 +97,4 @@ class RejectedWriter:
 
     def _add(self, end: str, identity: int, item: Rejection, metadata: str, text: bytes) -> None:
         row = (identity, item.reason.value, item.detail, item.path, item.line, metadata, text)
-        self._tables[end].add(row, len(text) + len(metadata))
+        self._tables[end].add(row, len(text) + len(metadata) + len(item.detail) + len(item.path) + _ROW_BYTES)

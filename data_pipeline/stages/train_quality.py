@@ -15,7 +15,7 @@ from common.errors import ConfigError, PreparedDataError
 from common.files import digest_bytes, read_input, write_atomic
 from data_pipeline.config import PrepareConfig, QualitySettings
 from data_pipeline.dataset.layout import MANIFEST, REFERENCE, TOKENIZER
-from data_pipeline.dataset.manifest import check_digests, read_manifest
+from data_pipeline.dataset.manifest import MAX_REFERENCE_BYTES, check_digests, read_manifest
 from data_pipeline.execution.tasks import commit_result
 from data_pipeline.filters.html import PageReader
 from data_pipeline.filters.judge import JudgedDocument, judge_batch
@@ -70,7 +70,6 @@ def find_examples(paths: Sequence[Path], config: PrepareConfig, work: Path) -> t
 MODELS = "models"
 _REFERENCE, _CLASSIFIER = "reference.safetensors", "classifier.safetensors"
 _ARPA, _FOREIGN = "arpa.safetensors", "foreign.safetensors"
-_MAX_MODEL_BYTES = 4 << 30
 _EXAMPLES_AT_ONCE = 256
 
 
@@ -164,14 +163,14 @@ def train_reference_model(task: ReferenceTask) -> ReferenceModel:
 
 
 def _copy_of_prepared(path: Path, models: Path) -> dict[Path, str]:
-    """Copy the reference model of prepared data with its tokenizer, because the data could change meanwhile."""
+    """Copy the reference model of prepared data and its tokenizer, because that data may be replaced during this preparation."""
     digests = _digests_of_prepared(path)
     check_digests(path, digests)
     written: dict[Path, str] = {}
     for name in digests:
         target = models / (_FOREIGN if name == REFERENCE else name)
         target.parent.mkdir(exist_ok=True)
-        written |= _write(target, read_input(path / name, _MAX_MODEL_BYTES, below=path))
+        written |= _write(target, read_input(path / name, MAX_REFERENCE_BYTES, below=path))
     return written
 
 

@@ -122,12 +122,12 @@ class HuggingFaceTokenizer(Tokenizer):
         return self._library.get_added_tokens_decoder().values()
 
     def _ids_that_no_text_has(self) -> set[int]:
-        """Return bos, eos and all tokens that the file marks as special. Unk stands for text, and so may pad."""
+        """Return bos, eos and all tokens that the file marks as special, except unk, which stands for text."""
         marked = (self._library.token_to_id(token.content) for token in self._added_tokens() if token.special)
         return {number for number in (self.bos_id, self.eos_id, *marked) if number is not None} - {self.unk_id}
 
     def _spell(self, number: int) -> NDArray[np.int32]:
-        """Return the ids of the name of a special token, without the token: of its first character, then of the others."""
+        """Return the ids that spell the name of a special token: those of its first character, then those of the others."""
         name = str(self._library.id_to_token(number))
         with _guarded(f"encode {name!r}, which is the name of a special token, as text"):
             found = [

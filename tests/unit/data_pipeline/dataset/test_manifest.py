@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import PreparedDataError
-from data_pipeline.dataset.layout import MANIFEST
-from data_pipeline.dataset.manifest import Manifest, ShardEntry, read_manifest
+from data_pipeline.dataset.layout import MANIFEST, REFERENCE, REPORT
+from data_pipeline.dataset.manifest import Manifest, ShardEntry, check_digests, read_manifest
 
 DIGEST = f"sha256:{'0' * 64}"
 SHARD = ShardEntry("train/a-00000.arrow", "train", "a", 3, 30, 27, 1000, DIGEST)
@@ -55,3 +55,11 @@ def test_a_folder_without_a_manifest_is_refused_with_the_command_that_makes_one(
     for folder in (tmp_path, tmp_path / "missing"):
         with pytest.raises(PreparedDataError, match=r"holds no finished prepared data; run `python -m data_pipeline prepare"):
             read_manifest(folder)
+
+
+def test_a_reference_model_may_be_larger_than_a_report(tmp_path: Path) -> None:
+    for name, most in ((REFERENCE, 4 << 30), (REPORT, 512 << 20)):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(5 << 30)
+        with pytest.raises(PreparedDataError, match=f"at most {most} can be read"):
+            check_digests(tmp_path, {name: "sha256:" + "0" * 64})

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from data_pipeline.config import LimitSettings, RecordSettings
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.sources import columnar
+from data_pipeline.sources import columnar, columnar_child
 from data_pipeline.sources.columnar import ColumnarFormat, read_rows_of_columns
 from data_pipeline.sources.decoding import Origin
 from data_pipeline.sources.streams import Budget, StreamError
@@ -179,6 +180,27 @@ def test_whatever_a_child_does_is_a_rejection_here(
     assert error.detail.startswith(detail)
 
 
+@pytest.mark.parametrize(
+    ("letter", "body", "detail"),
+    [
+        (b"B", b"", "its reader sent 0 rows in 0 bytes"),
+        (b"B", (-1).to_bytes(8, "little", signed=True), "its reader sent -1 rows in 8 bytes"),
+        (b"B", (3).to_bytes(8, "little") + bytes(50), "its reader sent 3 rows in 58 bytes"),
+        (b"R", bytes(3), "its reader requested 0 bytes at offset -1"),
+        (b"E", b"no such reason\0words", "words"),
+    ],
+)
+def test_a_message_that_breaks_the_protocol_is_a_rejection_here(
+    letter: bytes, body: bytes, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path / "child.py"
+    message = letter + len(body).to_bytes(8, "little") + body
+    child.write_text(f"import os, sys; sys.stdin.buffer.readline(); os.write(1, {message!r})")
+    monkeypatch.setattr(columnar, "_CHILD", child)
+    error = refusal(GOOD)
+    assert (error.reason, error.detail.startswith(detail)) == (Reason.CORRUPT_PARQUET, True)
+
+
 def test_a_silent_child_is_ended(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     child = tmp_path_factory.mktemp("child") / "child.py"
     child.write_text("while True: pass")
@@ -260,6 +282,18 @@ def test_arrow_texts_of_every_type_are_read(kind: pa.DataType) -> None:
     table = pa.table({"other": [[1], [], [2], [3]], "text": pa.array(["a", None, "b", ""], pa.string()).cast(kind)})
     for stream in (True, False):
         assert outcomes(read(arrow(table, stream=stream), file_format="arrow")) == ["a", "<text-not-a-string>", "b", ""]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())], ids=str)
+def test_an_arrow_text_that_is_no_utf8_is_rejected_with_its_row(kind: pa.DataType) -> None:
+    texts = pa.array([b"good", b"caf\xe9", b"more"]).view(pa.string())
+    if pa.types.is_dictionary(kind):
+        column = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2], pa.int8()), texts)
+    else:
+        column = texts.view(pa.binary()).cast(columnar_child._BYTES[kind]).view(kind)
+    items = read(arrow({"text": column, "note": column}), file_format="arrow", metadata=["note"])
+    assert outcomes(items) == ["good", "<invalid-utf8>", "more"]
+    assert [item.metadata for item in items if isinstance(item, Document)] == ['{"note":"good"}', '{"note":"more"}']
 
 
 def test_an_arrow_file_without_texts_is_refused_with_what_is_there() -> None:

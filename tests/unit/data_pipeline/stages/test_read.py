@@ -4,8 +4,10 @@ import pyarrow.compute as pc
 
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dataset.tables import read_batches
+from data_pipeline.documents import Reason, Rejection
 from data_pipeline.sources.inputs import cut_into_partitions, find_inputs
 from data_pipeline.stages.read import ReadTask, read_partition
+from data_pipeline.stages.reject_samples import RejectedWriter
 from tests.support.corpora import sentences, write_texts
 
 
@@ -17,3 +19,12 @@ def test_large_metadata_bounds_a_batch_as_text_does(tmp_path: Path) -> None:
     batches = list(read_batches(tmp_path / "read"))
     assert [sum(batch.num_rows for batch in batches), result.kept] == [600, 600]
     assert max(pc.sum(pc.binary_length(batch.column("metadata"))).as_py() for batch in batches) < (1 << 24) + 60_100
+
+
+def test_rejected_documents_without_text_are_written_in_batches_too(tmp_path: Path) -> None:
+    with RejectedWriter(tmp_path / "rejects") as rejects:
+        for number in range(40_000):
+            rejects.add_malformed(number, Rejection(Reason.EMPTY, "a.jsonl", number))
+    batches = list(read_batches(tmp_path / "rejects-malformed"))
+    assert sum(batch.num_rows for batch in batches) == 40_000
+    assert max(batch.num_rows for batch in batches) < 20_000
