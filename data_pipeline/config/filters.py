@@ -31,6 +31,7 @@ _QUALITY, _REPETITION, _C4, _FINEWEB, _SPAM, _CODE = (
     OnlyIf(f"heuristics.presets has {preset}")
     for preset in ("gopher-quality", "gopher-repetition", "c4", "fineweb", "spam", "code")
 )
+_REFERENCE = OnlyIf("quality.trusted or quality.reference")
 
 
 class HeuristicSettings(Section):
@@ -190,27 +191,27 @@ class QualitySettings(Section):
         description="Reference of the perplexity, which judges the documents of all sources: a file or folder of good text, an "
         "n-gram model in the ARPA format, or prepared data with a reference model. none: `trusted`.",
     )
-    reference_tokens: Annotated[int, OnlyIf("quality.trusted")] = Field(
-        64 << 20, ge=1024, description="Number of tokens of the trusted source, from its start, that train the reference model."
+    reference_tokens: Annotated[int, _REFERENCE] = Field(
+        64 << 20, ge=1024, description="Number of tokens of the reference text, from its start, that train the reference model."
     )
-    reference_bits: Annotated[int, OnlyIf("quality.trusted")] = Field(
+    reference_bits: Annotated[int, _REFERENCE] = Field(
         22,
         ge=12,
         le=28,
         description="Number of counters of the reference model for pairs of tokens, and for triples, as a power of two.",
     )
-    max_perplexity: Annotated[float | None, OnlyIf("quality.trusted")] = Field(
+    max_perplexity: Annotated[float | None, _REFERENCE] = Field(
         1000.0, ge=1, description="Perplexity per token above which a document is rejected; none: no upper bound."
     )
-    min_perplexity: Annotated[float | None, OnlyIf("quality.trusted")] = Field(
+    min_perplexity: Annotated[float | None, _REFERENCE] = Field(
         None,
         ge=1,
         description="Perplexity per token below which a document is rejected, such as repeated text; none: no lower bound.",
     )
-    max_perplexity_percentile: Annotated[float | None, OnlyIf("quality.trusted")] = Field(
+    max_perplexity_percentile: Annotated[float | None, _REFERENCE] = Field(
         None, ge=0, le=100, description="Percentage of each source's documents that is kept, those of lowest perplexity; none: 100."
     )
-    min_perplexity_percentile: Annotated[float | None, OnlyIf("quality.trusted")] = Field(
+    min_perplexity_percentile: Annotated[float | None, _REFERENCE] = Field(
         None,
         ge=0,
         le=100,

@@ -54,8 +54,7 @@ class DedupSettings(Section):
     benchmark_overlaps: Annotated[int, OnlyIf("dedup.benchmarks")] = Field(
         1, ge=1, description="A document is dropped if it shares at least this many such runs of words with benchmarks."
     )
-
-    benchmark_alarm_fraction: float = Field(
+    benchmark_alarm_fraction: Annotated[float, OnlyIf("dedup.benchmarks")] = Field(
         0.05,
         ge=0,
         le=1,

@@ -32,7 +32,7 @@ class TextSettings(Section):
 
 
 class RecordSettings(Section):
-    """Documents from JSON Lines, CSV, TSV and Parquet."""
+    """Documents from JSON Lines, CSV, TSV, Parquet and Arrow."""
 
     text_field: str = Field("text", min_length=1, description="Name of the field or column that holds the text.")
     prompt_field: str | None = Field(
@@ -41,7 +41,9 @@ class RecordSettings(Section):
         description="Name of the field or column that holds a prompt. The prompt precedes the text, and has no loss in training. "
         "none: the text alone.",
     )
-    prompt_end: str = Field("\n", description="Characters between prompt and text. They have no loss either. See prompt_field.")
+    prompt_end: Annotated[str, OnlyIf("records.prompt_field")] = Field(
+        "\n", description="Characters between prompt and text. They have no loss either."
+    )
     metadata: tuple[str, ...] = Field(
         (), description="Names of the fields that are kept with each document: strings, numbers and booleans."
     )

@@ -65,13 +65,15 @@ class ScheduleConfig(Section):
         "cosine", description="Shape after the warm-up. wsd: constant, then a cool-down in the last steps."
     )
     warmup_steps: int = Field(100, ge=0, description="Number of steps in which the learning rate rises linearly to its peak.")
-    decay_steps: Annotated[int | None, OnlyIf("schedule.kind != constant"), OnlyIf("schedule.kind != step")] = Field(
-        None, ge=0, description="Step at which the floor is reached; none: the last step of the run; 0, only for wsd: never."
-    )
+    decay_steps: Annotated[
+        int | None,
+        OnlyIf("schedule.kind != constant or schedule.weight_decay = linear"),
+        OnlyIf("schedule.kind != step or schedule.weight_decay = linear"),
+    ] = Field(None, ge=0, description="Step at which the floor is reached; none: the last step of the run; 0, only for wsd: never.")
     floor: Annotated[float, OnlyIf("schedule.kind != constant")] = Field(
         0.1, ge=0, le=1, description="Lowest learning rate, as a share of the peak."
     )
-    decay_share: Annotated[float, OnlyIf("schedule.kind = wsd")] = Field(
+    decay_share: Annotated[float, OnlyIf("schedule.kind = wsd"), OnlyIf("not schedule.cooldown_steps")] = Field(
         0.2, gt=0, le=1, description="wsd: last share of `decay_steps`, in which the learning rate falls; at least two steps."
     )
     cooldown_steps: Annotated[int | None, OnlyIf("schedule.kind = wsd")] = Field(
