@@ -105,7 +105,7 @@ class PrepareConfig(Settings):
     )
     partition_bytes: int = Field(16 * _MIB, ge=1024, description="Number of input bytes in one task. Small files share a task.")
     text: TextSettings = Field(default_factory=TextSettings, description="Plain text files (.txt, .md, …)")
-    records: RecordSettings = Field(default_factory=RecordSettings, description="JSON Lines, CSV, TSV and Parquet")
+    records: RecordSettings = Field(default_factory=RecordSettings, description="JSON Lines, CSV, TSV, Parquet and Arrow")
     html: HtmlSettings = Field(default_factory=HtmlSettings, description="HTML pages")
     clean: CleanSettings = Field(default_factory=CleanSettings, description="Normalisation and length of documents")
     heuristics: HeuristicSettings = Field(

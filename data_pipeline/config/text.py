@@ -32,7 +32,7 @@ class TextSettings(Section):
 
 
 class RecordSettings(Section):
-    """Documents from JSON Lines, CSV, TSV and Parquet."""
+    """Documents from JSON Lines, CSV, TSV, Parquet and Arrow."""
 
     text_field: str = Field("text", min_length=1, description="Name of the field or column that holds the text.")
     prompt_field: str | None = Field(

@@ -230,10 +230,12 @@ def train(bench: Bench) -> Found:
         return ended[0]
 
     def resumed() -> Item:
+        if not ended or ended[0]["status"] != "passed":
+            return unmeasured("the uninterrupted run did not pass")
         first = bench.train("halves", "--limits.steps", str(bench.scale.steps // 2))
         rest = bench.train("halves") if first["status"] == "passed" else first
-        if rest["status"] != "passed" or ended[0]["status"] != "passed":
-            return failed(str(rest.get("reason", "the uninterrupted run failed")))
+        if rest["status"] != "passed":
+            return rest
         if rest["last_line"] != ended[0]["last_line"]:
             return failed(f"{rest['last_line']} instead of {ended[0]['last_line']}")
         again = ("s until the first step", "s in all", "last_line")

@@ -12,7 +12,7 @@ import torch
 
 from tests.benchmarks import gpu
 from tests.benchmarks.gpu import REHEARSAL, Bench, Found, gpu_tests, measure, run_tests
-from tests.benchmarks.gpu_results import EXPECTED, Results, failed, passed
+from tests.benchmarks.gpu_results import EXPECTED, Item, Results, failed, passed
 from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT
 
@@ -35,6 +35,28 @@ def test_a_rehearsal_makes_every_measurement_and_ends_with_a_table(tmp_path: Pat
     table = (tmp_path / "rehearsal" / "results.md").read_text()
     assert table in done.stdout
     assert all(f"| {part} | {name} | " in table for part, names in EXPECTED.items() for name in names)
+
+
+def test_relative_folders_are_below_the_current_folder(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHON": sys.executable, "GPU_RESULTS": "mine", "GPU_BUNDLE": "none"}
+    subprocess.run([str(ROOT / "env" / "gpu"), "summary"], cwd=tmp_path, check=True, capture_output=True, env=environment)
+    assert (tmp_path / "mine").is_dir()
+
+
+def test_a_resumed_run_is_unmeasured_if_there_is_no_uninterrupted_run_to_compare_it_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[str] = []
+
+    def train(_: Bench, name: str, *extra: str) -> Item:
+        trained.append(name)
+        return failed("training failed")
+
+    monkeypatch.setattr(Bench, "train", train)
+    results = Results(tmp_path, "a machine")
+    measure("train", bench(tmp_path), results)
+    assert [item["status"] for item in results.items["train"].values()] == ["failed", "unmeasured"]
+    assert trained == ["whole"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the tests marked gpu are not skipped here")

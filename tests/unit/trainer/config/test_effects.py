@@ -101,3 +101,16 @@ def test_the_declared_effects_of_the_schedule_are_its_effects(kind: str, more: d
         changed = needed | {name: value}
         has_effect = rates(changed) != rates(needed)
         assert (f"schedule.{name}" in told(schedule=changed)) == (not has_effect), name
+
+
+@pytest.mark.parametrize("kind", ["step", "constant"])
+def test_the_end_of_a_schedule_counts_if_the_weight_decay_falls_to_it(kind: str) -> None:
+    schedule: dict[str, Any] = {"kind": kind, "milestones": [150] if kind == "step" else [], "decay_steps": 150}
+    assert told(schedule=schedule) == ["schedule.decay_steps"]
+    assert told(schedule=schedule | {"weight_decay": "linear"}) == []
+
+
+def test_the_share_of_a_cooldown_is_told_if_its_number_of_steps_is_set() -> None:
+    schedule = {"kind": "wsd", "decay_share": 0.5}
+    assert told(schedule=schedule) == []
+    assert told(schedule=schedule | {"cooldown_steps": 5}) == ["schedule.decay_share"]
