@@ -126,7 +126,7 @@ ENDS = {
     ),
     "guard stops": End(
         "failed",
-        "step 6: gradient norm .* guard.exploding = stop",
+        "step 6: .*gradient norm .* guard.exploding = stop",
         poisoned(1e6, 6),
         GuardError,
         "exploding",
