@@ -242,12 +242,12 @@ def test_an_evaluation_that_runs_out_of_memory_has_the_same_result(
     calls: list[int] = []
     plain = LossModule.forward
 
-    def forward(module: LossModule, tokens: Tensor, *args: Any, by_row: bool = False) -> Tensor:
+    def forward(module: LossModule, tokens: Tensor, *args: Any, by_row: bool = False, **more: Any) -> Tensor:
         if by_row:
             calls.append(len(tokens))
             if len(tokens) > 2:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-        return plain(module, tokens, *args, by_row=by_row)
+        return plain(module, tokens, *args, by_row=by_row, **more)
 
     monkeypatch.setattr(LossModule, "forward", forward)
     with caplog.at_level(logging.WARNING):
