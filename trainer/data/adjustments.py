@@ -134,12 +134,6 @@ class _AdjustmentForm(Form, extra="forbid"):
             raise ValueError(f"the cool-down of step {self.step} ends at step {self.cooldown_end}, but it needs at least two steps")
         return self
 
-    @model_validator(mode="after")
-    def _check_length(self) -> Self:
-        if self.cooldown_end is not None and self.cooldown_end <= self.step:  # the rate of its steps would have no value
-            raise ValueError("a cool-down must end after its first step")
-        return self
-
 
 class _AdjustmentsForm(Form):
     changes: list[_AdjustmentForm]

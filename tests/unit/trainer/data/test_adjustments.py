@@ -66,10 +66,3 @@ def test_an_adjustment_says_what_it_is_and_why() -> None:
     assert (lost.kind, lost.facts()) == ("quarantine", {"shards": ["train/a.arrow"], "reason": "rank 1 could not read it"})
     assert smaller.describe() == "micro-batches of 4 rows from step 7 on, the same global batches: 8 rows ran out of memory"
     assert lost.describe() == "the rows of train/a.arrow are padding from step 9 on: rank 1 could not read it"
-
-
-@pytest.mark.parametrize("end", [6, 7])
-def test_a_cooldown_that_does_not_end_after_its_first_step_is_refused(end: int) -> None:
-    made = Adjustments((Adjustment(7, "limits.minutes ends the run after about 6 steps", cooldown_end=end),))
-    with pytest.raises(ValueError, match="a cool-down must end after its first step"):
-        Adjustments.from_json(made.to_json())
