@@ -81,5 +81,5 @@ def fingerprint_of(settings: Mapping[str, Any], inputs: Sequence[Mapping[str, An
 
 
 def key_of_work(fingerprint: str, config: PrepareConfig) -> str:
-    """Return a digest that names the work folder. Work that keeps all rejected documents has a folder of its own."""
+    """Return a digest that names the work folder. Work that keeps all rejected documents has a separate folder."""
     return digest_bytes(f"{fingerprint}, all rejects".encode()) if config.keep_rejects == "all" else fingerprint

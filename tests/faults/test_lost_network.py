@@ -1,6 +1,6 @@
 """Row 64: the network between two nodes is cut or delayed in the middle of a step.
 
-Each node is in a network namespace of its own, and a cable connects the two. A cut cable loses packets without closing a
+Each node is in its own network namespace, and a cable connects the two. A cut cable loses packets without closing a
 connection, as a failed switch does. The nodes share the run folder, and the test is the scheduler, which starts both nodes again.
 """
 

@@ -19,7 +19,7 @@ from common.command_line import run_command as command_ends
 from common.errors import ConfigError, ExitCode
 from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT, run_command, tiny_config
-from tests.support.terminals import shown_on, terminal_as
+from tests.support.terminals import terminal_as
 from trainer.__main__ import main
 from trainer.loop import train
 
@@ -49,13 +49,13 @@ def test_one_prompt_is_streamed_and_several_are_told_apart(run: Path, capsys: py
 def test_a_text_steers_no_terminal_unless_that_is_asked_for(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompt = "the \x1b]0;title\x07\x9b31m\u202ecat\tä\n"
     words = ["generate", str(run), "--max_tokens", "1", "--prompt", prompt]
-    with terminal_as("stdout") as user:
+    with terminal_as("stdout") as shown:
         assert command_ends(main, words) == ExitCode.DONE
-        assert shown_on(user).startswith("the ⟨U+001B⟩]0;title⟨U+0007⟩⟨U+009B⟩31m⟨U+202E⟩cat\tä\r\n")
+        assert shown().startswith("the ⟨U+001B⟩]0;title⟨U+0007⟩⟨U+009B⟩31m⟨U+202E⟩cat\tä\r\n")
         assert command_ends(main, [*words, "--json"]) == ExitCode.DONE
-        assert "\x9b" not in shown_on(user)
+        assert "\x9b" not in shown()
         assert command_ends(main, [*words, "--raw"]) == ExitCode.DONE
-        assert shown_on(user).startswith(prompt.replace("\n", "\r\n"))
+        assert shown().startswith(prompt.replace("\n", "\r\n"))
     assert command_ends(main, words) == ExitCode.DONE
     assert capsys.readouterr().out.startswith(prompt), "text was changed for a pipe"
 

@@ -25,7 +25,7 @@ from trainer.commands.evaluate import evaluate_run
 from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.loop import train
 from trainer.machine import environment
-from trainer.machine.environment import Difference
+from trainer.machine.environment import Difference, environment_facts
 from trainer.run.ledger import LEDGER
 from trainer.run.record import read_record
 from trainer.training.step import train_step
@@ -261,7 +261,7 @@ def test_a_loss_that_was_never_reached_is_found_by_replay(run: Path) -> None:
 def test_other_flags_are_listed_and_named_as_the_reason_for_other_bits(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
-    assert compare_environment(run) == (
+    assert compare_environment(run, environment_facts()) == (
         Difference("flags.NCCL_ALGO", None, "Ring", False),  # the run was made on a CPU
         Difference("flags.NVIDIA_TF32_OVERRIDE", None, "0", True),
     )
@@ -488,7 +488,7 @@ def test_a_run_of_a_version_that_recorded_less_resumes_and_differs_in_nothing(
     for name in ("cudnn", "nccl", "driver", "lock", "unlocked", "gpu_memory_bytes", "image_digest"):
         del record["environment"][name]
     (run / "record.json").write_bytes(sealed(record))
-    assert compare_environment(run) == ()
+    assert compare_environment(run, environment_facts()) == ()
     caplog.set_level("INFO")
     train(tiny_config(data, run, limits={"steps": 14}, **KEEP_ALL))
     [differences] = [message for message in caplog.messages if "differences from the previous start" in message]

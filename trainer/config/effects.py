@@ -22,7 +22,7 @@ def settings_without_effect(
         num_ranks: number of ranks.
         watched: whether the watchdog runs.
         own_loss: whether the extension defines the loss.
-        own_model: whether the extension builds a model of its own class.
+        own_model: whether the extension builds the model.
     """
     found = (device, own_loss, own_model, "several" if num_ranks > 1 else "one", "on" if watched else "off")
     unmet = unmet_conditions(config, dict(zip(FACTS, found, strict=True)))

@@ -1,6 +1,6 @@
 """Checks at the start of a run on several nodes: all nodes have the same run folder, and the same prepared data.
 
-Each node would otherwise write its heartbeats into a folder of its own, and a restart could find checkpoints on one node only.
+Otherwise each node would write its heartbeats into a separate folder, and a restart could find checkpoints on one node only.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
 
-__all__ = ["Clock"]
+__all__ = ["UNTIMED_STEPS", "Clock"]
 
-_NUM_RECENT = 10
-_UNTIMED_LAPS = 3
+UNTIMED_STEPS = 3
 """The first steps of a process compile code, so their times say little about later steps."""
+_NUM_RECENT = 10
 
 
 class Clock:
@@ -50,7 +50,7 @@ class Clock:
         now = time.monotonic()
         lap, self._last_lap = now - self._last_lap, now
         self._num_laps += 1
-        if self._num_laps > _UNTIMED_LAPS:
+        if self._num_laps > UNTIMED_STEPS:
             self._laps_s.append(lap)
         return lap
 

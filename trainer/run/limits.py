@@ -11,6 +11,7 @@ from common.errors import ConfigError
 from data_pipeline.dataset.manifest import Manifest
 from trainer.config import EvalConfig, TrainConfig
 from trainer.data.adjustments import Adjustment
+from trainer.run.clock import UNTIMED_STEPS
 from trainer.run.progress import Evaluated, Progress
 
 __all__ = ["Pace", "Plan", "early_stop", "evaluations_without_gain", "plan_run"]
@@ -43,8 +44,6 @@ def evaluations_without_gain(evaluations: Sequence[Evaluated], min_delta: float)
     return stale, best
 
 
-_UNTIMED_STEPS = 3
-"""The first steps of a process compile code, so their times say little about later steps."""
 _SPARE_SHARE = 0.05
 """Share of the remaining time that a cool-down leaves for steps that are slower than those before it."""
 
@@ -64,7 +63,7 @@ class Pace:
             self.first, self.num_seen = None, 0
         self.num_seen += 1
         self.last = (steps_done, seconds)
-        if self.first is None and self.num_seen > _UNTIMED_STEPS:
+        if self.first is None and self.num_seen > UNTIMED_STEPS:
             self.first = self.last
 
     def last_step_before(self, deadline_s: float) -> int | None:

@@ -25,7 +25,8 @@ from trainer.data.adjustments import Adjustments
 from trainer.distributed.group import joined_group
 from trainer.extensions.trust import EXTENSION, recorded_source
 from trainer.machine.determinism import configure_determinism, device_name, flags, not_compared, threads_per_rank
-from trainer.machine.environment import Difference, environment_facts, find_differences, same_facts, unlocked_here
+from trainer.machine.environment import Difference, environment_facts, find_differences, same_facts
+from trainer.machine.locks import describe_unlocked
 from trainer.model.attention import backend_of
 from trainer.run.directory import data_folder, foreign_files, load_config, settings_here
 from trainer.run.events import TrainEvent
@@ -75,12 +76,13 @@ def verify_run(
     """
     levels = LEVELS[: LEVELS.index(level) + 1]
     yield check_integrity(run, data)
-    differences = compare_environment(run) if len(levels) > 1 or num_steps else ()
+    here = environment_facts() if len(levels) > 1 or num_steps else {}
+    differences = compare_environment(run, here) if here else ()
     earlier = read_record(run).get("earlier", [])
     if "environment" in levels:
-        unlocked = environment_facts()["unlocked"]
-        facts = {"differences": [asdict(one) for one in differences], "unlocked": unlocked, "earlier": earlier}
-        lines = [_environment_text(differences), *_indented(unlocked_here()), *map(_earlier_text, earlier)]
+        facts = {"differences": [asdict(one) for one in differences], "unlocked": here["unlocked"], "earlier": earlier}
+        unlocked = describe_unlocked(here["lock"], here["unlocked"])
+        lines = [_environment_text(differences), *_indented(unlocked), *map(_earlier_text, earlier)]
         yield Outcome("environment", "\n".join(lines), facts)
     if "data" in levels:
         directory = data_folder(run, data)
@@ -162,19 +164,22 @@ def _foreign_text(foreign: Sequence[str]) -> str:
     return f"\n  files that do not belong to this run, and are not used: {', '.join(names)}{more}" if foreign else ""
 
 
-def compare_environment(run: Path) -> tuple[Difference, ...]:
+def compare_environment(run: Path, facts: Mapping[str, Any]) -> tuple[Difference, ...]:
     """Return the differences between the environment of this process and that of the run.
+
+    Args:
+        run: the run's directory.
+        facts: `environment_facts()` of this process.
 
     Raises:
         CheckpointError: the record is missing or damaged.
         ConfigError: this machine has GPUs, but torch sees none.
     """
     record, config = read_record(run), load_config(run)
-    here = settings_here(config)
     with suppress(ConfigError):  # the settings that it refuses appear among the flags below
-        configure_determinism(here)
+        configure_determinism(settings_here(config))
     identity = record["identity"]
-    recorded, found = same_facts(record["environment"], environment_facts())
+    recorded, found = same_facts(record["environment"], facts)
     recorded |= {name: identity.get(name) for name in ("device", "threads", "attention")}
     decided = [name for name in identity if name == "nodes" or name.startswith("flags.")]
     recorded |= {name: identity[name] for name in decided}

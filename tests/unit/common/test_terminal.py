@@ -13,7 +13,7 @@ from common.command_line import run_command
 from common.errors import CheckpointError, ExitCode
 from common.redaction import RedactingFormatter
 from common.terminal import printable
-from tests.support.terminals import shown_on, terminal_as
+from tests.support.terminals import terminal_as
 
 TITLE = "\x1b]0;title\x07\x1b[2J\x1b[31mred\x9b0m"
 REVERSED = "\u202egnp.exe\u2066\u200f"
@@ -56,9 +56,9 @@ def test_what_a_command_prints_on_a_terminal_cannot_steer_it() -> None:
     def main(_: Sequence[str]) -> None:
         print(f"text {TITLE}", end="", flush=True)
 
-    with terminal_as("stdout") as user:
+    with terminal_as("stdout") as shown:
         assert run_command(main, ()) == ExitCode.DONE
-        assert shown_on(user) == f"text {printable(TITLE)}"
+        assert shown() == f"text {printable(TITLE)}"
 
 
 def test_what_a_command_prints_into_a_pipe_or_file_is_not_changed(capsys: pytest.CaptureFixture[str]) -> None:

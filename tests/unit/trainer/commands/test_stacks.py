@@ -176,7 +176,7 @@ def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
             show_stacks(tmp_path)
 
 
-@pytest.mark.skipif(not may_have_own_pids(), reason="needs a pid namespace of its own, which this machine forbids")
+@pytest.mark.skipif(not may_have_own_pids(), reason="needs its own pid namespace, which this machine forbids")
 def test_a_rank_in_another_container_is_not_mistaken_for_a_process_of_this_one(tmp_path: Path) -> None:
     with process(RANK, tmp_path, 0, "on", before=OWN_PIDS):
         pid = beat_of(tmp_path / "heartbeat/rank-0").pid

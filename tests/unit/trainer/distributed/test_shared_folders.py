@@ -11,7 +11,7 @@ from trainer.distributed.shared_folders import check_same_data, check_shared
 
 
 def on_nodes(group: Group, *folders: Path) -> str:
-    """Check with each rank on a node of its own, which has its own folder; the message of the error, if there is one."""
+    """Check with each rank on a different node that has its own folder. Returns the message of the error, if there is one."""
     shared_folders.WAIT_S = 0.5
     try:
         check_shared(folders[group.rank], replace(group, local_rank=0, local_world_size=1))

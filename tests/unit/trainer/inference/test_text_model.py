@@ -142,7 +142,7 @@ def test_a_token_of_a_full_window_sees_exactly_the_window() -> None:
 
 
 class Recorder(nn.Module):
-    """A model of one's own: the likeliest next token is the sum of those that it sees."""
+    """A user's model: the likeliest next token is the sum of those that it sees."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -158,7 +158,7 @@ def test_the_share_of_dropped_probabilities_is_the_rate(backend: Backend) -> Non
     num_kept = last_BN * (1 - rate) * LENGTH
     torch.testing.assert_close(num_kept, num_kept.round(), rtol=0, atol=1e-3)
     assert last_BN.mean().item() == pytest.approx(1, abs=SIGMAS * math.sqrt(rate / (1 - rate) / last_BN.numel() / LENGTH))
-    assert last_BN.unique().numel() > 5, "heads and rows have masks of their own"
+    assert last_BN.unique().numel() > 5, "heads and rows have different masks"
 
 
 def config_of(**model: object) -> TrainConfig:

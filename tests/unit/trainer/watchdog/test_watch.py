@@ -369,7 +369,7 @@ RANK = """
     print(ProcessId.own(), flush=True)
     processes = [ProcessId.parse(word) for word in sys.stdin.readline().split()]
     num_ranks, local_rank = len(processes), rank
-    if sys.argv[4:] == ["nodes"]:  # each rank is on a node of its own
+    if sys.argv[4:] == ["nodes"]:  # each rank is on a different node
         processes, local_rank = [processes[rank]], 0
 
     def hold_the_lock():
