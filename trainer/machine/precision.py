@@ -47,10 +47,15 @@ def with_precision(config: TrainConfig, group: Group, recorded: Precision | None
     Raises:
         ConfigError: the run was started in bf16, and the GPU of a rank has none.
     """
-    if config.precision != "auto":
-        return config, ChosenPrecision(config.precision, config.precision, "the settings say so")
     device_type = group.device.type
-    all_fast = bool(group.smallest(torch.cuda.is_bf16_supported(including_emulation=False) if device_type == "cuda" else has_amx()))
+    has_bf16 = device_type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if config.precision != "auto":
+        if config.precision == "bf16" and device_type == "cuda" and not has_bf16:
+            _log.warning(
+                "precision = bf16: this GPU has no bf16 (compute capability below 8.0) and emulates it slowly; fp16 is faster"
+            )
+        return config, ChosenPrecision(config.precision, config.precision, "the settings say so")
+    all_fast = bool(group.smallest(has_bf16 if device_type == "cuda" else has_amx()))
     value, reason = choose_precision(device_type, config.model.width, all_fast=all_fast)
     if recorded is not None:
         if device_type != "cuda" or all_fast or recorded != "bf16":

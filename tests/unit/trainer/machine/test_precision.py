@@ -60,6 +60,14 @@ def test_a_new_run_gets_the_format_of_its_device_and_the_log_says_why(fast: bool
     assert with_precision(config(), CPU, None)[0].number_format == "fp32"
 
 
+def test_bf16_on_a_gpu_that_only_emulates_it_is_used_with_a_warning(fast: bool, caplog: pytest.LogCaptureFixture) -> None:
+    assert with_precision(config(precision="bf16"), GPU, None)[0].number_format == "bf16"
+    assert with_precision(config(precision="bf16"), CPU, None)[0].number_format == "bf16"
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == (0 if fast else 1)
+    assert all("fp16 is faster" in one for one in warnings)
+
+
 def test_a_format_that_is_set_is_never_replaced(fast: bool) -> None:
     for value in ("fp32", "bf16", "fp16", "float8"):
         given = config(precision=value)
