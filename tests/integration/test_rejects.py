@@ -77,10 +77,13 @@ def test_every_rejected_document_is_kept_in_full_with_its_reason(corpus: dict[st
     ids = [reject["id"] for reject in found]
     assert ids == sorted(set(ids))
 
-    originals = dict(enumerate(Path(corpus["source"]["web"]["paths"][0]).read_bytes().split(b"\n"), 1))
+    originals = {
+        name: dict(enumerate(Path(source["paths"][0]).read_bytes().split(b"\n"), 1)) for name, source in corpus["source"].items()
+    }
+    assert {reject["source"] for reject in found} == {"web", "trusted"}
     of_web = [reject for reject in found if reject["source"] == "web"]
-    for reject in of_web:
-        line = originals[reject["line"]]
+    for reject in found:
+        line = originals[reject["source"]][reject["line"]]
         if reject["reason"] == "invalid-utf8":
             assert base64.b64decode(reject["base64"]) == line == INVALID_UTF8
         elif reject["stage"] == "read":

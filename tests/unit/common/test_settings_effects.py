@@ -81,6 +81,23 @@ def test_a_fact_is_judged_once_it_is_known_and_replaces_a_setting() -> None:
     assert told({"fast": True}, slow_s=2) == ["slow_s has no effect: it needs fast not to be set"]
 
 
+@pytest.mark.parametrize(
+    ("condition", "value", "others"),
+    [
+        ("x = true", True, (False, None)),
+        ("x = false", False, (True, 0)),
+        ("x = none", None, (False, "x")),
+        ("x = 1.5", 1.5, (1, 15)),
+    ],
+)
+def test_a_condition_writes_values_as_a_recipe_does_and_a_missing_value_as_none(
+    condition: str, value: Any, others: tuple[Any, ...]
+) -> None:
+    assert OnlyIf(condition).holds({"x": value})
+    assert not any(OnlyIf(condition).holds({"x": other}) for other in others)
+    assert not OnlyIf(condition.replace("=", "!=")).holds({"x": value})
+
+
 def test_the_names_in_a_condition_are_those_of_its_parts() -> None:
     assert names_in(OnlyIf("not a.b or c != d or e has f or g = h or i")) == ["a.b", "c", "e", "g", "i"]
     assert set(with_conditions(Both)) == {"slow_s", "limit", "weights", "shape.power", "shape.steps"}

@@ -94,6 +94,7 @@ def test_a_section_that_sources_override_is_judged_for_each_of_them() -> None:
     assert told(source={"prose": prose}, heuristics={"code_max_generated": 3}) == ["heuristics.code_max_generated"]
     own = {"paths": ("b",), "heuristics": {"code_max_generated": 3}}
     assert told(source={"code": code, "prose.a": own}) == ["source.prose.a.heuristics.code_max_generated"]
+    assert told(source={"prose.a": own}) == ["source.prose.a.heuristics.code_max_generated"]
     both = code | {"heuristics": {"presets": ["code"], "code_max_generated": 2}}
     assert told(source={"code": both}, heuristics={"code_max_generated": 3}) == []
     assert told(sources=("x",), source={"code": both}, heuristics={"code_max_generated": 3}) == ["heuristics.code_max_generated"]

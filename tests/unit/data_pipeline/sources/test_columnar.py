@@ -2,6 +2,7 @@ import contextlib
 import io
 import os
 import signal
+import struct
 import subprocess
 from decimal import Decimal
 from pathlib import Path
@@ -187,6 +188,8 @@ def test_whatever_a_child_does_is_a_rejection_here(
         (b"B", (-1).to_bytes(8, "little", signed=True), "its reader sent -1 rows in 8 bytes"),
         (b"B", (3).to_bytes(8, "little") + bytes(50), "its reader sent 3 rows in 58 bytes"),
         (b"R", bytes(3), "its reader requested 0 bytes at offset -1"),
+        (b"R", struct.pack("<qq", 0, (1 << 20) + 1), "its reader requested 1048577 bytes at offset 0"),
+        (b"R", struct.pack("<qq", 1 << 40, 1), "its reader requested 1 bytes at offset 1099511627776"),
         (b"E", b"no such reason\0words", "words"),
     ],
 )
@@ -275,6 +278,20 @@ def test_arrow_files_and_streams_are_read_as_parquet_is(stream: bool, compressio
     assert items[2999] == ORIGIN.document(columns["text"][2999], 3000, 0, '{"n":2999,"url":"u"}')  # type: ignore[index]
 
 
+@pytest.mark.parametrize("file_format", ["parquet", "arrow"])
+def test_a_column_of_metadata_that_occurs_twice_or_a_very_long_string_is_left_out(file_format: ColumnarFormat) -> None:
+    columns = [["a", "b"], ["u", "u"], ["v", "v"], ["x" * (1 << 16), "x" * (1 << 16 | 1)]]
+    table = pa.Table.from_arrays([pa.array(column) for column in columns], names=["text", "url", "url", "note"])
+    output = io.BytesIO()
+    pq.write_table(table, output)
+    data = output.getvalue() if file_format == "parquet" else arrow(table)
+    first, second = read(data, file_format=file_format, metadata=["url", "note"])
+    assert isinstance(first, Document)
+    assert isinstance(second, Document)
+    assert first.metadata == f'{{"note":"{"x" * (1 << 16)}"}}'
+    assert not second.metadata
+
+
 @pytest.mark.parametrize(
     "kind", [pa.string(), pa.large_string(), pa.binary(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())], ids=str
 )
@@ -333,12 +350,16 @@ def test_an_arrow_file_with_changed_bytes_never_raises_anything_else(data: st.Da
             assert isinstance(item, Document | Rejection)
 
 
-def test_offsets_outside_of_the_buffers_are_refused() -> None:
-    offsets, wrong = (np.array([0, 4, last], np.int32).tobytes() for last in (8, 1 << 30))
+@pytest.mark.parametrize("wrong", [(0, 4, 1 << 30), (0, 1 << 30, 8), (0, 9, 8), (0, -4, 8)])
+def test_offsets_outside_of_the_buffers_or_out_of_order_are_refused(wrong: tuple[int, ...]) -> None:
+    offsets = np.array([0, 4, 8], np.int32).tobytes()
     for stream in (True, False):
         data = arrow({"text": ["some", "text"]}, stream=stream)
         assert data.count(offsets) == 1
-        assert refusal(data.replace(offsets, wrong), file_format="arrow").reason == Reason.CORRUPT_ARROW
+        damaged = data.replace(offsets, np.array(wrong, np.int32).tobytes())
+        error = refusal(damaged, file_format="arrow")
+        assert error.reason == Reason.CORRUPT_ARROW
+        assert error.detail.startswith("ArrowInvalid: ")  # the child has checked them, and was not ended by a wrong address
 
 
 def test_an_arrow_bomb_is_given_up_at_the_budget_or_the_memory_limit() -> None:

@@ -320,6 +320,28 @@ def test_closing_does_not_wait_for_a_read_that_is_to_be_made_again() -> None:
     assert not loader_threads()
 
 
+def test_each_wait_is_that_of_the_settings_and_ends_when_the_loader_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float | None] = []
+
+    class Recorded(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            return self.is_set()  # closing sets it, so no wait outlasts the loader
+
+    def fail(number: int) -> None:
+        if number == 4:
+            raise ShardError("train/a-00000.arrow", "train/a-00000.arrow: damaged")
+        failing(range(1, 4))(number)
+
+    monkeypatch.setattr("trainer.data.loader.threading", SimpleNamespace(Event=Recorded))
+    rows, as_rows = numbered(8, fail)
+    loader = LoaderConfig(retry_waits_s=(70.0, 80.0, 90.0))
+    with prefetched_batches(as_rows, TWO_ROWS, group(), UniformOrder(3, 8), 0, depth=1, loader=loader) as batches:
+        next(batches)
+    assert waits == [70.0, 80.0, 90.0, 70.0]
+    assert rows.reads >= 5
+
+
 @pytest.mark.parametrize("depth", [1, 3])
 def test_no_more_is_read_ahead_than_the_depth(depth: int) -> None:
     rows, as_rows = numbered(8)
@@ -505,6 +527,20 @@ def test_a_batch_before_a_failed_one_is_read_even_if_its_reader_is_late(monkeypa
         assert next(batches).start == 0
         with pytest.raises(PreparedDataError, match="a-00000"):
             next(batches)
+
+
+def test_without_waits_a_damaged_shard_is_not_read_again() -> None:
+    def fail(_: int) -> None:
+        raise ShardError("train/1", "train/1: damaged")
+
+    rows, as_rows = numbered(8, fail)
+    never = LoaderConfig(retry_waits_s=())
+    with (
+        prefetched_batches(as_rows, TWO_ROWS, group(), UniformOrder(3, 8), 0, depth=1, loader=never) as batches,
+        pytest.raises(ShardError, match="train/1: damaged"),
+    ):
+        next(batches)
+    assert rows.reads == 1
 
 
 def test_without_waits_a_read_is_not_tried_again() -> None:

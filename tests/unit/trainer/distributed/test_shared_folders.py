@@ -1,5 +1,7 @@
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,6 +44,42 @@ def test_a_node_with_a_folder_of_its_own_is_refused_and_named(tmp_path: Path, ot
     assert "is not the run folder of rank 0" in second
     assert "mount it at the same path on every node, and name it with --run" in second
     assert list(shared.iterdir()) == []
+
+
+def where_the_folder_is_seen_late(group: Group, shared: Path, late: Path) -> str:
+    """Check with a second node that sees the folder after its first look, as NFS may let it."""
+    if group.rank == 1:
+        shared_folders.time = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: late.symlink_to(shared))  # type: ignore[assignment]
+    return on_nodes(group, shared, late)
+
+
+def test_a_node_that_sees_the_folder_late_is_accepted(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    assert run_ranks(where_the_folder_is_seen_late, 2, tmp_path / "shared", tmp_path / "late") == ["", ""]
+
+
+def where_names_repeat(group: Group, *folders: Path) -> str:
+    shared_folders.secrets = SimpleNamespace(token_hex=lambda num_bytes: "ab" * num_bytes)  # type: ignore[assignment]
+    return on_nodes(group, *folders)
+
+
+def test_a_file_of_that_name_with_another_content_is_not_the_file_of_rank_0(tmp_path: Path) -> None:
+    for name in ("shared", "own"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "own" / ".shared-abababababababab").write_text("")
+    first, second = run_ranks(where_names_repeat, 2, tmp_path / "shared", tmp_path / "own")
+    assert first.startswith("RemoteError: ")
+    assert "(it has another content here)" in second
+
+
+def test_every_start_writes_a_file_of_a_new_name_and_removes_nothing_but_such_files(tmp_path: Path) -> None:
+    kept = [tmp_path / name for name in (".shared-notes", ".shared-0123456789abcdeg", ".shared-0123456789abcdef0")]
+    for file in kept:
+        file.write_text("")
+    names = {shared_folders._write_mark(tmp_path) for _ in range(3)}
+    assert len(names) == 3
+    assert len(names & {path.name for path in tmp_path.iterdir()}) == 1
+    assert all(file.exists() for file in kept)
 
 
 def same_data(group: Group, *digests: str) -> str:
