@@ -29,17 +29,17 @@ def tokenizer_of(kind: str) -> Tokenizer:
 
 
 def tokenized(
-    folder: Path, documents: list[list[str]], known: Tokenizer, **sections: dict[str, object]
+    folder: Path, documents: list[list[str]], known: Tokenizer, num_val: int = 0, **sections: dict[str, object]
 ) -> tuple[pa.Table, TokenizeResult]:
-    """Tokenize documents of these parts, all code and for training; a document of one part has no mask."""
+    """Tokenize documents of these parts, all code, the last `num_val` for validation. A document of one part has no mask."""
     with TableWriter(folder / "text", TEXT_SCHEMA) as table:
         for number, pieces in enumerate(documents):
             lengths = [len(piece) for piece in pieces] if len(pieces) > 1 else []
             text = "".join(pieces)
             table.add((number, KINDS.index("code"), "code", "", "f", 1, len(text), False, text, lengths), len(text))
     with TableWriter(folder / "split", pa.schema([("split", pa.uint8())])) as table:
-        for _ in documents:
-            table.add((0,), 1)
+        for number in range(len(documents)):
+            table.add((int(number >= len(documents) - num_val),), 1)
     (folder / "tokenizer").mkdir()
     for name, content in known.files().items():
         (folder / "tokenizer" / name).write_bytes(content)
@@ -75,14 +75,15 @@ def test_augmentation_leaves_documents_with_a_mask_as_they_are_and_counts_them(t
     tokenizer = tokenizer_of("byte")
     table, result = tokenized(
         tmp_path,
-        [["def f(x):\n", "    return x + 1\n"], ["def g(x):\n    return x + 2\n"]],
+        [["def f(x):\n", "    return x + 1\n"], ["def g(x):\n    return x + 2\n"], ["of validation, ", "not counted"]],
         tokenizer,
+        num_val=1,
         augment={"fim_rate": 1.0},
         tokenizer={"add_bos": False, "add_eos": False},
     )
-    masked, plain = table["tokens"].to_pylist()
+    masked, plain, _ = table["tokens"].to_pylist()
     assert tokenizer.decode(masked) == "def f(x):\n    return x + 1\n"
     assert tokenizer.token_id(FIM[0]) in plain
-    assert table["loss_runs"].to_pylist() == [[10, 17], []]
+    assert table["loss_runs"].to_pylist() == [[10, 17], [], [15, 11]]
     assert result.augmented["unchanged_with_mask"] == 1
     assert result.augmented["fim_psm"] + result.augmented["fim_spm"] == 1
