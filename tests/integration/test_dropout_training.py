@@ -8,8 +8,10 @@ import pytest
 
 from common.errors import ConfigError
 from common.files import sealed
+from tests.support.disturbed import kill, trained
 from tests.support.prepared import write_prepared
 from tests.support.runs import losses, metrics, start_ranks, tiny_config
+from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.loop import train
 from trainer.run.record import read_record
@@ -78,6 +80,20 @@ def test_a_resumed_run_and_a_replay_have_the_same_bits(data: Path, tmp_path: Pat
     replay = replay_run(whole, 12, train=train, start=0)
     assert replay.difference == ""
     assert replay.tensors_at == (10, 12)
+
+
+@pytest.mark.parametrize("changes", [{}, ELASTIC], ids=["run", "elastic"])
+def test_a_killed_run_resumes_from_its_last_save_with_the_same_bits(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    whole, killed = (configured(data, tmp_path / name, checkpoint={"every_steps": 3}, **changes) for name in ("whole", "killed"))
+    last_line = train(whole)
+    with monkeypatch.context() as patch:
+        kill(patch, 8)
+        assert trained(killed).startswith("Killed")
+    assert max(CheckpointStore(killed.run / "checkpoints").steps()) == 6
+    assert train(killed) == last_line
+    assert losses(killed.run) == losses(whole.run)
 
 
 def test_activation_checkpointing_does_not_change_the_weights(data: Path, tmp_path: Path) -> None:
