@@ -176,8 +176,9 @@ def compare_environment(run: Path, facts: Mapping[str, Any]) -> tuple[Difference
         ConfigError: this machine has GPUs, but torch sees none.
     """
     record, config = read_record(run), load_config(run)
+    here = settings_here(config)
     with suppress(ConfigError):  # the settings that it refuses appear among the flags below
-        configure_determinism(settings_here(config))
+        configure_determinism(here)
     identity = record["identity"]
     recorded, found = same_facts(record["environment"], facts)
     recorded |= {name: identity.get(name) for name in ("device", "threads", "attention")}
