@@ -19,4 +19,7 @@ def test_the_losses_are_those_on_record(recipe: str, device: str, tmp_path: Path
         )
     found = train_recipe(recipe, tmp_path, device)
     assert len(found["train"]) == 50
-    assert found == known[recipe]
+    if found != known[recipe]:  # tells a change of the code from a machine that does not compute the same twice
+        again = train_recipe(recipe, tmp_path / "again", device)
+        repeated = "the same" if again == found else "the recorded" if again == known[recipe] else "other"
+        assert found == known[recipe], f"a second training gives {repeated} losses"
