@@ -32,6 +32,11 @@ def run_listed(command: Command, program: str, arguments: Sequence[str]) -> None
     parser = help_parser(model, f"{program} {command.name}", description)
     load = load_options if issubclass(model, Options) else load_settings
     settings = load(model, arguments, parser)
+    if command.shortcut:
+        with importing():
+            shortcut = _named(command.shortcut)
+        if shortcut(settings):
+            return
     with importing():
         work = _named(command.work)
     work(settings)

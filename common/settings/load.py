@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,10 @@ def load_settings(
     command_line = {name: none_word(fields[name], value) for name, value in given.items()}
     variables = _from_environment(model, environment)
     recipe = command_line.get("recipe", variables.get("recipe", model.model_fields["recipe"].default))
-    layers = [_from_recipe(model, recipe), variables, _nested(command_line)]
+    own = [variables, _nested(command_line)]
+    layers = [_from_recipe(model, recipe), *own]
+    if (path := model.recorded_in({name: value for layer in own for name, value in layer.items()})) is not None:
+        layers = [_recorded(model, path, own), *own]
     merged: dict[str, Any] = {}
     for layer in layers:
         _merge(merged, layer)
@@ -65,6 +69,30 @@ def load_settings(
         return model(**merged)
     except ValidationError as error:
         raise ConfigError(explain(model, error)) from None
+
+
+def _recorded(model: type[Settings], path: Path, own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings that an earlier start has recorded, without those that hold for one start alone.
+
+    Raises:
+        ConfigError: a setting runs code or sends data to a service, so a file that may come from a stranger cannot decide it.
+    """
+    values = _from_recipe(model, str(path))
+    given = {name for layer in own for name in _flat_names(layer)}
+    found = {name: _value(values, name) for name in model.only_given if name not in given}
+    if missing := {name: value for name, value in found.items() if value is not None}:
+        options = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in missing.items())
+        raise ConfigError(
+            f"{path}: the run was started with {', '.join(missing)}, which a file of the run cannot decide; "
+            f"add {options}, or none to leave it out"
+        )
+    return {name: value for name, value in values.items() if name not in model.not_recorded}
+
+
+def _value(values: Mapping[str, Any], name: str) -> Any:
+    for part in name.split("."):
+        values = values.get(part) or {}
+    return values or None
 
 
 def load_options(

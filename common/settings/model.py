@@ -6,6 +6,7 @@ import difflib
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -46,6 +47,15 @@ class Settings(Section):
     """With `TRAIN_`, the variable of `optim.lr` is `TRAIN_OPTIM__LR`."""
     recipe_table: ClassVar[str]
     """With `train`, a recipe sets `optim.lr` as `[train.optim] lr = …`."""
+    not_recorded: ClassVar[tuple[str, ...]] = ()
+    """Settings that are not taken from the file of `recorded_in`."""
+    only_given: ClassVar[tuple[str, ...]] = ()
+    """Settings of that file that a command must give again: they run code, or send data to a service."""
+
+    @classmethod
+    def recorded_in(cls, _given: Mapping[str, Any]) -> Path | None:
+        """Return the file with the settings that a command with these settings continues with; None if there is none."""
+        return None
 
 
 class Options(Section):

@@ -6,8 +6,9 @@ and `trainer.run.limits`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -30,10 +31,14 @@ class TrainConfig(Settings):
 
     environment_prefix: ClassVar[str] = "TRAIN_"
     recipe_table: ClassVar[str] = "train"
+    not_recorded: ClassVar[tuple[str, ...]] = ("resume", "run")
+    only_given: ClassVar[tuple[str, ...]] = ("extension", "log.mlflow_uri")
 
     recipe: str | None = Field(None, description="Recipe: its name in env/recipes, or a .toml file.")
     data: Path = Field(description="Directory that `data_pipeline prepare` wrote.")
-    run: Path = Field(description="Directory of this run. If it already holds a run, that run is continued.")
+    run: Path = Field(
+        description="Directory of this run. A run in it is continued; without --data and --recipe, with its own settings."
+    )
     seed: int = Field(1337, ge=0, lt=1 << 63, description="Seed of the initial weights, the order of rows and the samples.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device to compute on; auto: GPUs if the machine has any.")
     threads: int | None = Field(
@@ -81,6 +86,14 @@ class TrainConfig(Settings):
     bad_data: BadDataConfig = Field(BadDataConfig(), description="Shards that cannot be read.")
     resume: ResumeConfig = Field(ResumeConfig(), description="Differences that a resume allows.")
     branch: BranchConfig = Field(BranchConfig(), description="Checkpoint of another run that a new run continues from.")
+
+    @classmethod
+    def recorded_in(cls, given: Mapping[str, Any]) -> Path | None:
+        """Return `config.toml` of an existing run, if a command names the run, and neither data nor a recipe."""
+        if "run" not in given or not given.keys().isdisjoint(("data", "recipe")):
+            return None
+        path = Path(given["run"]) / "config.toml"
+        return path if path.is_file() else None
 
     @property
     def number_format(self) -> Precision:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from common.command_line import end_at_once, run_command
 from common.errors import ConfigError, ExitCode, PreparedDataError, ProjectError, StoppedBySignal
+from common.files import UnusableFileError, read_input
 from data_pipeline.dataset.locks import reading
 from trainer.launch.command import become, folder_of, group_command, num_ranks_command, other_command, training_arguments
 from trainer.launch.environment import may_have_gpu, missing_variables
@@ -29,6 +30,8 @@ from trainer.watchdog.processes import EXIT_FILE_VARIABLE
 
 __all__ = ["main"]
 
+_MAX_RECORD_BYTES = 64 << 20
+
 
 def main(words: Sequence[str]) -> ExitCode:
     """Train, or replace this process by another command."""
@@ -36,6 +39,8 @@ def main(words: Sequence[str]) -> ExitCode:
     if command := other_command(words):
         become(command)
     arguments, stop = training_arguments(words), StopRequest()
+    if may_be_finished(folder_of("run", arguments, os.environ)) and is_finished(arguments):
+        return ExitCode.DONE
     stop.install()
     cores = len(os.sched_getaffinity(0))
     os.environ.update(missing_variables(os.environ, partial(count_gpus, arguments, stop), cores))
@@ -53,6 +58,26 @@ def main(words: Sequence[str]) -> ExitCode:
             stop,
             unseen="" if run else ", as far as is known without --run",
         )
+
+
+def may_be_finished(run: str) -> bool:
+    """Return whether the record of a run says that it has finished, without a check of the record."""
+    try:
+        return b'"status":"finished"' in read_input(Path(run) / "record.json", _MAX_RECORD_BYTES).replace(b" ", b"")
+    except (OSError, ValueError, UnusableFileError):
+        return False
+
+
+def is_finished(arguments: Sequence[str]) -> bool:
+    """Load the settings, and report a run that has finished with them. The ranks report settings that cannot be used."""
+    from common.settings.load import load_settings
+    from common.settings.options import help_parser
+    from trainer.config import TrainConfig
+    from trainer.launch.finished import report_finished
+
+    with suppress(ProjectError):
+        return report_finished(load_settings(TrainConfig, arguments, help_parser(TrainConfig, "trainer train", "")))
+    return False
 
 
 def count_gpus(arguments: Sequence[str], stop: StopRequest) -> str:

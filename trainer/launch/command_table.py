@@ -21,6 +21,7 @@ _TRAIN = Command(
     "trainer.config:TrainConfig",
     "trainer.commands.train:run",
     "Trains a model on prepared data. Under torchrun, every rank runs this command.",
+    shortcut="trainer.launch.finished:report_finished",
 )
 _SCHEMA = Command(
     "schema",

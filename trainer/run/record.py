@@ -108,6 +108,13 @@ _SETTINGS_THAT_CHANGE_BITS = (
     "compile",
 )
 
+_FIXED = (
+    *(f"model.{name}" for name in ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "tie_embeddings")),
+    "model.vocab_multiple",
+    "optim.kind",
+)
+"""Settings that decide about the names and shapes of the tensors in checkpoints."""
+
 
 @dataclass(frozen=True)
 class Before:
@@ -153,18 +160,35 @@ def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str
         )
     refused = [one for one in changed if one.name not in allow_changes]
     names = [one.name for one in refused]
+    allow = f"--resume.allow_changes {' '.join([*allow_changes, *names])}"
     if names == ["world_size"]:
         raise ConfigError(
             f"{run}: this run was started on {_ranks(recorded)}, but this start has {_ranks(identity)}, which add gradients in "
-            f"another order. Use {recorded.get('world_size')} again. To resume with other results, add --resume.allow_changes "
-            "world_size. A run that is started with --reproducibility elastic has the same bits on 1, 2, 4 or 8 ranks"
+            f"another order. Use {recorded.get('world_size')} again. To resume with other results, add {allow}. "
+            "A run that is started with --reproducibility elastic has the same bits on 1, 2, 4 or 8 ranks"
+        )
+    if names == ["schedule.decay_steps"]:
+        raise ConfigError(
+            f"{run}: its learning rate was planned to reach its floor at step {refused[0].recorded}, and is planned to do so at "
+            f"step {refused[0].found} now. The learning-rate curve changes, so the results differ from those of an uninterrupted "
+            f"run of that length. To train on with the new length, add {allow}. To keep the old length, use the old limits"
         )
     if refused:
         differences = ", ".join(f"{one.name} was {one.recorded} and is {one.found}" for one in refused)
-        raise ConfigError(
-            f"{run}: this run was started with another configuration: {differences}. Use another --run, or the old values. "
-            f"To resume with other results, add --resume.allow_changes {' '.join(names)}"
+        fixed = [one.name for one in refused if _is_fixed(one)]
+        remedy = (
+            f"The weights, optimizer state or average in its checkpoints do not fit another {' or '.join(fixed)}"
+            if fixed
+            else f"To resume with other results than those of an uninterrupted run, add {allow}"
         )
+        raise ConfigError(
+            f"{run}: this run was started with another configuration: {differences}. Use another --run, or the old values. {remedy}"
+        )
+
+
+def _is_fixed(difference: Difference) -> bool:
+    """Return whether checkpoints do not fit the new value, so that no resume is possible."""
+    return difference.name in _FIXED or (difference.name == "ema.decay" and difference.recorded is None)
 
 
 def check_nothing_saved(run: Path, record: Mapping[str, Any] | None) -> None:

@@ -1,0 +1,117 @@
+"""Recognises the start of a run that has finished already, before torch is loaded and without the data."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from common.command_line import command_text
+from common.errors import ExitCode, ProjectError
+from common.files import UnusableFileError, digest_file, unsealed
+from common.redaction import redacted
+from common.settings.load import MAX_SETTINGS_BYTES
+from common.settings.model import setting_names
+from common.settings.toml import parse_toml
+from common.text import visible
+from common.untrusted import MAX_RECORD_BYTES, read_run_file
+from data_pipeline.dataset.layout import MANIFEST
+from data_pipeline.dataset.manifest import read_manifest
+from trainer.config import TrainConfig
+from trainer.watchdog.processes import leave_reason
+
+__all__ = ["finished_as", "longer_command", "report_finished"]
+
+_MAX_MANIFEST_BYTES = 64 << 20
+_UNCOMPARED = ("data", "recipe", "run", "resume")
+"""Settings that name places, or hold for one start alone."""
+_LIMITS = ("steps", "epochs", "tokens", "minutes")
+
+
+def report_finished(config: TrainConfig) -> bool:
+    """If this start has nothing to train, say so on stderr with the command to train longer, print the result, return True."""
+    if os.environ.get("WORLD_SIZE", "1") != os.environ.get("LOCAL_WORLD_SIZE", "1"):
+        return False  # nodes that see different files would wait for each other
+    record = finished_as(config)
+    if record is None:
+        return False
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        leave_reason(f"{ExitCode.DONE:d}")
+    if os.environ.get("RANK", "0") == "0":
+        ended_by = record["ended_by"]
+        lines = (
+            f"{config.run} is finished: {record['step']} steps, ended by {ended_by}. Nothing is left to train.",
+            f"To train longer: {longer_command(config, ended_by)}",
+            "The learning-rate curve then differs from that of an uninterrupted run of that length, and so do the results.",
+            f"To write text: {command_text('generate', config.run, '--prompt', 'The ')}",
+        )
+        sys.stderr.write(visible(redacted("\n".join(lines))) + "\n")
+        sys.stdout.write(f"weights {record['weights']} steps {record['step']}\n")
+    return True
+
+
+def finished_as(config: TrainConfig) -> dict[str, Any] | None:
+    """Return the record of the run if it finished with these settings and its last checkpoint is intact; else None.
+
+    Data that is there must be the data of the run. In all other cases the training decides, which also reports what is damaged.
+    """
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, ProjectError, UnusableFileError, ValidationError):
+        record = unsealed(read_run_file(config.run / "record.json", MAX_RECORD_BYTES, config.run))
+        if record["status"] != "finished" or not _is_same(config, _recorded(config.run)):
+            return None
+        if (config.data / MANIFEST).exists() and read_manifest(config.data).root_digest != record["data"]["root_digest"]:
+            return None
+        if record["weights"] and record["ended_by"] and _is_saved(config.run, record["step"]):
+            return record
+    return None
+
+
+def longer_command(config: TrainConfig, ended_by: str) -> str:
+    """Return a command that continues a finished run, to twice its length if a limit has ended it."""
+    section, _, ended = ended_by.partition(".")
+    words: list[object] = ["--run", config.run]
+    for name in TrainConfig.only_given:
+        value = getattr(config, name) if "." not in name else config.log.mlflow_uri
+        words += [] if value is None else [f"--{name}", value]
+    if section != "limits" or ended not in _LIMITS:
+        return command_text("train", *words, "--eval.patience", "none")
+    if ended == "minutes":
+        words += ["--limits.minutes", f"{2 * (config.limits.minutes or 1):g}", "--resume.allow_changes", "cooldown"]
+        return command_text("train", *words)
+    value = getattr(config.limits, ended)
+    words += [f"--limits.{ended}", 2 * value]
+    for other in _LIMITS:
+        words += [f"--limits.{other}", "none"] if other != ended and getattr(config.limits, other) is not None else []
+    return command_text("train", *words, "--resume.allow_changes", "schedule.decay_steps")
+
+
+def _recorded(run: Path) -> TrainConfig:
+    return TrainConfig.model_validate(parse_toml(read_run_file(run / "config.toml", MAX_SETTINGS_BYTES, run))["train"])
+
+
+def _is_same(config: TrainConfig, recorded: TrainConfig) -> bool:
+    """Return whether the settings are those of the last start. A run records the value that it chose for `auto`."""
+    names = [name for name in setting_names(TrainConfig) if name.partition(".")[0] not in _UNCOMPARED]
+    own, before = config.model_dump(mode="json"), recorded.model_dump(mode="json")
+    return all(_at(own, name) in ("auto", _at(before, name)) for name in names)
+
+
+def _at(values: Mapping[str, Any], name: str) -> Any:
+    for part in name.split("."):
+        values = values[part]
+    return values
+
+
+def _is_saved(run: Path, step: int) -> bool:
+    """Return whether the checkpoint of a step is there and all bytes of its files are intact."""
+    checkpoints = run / "checkpoints"
+    path = checkpoints / f"step-{step:08d}" / "manifest.json"
+    objects = unsealed(read_run_file(path, _MAX_MANIFEST_BYTES, path.parent))["objects"]
+    return all(
+        digest_file(checkpoints / "objects" / f"{name}.safetensors", below=checkpoints) == f"sha256:{name}" for name in objects
+    )
