@@ -41,10 +41,10 @@ class Command:
     """`package.module:function`, which is called with the settings. It is imported after the settings are checked."""
     description: str = ""
     """The first sentence of the help text. If it is empty, the first paragraph of the docstring of `settings` is used."""
-    shortcut: str = ""
-    """`package.module:function`, which is called with the settings before `work` is imported. If it returns true, all is done."""
     arguments: str = ""
     """The arguments after the name, as a list of commands shows them."""
+    shortcut: str = ""
+    """`package.module:function`, which is called with the settings before `work` is imported. If it returns true, all is done."""
 
 
 def command_text(name: str, *words: object) -> str:
