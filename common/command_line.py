@@ -105,8 +105,11 @@ def run_command(
         code = exit_code_of(error)
         explanation = explain_file_error(error) if isinstance(error, OSError | UnusableFileError) else str(error)
         message = redacted(explanation) or ("" if isinstance(error, ProjectError) else type(error).__name__)
+        if isinstance(error, KeyboardInterrupt):
+            message = "interrupted with Ctrl-C"
         if message:
-            (announce or _print)(printable(f"{'stopped' if code == ExitCode.STOPPED else 'error'}: {message}"), code)
+            stopped = code in (ExitCode.STOPPED, ExitCode.INTERRUPTED)
+            (announce or _print)(printable(f"{'stopped' if stopped else 'error'}: {message}"), code)
         return code
 
 

@@ -99,8 +99,14 @@ def check_rejected(partitions: Sequence[Partition], read: Sequence[ReadResult], 
     raise SourceError(
         f"source {first['source']}, {_place(first)}. {malformed.total()} of {documents} documents are malformed (most often "
         f"{commonest}, {count}), a larger share than limits.max_rejected_fraction = {config.limits.max_rejected_fraction}; "
-        "correct the input, or raise that limit"
+        f"{_remedy(commonest)}, or raise that limit"
     )
+
+
+def _remedy(commonest: Reason) -> str:
+    if commonest is not Reason.INVALID_UTF8:
+        return "correct the input"
+    return "convert it with `iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW`, with the name of its encoding (`iconv -l` lists all)"
 
 
 def _warn_of_lost_sources(partitions: Sequence[Partition], read: Sequence[ReadResult]) -> None:
@@ -140,6 +146,11 @@ def check_split(read: Sequence[ReadResult], split: Sequence[SplitResult], config
         )
     documents, wanted = train_documents + val_documents, config.split.min_val_documents
     if val_documents < (wanted if config.split.by == "tail" else fewest_held_out(wanted, documents)):
+        if documents == 1 and config.text.documents == "file":
+            raise SourceError(
+                "the text is one file, which counts as one document, and none is left for validation; "
+                "add --text.documents paragraphs, which makes each paragraph a document"
+            )
         raise SourceError(
             f"{val_documents} validation documents among {documents}, but split.min_val_documents = {wanted}; add text, raise "
             "split.val_fraction, set text.documents to chunks or paragraphs, or lower split.min_val_documents"

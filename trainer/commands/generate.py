@@ -11,6 +11,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
+from common.errors import ConfigError
 from common.files import plain
 from trainer.commands.options.generate import GenerateOptions
 from trainer.commands.saved_model import opened_text_model
@@ -37,6 +38,8 @@ def run(options: GenerateOptions) -> None:
         for piece in written_texts(options):
             print(piece, end="", flush=True, file=out)
         return
+    if sys.stdin is None or sys.stdin.closed:
+        raise ConfigError("--interactive reads prompts from standard input, which is closed; open it, or use --prompt or --prompts")
     with suppress(ImportError):
         import_module("readline")  # with it, `input` can edit lines and recall earlier lines with the arrow keys
     if isinstance(sys.stdin, TextIOWrapper):

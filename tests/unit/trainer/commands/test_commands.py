@@ -15,6 +15,7 @@ from common.command_line import run_command
 from common.errors import CheckpointError, ConfigError, ExitCode, StorageError
 from tests.support.runs import ROOT
 from trainer.__main__ import _announce, main
+from trainer.commands import generate
 from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.commands.options.generate import GenerateOptions
 from trainer.launch.command_table import COMMANDS
@@ -177,3 +178,22 @@ def test_verify_prints_levels_as_they_hold_and_its_json_holds_an_error_too(
     assert json.loads(capsys.readouterr().out) == {"ok": False, "held": held, "error": "step 2 differs"}
     options = {"level": "replay", "num_steps": 4, "start": 2, "data": Path("d"), "sources": ("a", "b=c")}
     assert calls == [(Path("run"), options | {"trust_code": True}), (Path("run"), options | {"trust_code": False})]
+
+
+def test_generate_asks_for_standard_input_if_it_is_closed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ConfigError, match="standard input, which is closed"):
+        generate.run(GenerateOptions(run=tmp_path, interactive=True))
+
+
+def test_an_interrupt_ends_a_command_with_one_line_and_exit_code_130(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    assert run_command(interrupted, ()) == ExitCode.INTERRUPTED
+    assert capsys.readouterr().err == "stopped: interrupted with Ctrl-C\n"
+
+
+def test_a_misspelt_option_of_generate_leads_to_the_right_one() -> None:
+    with pytest.raises(ConfigError, match=r"--promt.*did you mean --prompt\?"):
+        main(["generate", "run", "--promt", "once"])
