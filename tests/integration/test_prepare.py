@@ -522,9 +522,10 @@ BAD_INPUT: dict[str, tuple[dict[str, bytes], tuple[str, ...], int, str]] = {
         2,
         "tokenizer.vocab_size = 50000: the training text allows ",
     ),
+    "one file": ({"a__txt": b"one file of text " * 9}, (), 3, "add --text.documents paragraphs"),
     "too few validation documents": (
         {"a__txt": b"one file of text " * 9},
-        (),
+        ("--text.documents", "paragraphs"),
         3,
         "but split.min_val_documents = 4; add text, raise split.val_fraction, set text.documents to chunks",
     ),
