@@ -22,7 +22,7 @@ from common.redaction import RedactingFormatter, redacted
 from common.storage_errors import explain_file_error
 from common.terminal import printable, printable_stdout
 
-__all__ = ["PROGRAM", "Command", "command_text", "end_at_once", "importing", "run_command"]
+__all__ = ["PROGRAM", "Command", "command_text", "end_at_once", "importing", "log_to_stderr", "run_command"]
 
 PROGRAM = "trainer"
 """Name of the program in suggested commands."""
@@ -50,6 +50,14 @@ class Command:
 def command_text(name: str, *words: object) -> str:
     """Return a command for people to copy, quoted for a shell: `trainer train --run 'runs/my run'`."""
     return shlex.join((PROGRAM, name, *map(str, words)))
+
+
+def log_to_stderr(package: str) -> None:
+    """Write the log lines of a package to stderr from level INFO, without secrets."""
+    logger, handler = logging.getLogger(package), logging.StreamHandler()
+    handler.setFormatter(RedactingFormatter("%(levelname)s: %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
 
 
 @contextmanager

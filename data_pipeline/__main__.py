@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 
-from common.command_line import Command, importing, run_command
+from common.command_line import Command, importing, log_to_stderr, run_command
 from common.errors import ConfigError
-from common.redaction import RedactingFormatter
 from data_pipeline.commands.table import COMMANDS
 
 PROGRAM = "python -m data_pipeline"
@@ -34,7 +32,6 @@ exit codes: 0 done; 2 bad setting; 3 bad data; 71 a worker was killed; 74 a file
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command that the arguments name."""
-    _log_to_stderr()
     name, rest = (arguments[0], arguments[1:]) if arguments else ("--help", ())
     if name in ("--help", "-h", "help"):
         print(USAGE, end="")
@@ -43,15 +40,8 @@ def main(arguments: Sequence[str]) -> None:
         raise ConfigError(f"{PROGRAM} {name}: no such command; the commands are {', '.join(COMMANDS)}")
     with importing():
         from common.settings.command import run_listed
+    log_to_stderr("data_pipeline")
     run_listed(COMMANDS[name], PROGRAM, rest)
-
-
-def _log_to_stderr() -> None:
-    logger = logging.getLogger("data_pipeline")
-    handler = logging.StreamHandler()
-    handler.setFormatter(RedactingFormatter("%(levelname)s: %(message)s"))
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m trainer COMMAND`: runs a command of the table, and turns errors into exit codes."""
+"""`python -m trainer COMMAND`: runs a command of the table, and turns errors into exit codes. `trainer.program` uses it too."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NoReturn
 
-from common.command_line import end_at_once, importing, run_command
+from common.command_line import PROGRAM, end_at_once, importing, run_command
 from common.errors import ConfigError, ExitCode
 from trainer.launch.command_table import COMMANDS
 from trainer.launch.first_failure import only_first_failure
 from trainer.machine.allocator import keep_memory
 from trainer.machine.private_caches import use_private_caches
 from trainer.watchdog.processes import end_with_parent, leave_reason
-
-PROGRAM = "python -m trainer"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -44,10 +43,15 @@ def _announce(line: str, code: ExitCode) -> None:
             print(line, file=sys.stderr)
 
 
-if __name__ == "__main__":
+def start(arguments: Sequence[str]) -> NoReturn:
+    """Run the command that the arguments name, and end this process with its exit code."""
     try:
-        result = run_command(main, sys.argv[1:], _announce)
+        result = run_command(main, arguments, _announce)
     except Exception:
         sys.excepthook(*sys.exc_info())
         result = ExitCode.CRASHED
     end_at_once(result)  # also after a crash, because the destructors of a process group could wait for ranks that have ended
+
+
+if __name__ == "__main__":
+    start(sys.argv[1:])

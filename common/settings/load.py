@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from common.errors import ConfigError
 from common.files import UnusableFileError, read_input
+from common.places import RECIPES
 from common.redaction import HIDDEN, redacted_repr
 from common.settings.messages import explain, nearest
 from common.settings.model import (
@@ -37,9 +38,8 @@ from common.settings.model import (
 )
 from common.settings.toml import parse_toml
 
-__all__ = ["MAX_SETTINGS_BYTES", "RECIPES", "load_options", "load_settings", "recipe_path"]
+__all__ = ["MAX_SETTINGS_BYTES", "load_options", "load_settings", "recipe_path"]
 
-RECIPES = Path(__file__).resolve().parents[2] / "env" / "recipes"
 MAX_SETTINGS_BYTES = 1 << 20
 """The most bytes of a recipe or of the settings of a run."""
 

@@ -103,7 +103,7 @@ def test_train_starts_torchrun_with_the_trainers_options(stand_in: Path) -> None
     for arguments in ((), ("train",), ("--limits.steps", "5"), ("train", "--limits.steps", "5")):
         result = run(stand_in, str(TRAIN), *arguments)
         options = [argument for argument in arguments if argument != "train"]
-        expected = " ".join([f"{ROOT}/entrypoints/torchrun.py -m trainer train", *options])
+        expected = " ".join(["-m trainer.launch.torchrun -m trainer train", *options])
         assert result.stdout.splitlines()[0] == f"arguments: {expected}"
 
 

@@ -276,7 +276,7 @@ class Popen(subprocess.Popen):
             os.kill(os.getppid(), signal.SIGTERM)  # the entrypoint, which passes it on
             time.sleep(0.5)
 
-if any(word.endswith("torchrun.py") for word in sys.orig_argv):
+if any(word.endswith("launch.torchrun") for word in sys.orig_argv):
     subprocess.Popen = Popen
 """
 

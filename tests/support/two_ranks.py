@@ -107,7 +107,7 @@ def descendants(pid: int) -> list[int]:
 
 def launcher_of(entrypoint: int) -> int | None:
     """Return the process of torchrun below an entrypoint, or None if it does not run."""
-    return next((child for child in children(entrypoint) if b"torchrun.py" in command_line(child)), None)
+    return next((child for child in children(entrypoint) if b"launch.torchrun" in command_line(child)), None)
 
 
 def ranks_of(entrypoint: int) -> list[int]:

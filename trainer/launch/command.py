@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from trainer.launch.command_table import COMMANDS
@@ -14,7 +13,6 @@ from trainer.launch.stop_request import STOP_SIGNALS
 
 __all__ = ["become", "folder_of", "group_command", "num_ranks_command", "other_command", "training_arguments"]
 
-_TORCHRUN = Path(__file__).resolve().parents[2] / "entrypoints/torchrun.py"
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 """Exit codes of a shell for a program that it cannot start."""
@@ -42,7 +40,7 @@ def group_command(arguments: Sequence[str]) -> list[str]:
     SIGINT and SIGQUIT are ignored until torchrun handles them: a signal while Python loads would print a traceback.
     """
     tied = ("env", "--ignore-signal=INT,QUIT", "setpriv", "--pdeathsig", "KILL")
-    return [*tied, sys.executable, str(_TORCHRUN), "-m", "trainer", "train", *arguments]
+    return [*tied, *_python("trainer.launch.torchrun"), "-m", "trainer", "train", *arguments]
 
 
 def num_ranks_command(arguments: Sequence[str]) -> list[str]:

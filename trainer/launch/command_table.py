@@ -1,4 +1,4 @@
-"""The commands of `python -m trainer`: one row for each command. The launcher reads the table too, so it must load quickly.
+"""The commands of the trainer: one row for each command. The launcher reads the table too, so it must load quickly.
 
 The options of a command are in the module of its name in `trainer/commands/options/`, its work in the module of its name in
 `trainer/commands/`.
@@ -47,6 +47,7 @@ _ROWS = (
         "report", "ReportOptions", "write report.html and training_metrics.png: curves, evaluations, samples, settings, digests"
     ),
     _command("compare", "CompareOptions", "write one page that compares several runs"),
+    _command("runs", "RunsOptions", "list the runs in a folder: state, steps, validation loss"),
     _command("stacks", "StacksOptions", "print the stacks of all threads of a running training"),
     _SCHEMA,
 )

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from common.files import digest_file
+from common.places import ENV
 from trainer.machine.gpus import driver_version
-from trainer.machine.locks import LOCKS, describe_unlocked, lock_name, unlocked_packages
+from trainer.machine.locks import describe_unlocked, lock_name, unlocked_packages
 
 __all__ = [
     "Difference",
@@ -75,7 +76,7 @@ def environment_facts() -> dict[str, Any]:
         "nccl": nccl_version(),
         "driver": driver_version(),
         "packages": _packages(),
-        "locks": {path.name: digest_file(path) for path in sorted(LOCKS.glob("requirements*.lock"))},
+        "locks": {path.name: digest_file(path) for path in sorted(ENV.glob("requirements*.lock"))},
         "lock": lock_name(),
         "unlocked": _unlocked(),
         "processor": next(iter(from_cpuinfo("model name")), platform.machine()),
@@ -105,7 +106,7 @@ def unlocked_here() -> str:
 
 def _unlocked() -> dict[str, str]:
     lock = lock_name()
-    return {} if lock is None else unlocked_packages((LOCKS / lock).read_text(encoding="utf-8"), _packages())
+    return {} if lock is None else unlocked_packages((ENV / lock).read_text(encoding="utf-8"), _packages())
 
 
 def nccl_version() -> str | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
-__all__ = ["LOCKS", "describe_unlocked", "lock_name", "unlocked_packages"]
+from common.places import ENV
 
-LOCKS = Path(__file__).resolve().parents[2] / "env"
+__all__ = ["describe_unlocked", "lock_name", "unlocked_packages"]
+
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)[ \t]*(;[^\\\n]*)?", re.MULTILINE)
 _MOST_NAMED = 8
 
@@ -20,7 +20,7 @@ def lock_name() -> str | None:
     In the image, PyTorch and its libraries come from the base, and the rest from a lock without them.
     """
     name = "requirements-image.lock" if os.environ.get("IMAGE_REVISION") else "requirements.lock"
-    return name if (LOCKS / name).is_file() else None
+    return name if (ENV / name).is_file() else None
 
 
 def unlocked_packages(lock: str, installed: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,8 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from common.files import read_input
-from common.settings.load import MAX_SETTINGS_BYTES, RECIPES
+from common.places import RECIPES
+from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.model import setting_names, with_nones
 from common.settings.toml import parse_toml
 from trainer.config import TrainConfig

@@ -268,7 +268,7 @@ def _train(train: Train, config: TrainConfig, num_ranks: int) -> None:
     variables["XDG_STATE_HOME"] = str(config.run.parent)  # a replay with consent does not count as a training with the extension
     done = run_tied(
         [
-            *(sys.executable, str(_ROOT / "entrypoints/torchrun.py"), "--nnodes=1", f"--nproc-per-node={num_ranks}"),
+            *(sys.executable, "-m", "trainer.launch.torchrun", "--nnodes=1", f"--nproc-per-node={num_ranks}"),
             *("-m", "--", "trainer", "train", "--recipe", str(recipe)),
         ],
         cwd=_ROOT,

@@ -5,7 +5,8 @@ import pytest
 from pydantic import ValidationError
 
 from common.errors import ConfigError
-from common.settings.load import RECIPES, load_settings
+from common.places import RECIPES
+from common.settings.load import load_settings
 from common.settings.options import help_parser
 from data_pipeline.config import PrepareConfig
 

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from common.settings.load import RECIPES, load_settings
+from common.places import RECIPES
+from common.settings.load import load_settings
 from common.settings.options import help_parser
 from trainer.config import BatchConfig, ModelConfig, TrainConfig
 

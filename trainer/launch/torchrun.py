@@ -1,4 +1,6 @@
-"""Starts the ranks of this node: `entrypoints/torchrun.py [torchrun's options] -m trainer train [options]`; see `trainer.launch`.
+"""Starts the ranks of this node: `python -m trainer.launch.torchrun [torchrun's options] -m trainer train [options]`.
+
+`trainer.launch` runs it.
 
 Settings are checked before torch is loaded. If torch cannot be loaded, the error is one line.
 """

@@ -1,0 +1,13 @@
+"""Where the recipes and the locks are: in `env/` of the repository, or in the package of an installation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["ENV", "RECIPES", "VERSION"]
+
+VERSION = "0.1.0"
+_HERE = Path(__file__).resolve().parent
+ENV = _HERE / "env" if (_HERE / "env").is_dir() else _HERE.parent / "env"
+"""A wheel holds this folder as `common/env`."""
+RECIPES = ENV / "recipes"
