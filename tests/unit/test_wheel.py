@@ -65,7 +65,7 @@ def test_the_wheel_holds_no_tests_and_no_examples(wheel: Path) -> None:
 def test_the_program_of_the_wheel_prepares_with_a_recipe_in_any_directory(installed: Path, tmp_path: Path) -> None:
     assert trainer(installed, tmp_path, "--version").stdout == "trainer 0.1.0\n"
     (tmp_path / "text").mkdir()
-    shutil.copy(ROOT / "README.md", tmp_path / "text")
+    shutil.copy(ROOT / "README.md", tmp_path / "text/page.md")
     settings = ("--sources", "text", "--output", "data", "--recipe", "smoke", "--text.documents", "paragraphs")
     done = trainer(installed, tmp_path, "prepare", *settings)
     assert done.returncode == 0, done.stderr
