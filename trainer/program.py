@@ -82,13 +82,38 @@ def run_here(words: Sequence[str]) -> None:
     if name in ("--version", "-V"):
         sys.stdout.write(f"{PROGRAM} {VERSION}\n")
         return
+    if name == "completion":
+        print_completion(rest)
+        return
     with importing():
         from common.settings.command import run_listed
         from common.settings.messages import nearest
     if name not in _OF_DATA:
-        raise ConfigError(f"{name!r} is not a command{nearest(name, list(_summaries()))} (all commands: {PROGRAM} help)")
+        raise ConfigError(
+            f"{name!r} is not a command{nearest(name, [*_summaries(), 'help', 'completion'])} (all commands: {PROGRAM} help)"
+        )
     log_to_stderr("data_pipeline")
     run_listed(replace(COMMANDS[_OF_DATA[name]], name=name), PROGRAM, rest)
+
+
+def print_completion(words: Sequence[str]) -> None:
+    """Print the completion script for the shell that the words name.
+
+    Raises:
+        ConfigError: they name no shell that has one.
+    """
+    from common.command_line import PROGRAM
+    from common.errors import ConfigError
+    from common.settings.command import option_names
+    from data_pipeline.commands.table import COMMANDS as OF_DATA
+    from trainer.completion import SHELLS, completion_script
+    from trainer.launch.command_table import COMMANDS as OF_TRAINER
+
+    shell = words[0] if len(words) == 1 else ""
+    if shell not in SHELLS:
+        raise ConfigError(f"{PROGRAM} completion needs the name of a shell: {', '.join(SHELLS)}")
+    commands = {name: OF_DATA[listed] for name, listed in _OF_DATA.items()} | OF_TRAINER
+    sys.stdout.write(completion_script(shell, {name: option_names(command) for name, command in commands.items()}))
 
 
 def list_of_commands() -> str:
@@ -105,6 +130,7 @@ def list_of_commands() -> str:
             "",
             "more commands:",
             *(_entry(name, summaries[name]) for name in others),
+            _entry("completion", "print a script that completes commands and settings: bash, zsh, fish"),
             "",
             f"{PROGRAM} help COMMAND shows the settings of a command.",
             "",

@@ -9,10 +9,10 @@ from typing import Any
 
 from common.command_line import Command, importing
 from common.settings.load import load_options, load_settings
-from common.settings.model import Options
+from common.settings.model import Options, setting_names, spelling
 from common.settings.options import help_parser
 
-__all__ = ["run_listed"]
+__all__ = ["option_names", "run_listed"]
 
 
 def run_listed(command: Command, program: str, arguments: Sequence[str]) -> None:
@@ -40,6 +40,13 @@ def run_listed(command: Command, program: str, arguments: Sequence[str]) -> None
     with importing():
         work = _named(command.work)
     work(settings)
+
+
+def option_names(command: Command) -> list[str]:
+    """Return the options of a command as the command line spells them, such as `--limits.steps`."""
+    model = _named(command.settings)
+    names = [spelling(name, field) for name, field in setting_names(model).items()]
+    return [*(name for name in names if name.startswith("-")), "--help"]
 
 
 def _named(place: str) -> Any:

@@ -47,6 +47,11 @@ class Settings(Section):
     """With `TRAIN_`, the variable of `optim.lr` is `TRAIN_OPTIM__LR`."""
     recipe_table: ClassVar[str]
     """With `train`, a recipe sets `optim.lr` as `[train.optim] lr = …`."""
+    frequent: ClassVar[Mapping[str, str]] = {}
+    """The settings that people change most, each with a value as an example. The short help shows them, and the first
+    one of a section also as a line of a recipe, so its value is a number."""
+    examples: ClassVar[tuple[str, ...]] = ()
+    """Arguments of the command, as examples in the short help."""
     not_recorded: ClassVar[tuple[str, ...]] = ()
     """Settings that are not taken from the file of `recorded_in`."""
     only_given: ClassVar[tuple[str, ...]] = ()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+import textwrap
 import types
 import typing
 from pathlib import Path
@@ -20,6 +22,9 @@ from common.settings.model import Options, Settings, environment_names, is_list,
 
 __all__ = ["SchemaOptions", "help_parser", "schema_text"]
 
+_SHORT_WIDTH = 80
+_DEEP = " " * 6
+
 
 class SchemaOptions(Options):
     """Prints the JSON Schema of the settings, for editors."""
@@ -30,8 +35,14 @@ class SchemaOptions(Options):
 def help_parser(model: type[Settings] | type[Options], program: str, description: str) -> argparse.ArgumentParser:
     """Return a command-line parser with one option for each setting, by section. It raises ConfigError instead of exiting."""
     usage = f"{program} [--SETTING VALUE ...]" if issubclass(model, Settings) else None
-    parser = _Parser(prog=program, usage=usage, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
+    short = issubclass(model, Settings) and bool(model.frequent)
+    parser = _Parser(
+        prog=program, usage=usage, description=description, formatter_class=_HelpFormatter, allow_abbrev=False, add_help=not short
+    )
     parser.model = model
+    if short:
+        text = "Show the most used settings, with examples; all: show all settings."
+        parser.add_argument("-h", "--help", nargs="?", const="", metavar="all", action=_ShortHelp, help=text)
     if issubclass(model, Options):
         for name, field in setting_names(model).items():
             _add_option(parser, name, field)
@@ -52,7 +63,7 @@ def _add_settings(parser: argparse.ArgumentParser, model: type[Settings]) -> Non
             dest=name,
             nargs="+" if is_list(field) else None,
             metavar=_type_name(field.annotation),
-            help=_help_text(field, "required" if field.default is PydanticUndefined else f"default: {_shown(field.default)}"),
+            help=_help_text(field, _default_of(field)),
         )
 
 
@@ -75,6 +86,47 @@ def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo) ->
 def schema_text(model: type[Settings], *, env: bool) -> str:
     """Return the output of a `schema` command: the JSON Schema of the settings, or their environment variables, one a line."""
     return "\n".join(environment_names(model)) if env else json.dumps(model.model_json_schema(), indent=2)
+
+
+def _short_help(model: type[Settings], program: str, description: str) -> str:
+    """Return a help of at most 60 lines of 80 columns: the settings that people change most, and examples."""
+    fields = setting_names(model)
+    head = [f"usage: {program} [--SETTING VALUE ...]", "", *textwrap.wrap(description, _SHORT_WIDTH), ""]
+    lines = [*head, "Settings that people change most:"]
+    for name, example in model.frequent.items():
+        facts = "" if fields[name].default is None else _default_of(fields[name])
+        text = f"{fields[name].description}{f' [{facts}]' if facts else ''}"
+        lines.append(f"  --{name} {example}")
+        lines += textwrap.wrap(text, _SHORT_WIDTH, initial_indent=_DEEP, subsequent_indent=_DEEP)
+    lines += ["", "Examples:", *(f"  {program} {words}" for words in model.examples), ""]
+    prefix, table = model.environment_prefix, model.recipe_table
+    name = next(name for name in model.frequent if "." in name)
+    section, _, last = name.rpartition(".")
+    lines += [
+        f"All settings:  {program} --help all",
+        f"In a recipe:   [{table}.{section}] {last} = {model.frequent[name]}",
+        f"As a variable: {prefix}{name.replace('.', '__').upper()}={model.frequent[name]}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _default_of(field: FieldInfo) -> str:
+    return "required" if field.default is PydanticUndefined else f"default: {_shown(field.default)}"
+
+
+class _ShortHelp(argparse.Action):
+    """`--help` prints the short help, `--help all` every setting."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, _namespace: argparse.Namespace, values: Any, _option: str | None = None
+    ) -> NoReturn:
+        if values not in ("", "all"):
+            parser.error(f"--help {values}: the only value is all")
+        if values == "all" or not isinstance(parser, _Parser) or not issubclass(parser.model, Settings):
+            parser.print_help()
+        else:
+            sys.stdout.write(_short_help(parser.model, parser.prog, parser.description or ""))
+        parser.exit()
 
 
 class _HelpFormatter(argparse.HelpFormatter):

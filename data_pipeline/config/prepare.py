@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -69,6 +70,23 @@ class PrepareConfig(Settings):
 
     environment_prefix: ClassVar[str] = "PREP_"
     recipe_table: ClassVar[str] = "prepare"
+    frequent: ClassVar[Mapping[str, str]] = {
+        "sources": "my-text",
+        "output": "workspace/data",
+        "recipe": "demo",
+        "workers": "2",
+        "row_length": "512",
+        "tokenizer.vocab_size": "8192",
+        "tokenizer.kind": "bpe",
+        "text.documents": "paragraphs",
+        "split.val_fraction": "0.05",
+        "dedup.near": "false",
+    }
+    examples: ClassVar[tuple[str, ...]] = (
+        "--sources my-text",
+        "--sources books notes=notes.jsonl --output workspace/books",
+        "--sources my-text --recipe demo",
+    )
 
     recipe: str | None = Field(None, description="Name of a recipe in env/recipes, or a .toml file.")
     sources: tuple[str, ...] = Field(

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -606,3 +607,47 @@ def test_a_name_of_data_that_is_not_one_folder_is_refused(stand_in: Path, entryp
     assert (result.returncode, result.stdout) == (2, "")
     assert "DATA_NAME = " in result.stderr
     assert run(stand_in, str(ROOT / "entrypoints" / entrypoint), DATA_NAME="web-2024.v1").returncode == 0
+
+
+@pytest.fixture
+def clone(tmp_path: Path, stand_in: Path) -> Path:
+    """A clone with the entrypoints alone, in which `.venv` has the stand-in as its Python."""
+    folder = tmp_path / "clone"
+    shutil.copytree(ROOT / "entrypoints", folder / "entrypoints")
+    (folder / ".venv/bin").mkdir(parents=True)
+    shutil.move(stand_in, folder / ".venv/bin/python")
+    return folder
+
+
+def run_without_python(command: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    kept = {"PATH": "/usr/bin:/bin", **variables}
+    return subprocess.run([command, *words], env=kept, capture_output=True, text=True, timeout=60, check=False, cwd="/")
+
+
+@pytest.mark.parametrize("name", ["trainer", "data-prep"])
+def test_without_an_active_environment_the_one_of_the_clone_is_used(clone: Path, name: str) -> None:
+    done = run_without_python(clone / "entrypoints" / name, "verify", "/d")
+    module = {"trainer": "trainer.program", "data-prep": "data_pipeline"}[name]
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"arguments: -m {module} verify /d"), done.stderr
+
+
+def test_an_active_environment_goes_before_the_one_of_the_clone(clone: Path, tmp_path: Path) -> None:
+    active = tmp_path / "active/bin"
+    active.mkdir(parents=True)
+    (active / "python").write_text("#!/bin/sh\necho active\n")
+    (active / "python").chmod(0o755)
+    done = run_without_python(clone / "entrypoints/trainer", VIRTUAL_ENV=str(active.parent), PATH=f"{active}:/usr/bin:/bin")
+    assert done.stdout == "active\n"
+
+
+@pytest.mark.parametrize("name", ["trainer", "train", "data-prep", "tensorboard", "versions"])
+def test_without_any_python_the_error_is_one_line_with_advice(clone: Path, tmp_path: Path, name: str) -> None:
+    (clone / ".venv/bin/python").unlink()
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for tool in ("bash", "dirname", "tr", "env"):
+        (tools / tool).symlink_to(shutil.which(tool) or tool)
+    refused = run_without_python(clone / "entrypoints" / name, PATH=str(tools))
+    assert refused.returncode == ExitCode.CONFIG
+    assert len(refused.stderr.splitlines()) == 1
+    assert "env/make-venv .venv" in refused.stderr

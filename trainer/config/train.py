@@ -31,11 +31,28 @@ class TrainConfig(Settings):
 
     environment_prefix: ClassVar[str] = "TRAIN_"
     recipe_table: ClassVar[str] = "train"
+    frequent: ClassVar[Mapping[str, str]] = {
+        "data": "workspace/data",
+        "run": "workspace/runs/first",
+        "recipe": "demo",
+        "limits.steps": "2000",
+        "limits.minutes": "30",
+        "model.layers": "6",
+        "model.width": "384",
+        "batch.global_rows": "32",
+        "optim.lr": "6e-4",
+        "eval.every_steps": "250",
+    }
+    examples: ClassVar[tuple[str, ...]] = (
+        "--data workspace/data --run workspace/runs/first --recipe demo",
+        "--data workspace/data --run workspace/runs/big --model.width 480",
+        "--run workspace/runs/first",
+    )
     not_recorded: ClassVar[tuple[str, ...]] = ("resume", "run")
     only_given: ClassVar[tuple[str, ...]] = ("extension", "log.mlflow_uri")
 
     recipe: str | None = Field(None, description="Recipe: its name in env/recipes, or a .toml file.")
-    data: Path = Field(description="Directory that `data_pipeline prepare` wrote.")
+    data: Path = Field(description="Directory that `trainer prepare` wrote.")
     run: Path = Field(
         description="Directory of this run. A run in it is continued; without --data and --recipe, with its own settings."
     )

@@ -23,8 +23,9 @@ def other_command(words: Sequence[str]) -> list[str] | None:
     first = words[0] if words else ""
     if first and first != "train" and not first.startswith("-"):
         return [*_python("trainer"), *words] if first in COMMANDS else list(words)
-    if not {"-h", "--help"}.isdisjoint(words):  # print help once, and not from every rank
-        return [*_python("trainer"), "train", "--help"]
+    if asked := [index for index, word in enumerate(words) if word in ("-h", "--help")]:  # print help once, not from every rank
+        detail = ["all"] if words[asked[0] + 1 : asked[0] + 2] == ["all"] else []
+        return [*_python("trainer"), "train", "--help", *detail]
     return None
 
 

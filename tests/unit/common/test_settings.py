@@ -1,5 +1,6 @@
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -15,10 +16,11 @@ from common.command_line import Command
 from common.errors import ConfigError
 from common.settings.command import run_listed
 from common.settings.load import load_options, load_settings
-from common.settings.model import Options, Place, Section, Settings, environment_names
+from common.settings.model import Options, Place, Section, Settings, environment_names, setting_names
 from common.settings.options import help_parser
 from common.settings.toml import to_toml
 from data_pipeline.config import PrepareConfig
+from trainer.config import TrainConfig
 
 
 class Optim(Section):
@@ -352,3 +354,46 @@ def test_a_command_of_a_table_is_checked_before_its_work_is_loaded(capsys: pytes
         run_listed(without_work, "demo", ["r", "--from", "-2"])
     with pytest.raises(ConfigError, match="a module cannot be loaded: ModuleNotFoundError"):
         run_listed(without_work, "demo", ["r", "--from", "2"])
+
+
+@pytest.mark.parametrize("model", [TrainConfig, PrepareConfig])
+def test_the_short_help_has_ten_settings_in_sixty_lines_and_its_examples_can_be_used(
+    model: type[Settings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = model.recipe_table
+    with pytest.raises(SystemExit):
+        help_parser(model, f"trainer {name}", "A description.").parse_args(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 80
+    assert len(model.frequent) == 10
+    for setting, value in model.frequent.items():
+        assert f"  --{setting} {value}" in lines
+    required = [] if model is PrepareConfig else ["--data", "d", "--run", "r", "--limits.steps", "1"]
+    words = [word for setting, value in model.frequent.items() for word in (f"--{setting}", value)]
+    load_settings(model, [*required, *words], help_parser(model, "t", ""), {})
+    for example in model.examples:
+        if "--data" in example or model is PrepareConfig:
+            load_settings(model, [*required, *shlex.split(example)], help_parser(model, "t", ""), {})
+
+
+@pytest.mark.parametrize("model", [TrainConfig, PrepareConfig])
+def test_the_line_of_a_recipe_in_the_short_help_is_toml(model: type[Settings], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        help_parser(model, "trainer t", "").parse_args(["--help"])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("In a recipe:")]
+    section, _, assignment = line.removeprefix("In a recipe:").strip().partition("] ")
+    assert tomllib.loads(f"{section}]\n{assignment}")[model.recipe_table]
+
+
+@pytest.mark.parametrize("model", [TrainConfig, PrepareConfig])
+def test_help_all_shows_every_setting(model: type[Settings], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        help_parser(model, "trainer t", "").parse_args(["--help", "all"])
+    shown = capsys.readouterr().out
+    assert all(f"--{name} " in shown for name in setting_names(model))
+
+
+def test_help_for_anything_else_than_all_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the only value is all"):
+        help_parser(TrainConfig, "trainer train", "").parse_args(["--help", "optim"])

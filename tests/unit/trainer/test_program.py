@@ -24,7 +24,7 @@ def test_the_list_has_every_command_of_both_packages_and_fits_a_terminal() -> No
     lines = list_of_commands().splitlines()
     listed = [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "]
     renamed = {"verify": "verify-data", "schema": "schema-data"}
-    assert sorted(listed) == sorted([*OF_TRAINER, *(renamed.get(name, name) for name in OF_DATA)])
+    assert sorted(listed) == sorted(["completion", *OF_TRAINER, *(renamed.get(name, name) for name in OF_DATA)])
     assert listed[:3] == ["prepare", "train", "evaluate"]
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 40
@@ -62,3 +62,36 @@ def test_ctrl_c_while_the_program_loads_is_one_line() -> None:
     begun.send_signal(signal.SIGINT)
     _, error = begun.communicate(timeout=60)
     assert (begun.returncode, error) == (130, "stopped: interrupted with Ctrl-C\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("trainer tr", ["train"]),
+        ("trainer help prep", ["prepare"]),
+        ("trainer train --limits.", ["--limits.steps", "--limits.epochs", "--limits.tokens", "--limits.minutes"]),
+        ("trainer prepare --row", ["--row_length"]),
+        ("trainer generate --promp", ["--prompt", "--prompts"]),
+        ("trainer train my", []),
+    ],
+)
+def test_bash_completes_commands_and_settings(line: str, offered: list[str]) -> None:
+    script = trainer("completion", "bash").stdout
+    words = line.split()
+    ask = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _trainer; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == offered
+    assert done.stderr == ""
+
+
+def test_other_shells_have_a_script_with_every_setting() -> None:
+    for shell, spelled in (("zsh", "--limits.steps"), ("fish", "-l limits.steps")):
+        script = trainer("completion", shell).stdout
+        assert spelled in script
+        assert "verify-data" in script
+
+
+def test_completion_for_another_shell_is_an_error_that_names_those_there_are() -> None:
+    for words in (["completion"], ["completion", "tcsh"], ["completion", "bash", "zsh"]):
+        with pytest.raises(ConfigError, match="bash, zsh, fish"):
+            run_here(words)

@@ -127,7 +127,7 @@ def test_the_help_of_each_command_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("usage: python -m trainer ") == len(COMMANDS)
+    assert done.stdout.count("usage: trainer ") == len(COMMANDS)
 
 
 def test_the_options_of_evaluate_reach_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
