@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from common.places import ENV
 from trainer.machine import locks
-from trainer.machine.locks import LOCKS, describe_unlocked, lock_name, unlocked_packages
+from trainer.machine.locks import describe_unlocked, lock_name, unlocked_packages
 
 LOCK = """# Made by `make lock`; do not edit.
 tqdm==4.70.1 \\
@@ -47,16 +48,16 @@ def test_a_package_with_another_version_or_none_is_named_with_both(
 def test_the_lock_of_an_image_has_no_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("IMAGE_REVISION", raising=False)
     assert lock_name() == "requirements.lock"
-    assert "torch" in unlocked_packages((LOCKS / "requirements.lock").read_text(), {})
+    assert "torch" in unlocked_packages((ENV / "requirements.lock").read_text(), {})
     monkeypatch.setenv("IMAGE_REVISION", "abc on base")
     assert lock_name() == "requirements-image.lock"
-    assert "torch" not in unlocked_packages((LOCKS / "requirements-image.lock").read_text(), {})
-    monkeypatch.setattr(locks, "LOCKS", tmp_path)
+    assert "torch" not in unlocked_packages((ENV / "requirements-image.lock").read_text(), {})
+    monkeypatch.setattr(locks, "ENV", tmp_path)
     assert lock_name() is None
 
 
 def test_every_package_of_the_lock_is_compared() -> None:
-    text = (LOCKS / "requirements.lock").read_text()
+    text = (ENV / "requirements.lock").read_text()
     names = {line.partition("==")[0] for line in text.splitlines() if "==" in line and ";" not in line and not line.startswith("#")}
     assert unlocked_packages(text, {}).keys() >= names
     installed = {found.metadata["Name"]: found.version for found in distributions() if found.metadata["Name"]}
