@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from common.command_line import run_command
-from common.settings.load import load_settings
-from common.settings.options import help_parser
-from trainer.config import TrainConfig
-from trainer.distributed.devices import num_gpus
+from common.command_line import importing, run_command
+from trainer.launch.train_settings import load_train_settings
 
 
 def main(arguments: Sequence[str]) -> None:
     """Print how many GPUs a training with these arguments uses on this machine; the launcher starts one rank for each."""
-    parser = help_parser(TrainConfig, "python -m trainer train", "Prints the number of GPUs that a training uses.")
-    sys.stdout.write(f"{num_gpus(load_settings(TrainConfig, arguments, parser).device)}\n")
+    device = load_train_settings(arguments).device
+    with importing():
+        devices = import_module("trainer.distributed.devices")  # loads torch
+    sys.stdout.write(f"{devices.num_gpus(device)}\n")
 
 
 if __name__ == "__main__":

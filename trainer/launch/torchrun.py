@@ -22,9 +22,20 @@ __all__ = ["main"]
 def main(arguments: Sequence[str]) -> ExitCode:
     """Start the ranks, wait for them, and return the exit code of this process."""
     check_variables(os.environ)
+    if (place := _place_of_training(arguments)) is not None:
+        with importing():
+            from trainer.launch.train_settings import load_train_settings
+        load_train_settings(arguments[place:])
     with importing():
         from trainer.launch.agent import launch
     return launch(arguments)
+
+
+def _place_of_training(arguments: Sequence[str]) -> int | None:
+    """Return the place of the first option of the training; None if the ranks run another program."""
+    words = ("-m", "trainer", "train")
+    places = (place + len(words) for place in range(len(arguments)) if tuple(arguments[place : place + len(words)]) == words)
+    return next(places, None)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,11 @@ from trainer.data.adjustments import Adjustment
 from trainer.run.clock import UNTIMED_STEPS
 from trainer.run.progress import Evaluated, Progress
 
-__all__ = ["Pace", "Plan", "early_stop", "evaluations_without_gain", "plan_run"]
+__all__ = ["Pace", "Plan", "early_stop", "evaluations_without_gain", "plan_run", "with_shorter_warmup"]
+
+_log = logging.getLogger(__name__)
+_PARTS_OF_RUN = 10
+"""The warm-up is the first of this many parts of a run that is not longer than the warm-up of the settings."""
 
 
 def early_stop(evaluations: Sequence[Evaluated], settings: EvalConfig) -> str | None:
@@ -135,7 +140,56 @@ def plan_run(config: TrainConfig, manifest: Manifest, num_rows: int) -> Plan:
 
     A limit in tokens is converted to steps with the mean number of targets in a row. Only the schedule uses this estimate; the run
     itself counts its tokens. Time is not converted: a run that only `limits.minutes` ends has no length at the start.
+
+    Raises:
+        ConfigError: the warm-up is not over when the learning rate must reach its floor.
     """
+    limits, schedule, length = config.limits, config.schedule, _length(config, manifest, num_rows)
+    decay_steps = length.expected_steps if schedule.decay_steps is None else schedule.decay_steps
+    if schedule.kind != "constant" and 0 < decay_steps <= schedule.warmup_steps:
+        raise ConfigError(
+            f"schedule.warmup_steps = {schedule.warmup_steps}, but the learning rate must reach its "
+            f"floor at step {decay_steps}; warm up for fewer steps, or set a larger schedule.decay_steps"
+        )
+    return Plan(
+        steps=limits.steps,
+        rows=length.epoch_rows,
+        targets=limits.tokens,
+        seconds=None if limits.minutes is None else limits.minutes * 60,
+        decay_steps=decay_steps,
+        certain_step=length.certain_step,
+        eval=config.eval,
+        may_cool_early=schedule.kind == "wsd" and schedule.decay_steps is None and limits.minutes is not None,
+    )
+
+
+def with_shorter_warmup(config: TrainConfig, manifest: Manifest, num_rows: int) -> TrainConfig:
+    """Return the settings with a warm-up of a tenth of the run, rounded down, if the run would end within its warm-up.
+
+    Settings with `schedule.decay_steps` are returned unchanged, because that schedule does not depend on the end of the run.
+    """
+    schedule, num_steps = config.schedule, _length(config, manifest, num_rows).expected_steps
+    if schedule.decay_steps is not None or not 0 < num_steps <= schedule.warmup_steps:
+        return config
+    shorter = schedule.model_copy(update={"warmup_steps": num_steps // _PARTS_OF_RUN})
+    _log.info(
+        "schedule.warmup_steps is %d instead of %d: the run has %d steps, so the learning rate would not reach its peak",
+        *(shorter.warmup_steps, schedule.warmup_steps, num_steps),
+    )
+    return config.model_copy(update={"schedule": shorter})
+
+
+@dataclass(frozen=True)
+class _Length:
+    epoch_rows: int | None
+    """Rows after which `limits.epochs` ends the run."""
+    certain_step: int | None
+    """The step at which the limits on steps and epochs end the run; None if a limit on tokens may end it before."""
+    expected_steps: int
+    """The number of steps until the first of the limits on steps, epochs and tokens; 0 if none is set."""
+
+
+def _length(config: TrainConfig, manifest: Manifest, num_rows: int) -> _Length:
     limits, batch_rows = config.limits, config.batch.global_rows
     # A decimal fraction: 1.1 epochs of 350 rows are 385 rows, and the product of floats is slightly more.
     epoch_rows = None if limits.epochs is None else math.ceil(Fraction(str(limits.epochs)) * num_rows)
@@ -143,20 +197,5 @@ def plan_run(config: TrainConfig, manifest: Manifest, num_rows: int) -> Plan:
     counted = [limits.steps, None if epoch_rows is None else math.ceil(epoch_rows / batch_rows)]
     certain = [steps for steps in counted if steps is not None]
     estimated = [] if limits.tokens is None else [max(1, math.ceil(limits.tokens / row_targets / batch_rows))]
-    schedule = config.schedule
-    decay_steps = min(certain + estimated, default=0) if schedule.decay_steps is None else schedule.decay_steps
-    if schedule.kind != "constant" and 0 < decay_steps <= schedule.warmup_steps:
-        raise ConfigError(
-            f"schedule.warmup_steps = {schedule.warmup_steps}, but the learning rate must reach its "
-            f"floor at step {decay_steps}; warm up for fewer steps, train longer, or set schedule.decay_steps"
-        )
-    return Plan(
-        steps=limits.steps,
-        rows=epoch_rows,
-        targets=limits.tokens,
-        seconds=None if limits.minutes is None else limits.minutes * 60,
-        decay_steps=decay_steps,
-        certain_step=min(certain) if certain and limits.tokens is None else None,
-        eval=config.eval,
-        may_cool_early=schedule.kind == "wsd" and schedule.decay_steps is None and limits.minutes is not None,
-    )
+    certain_step = min(certain) if certain and limits.tokens is None else None
+    return _Length(epoch_rows, certain_step, min(certain + estimated, default=0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from trainer.parallel.fsdp import check_parallel
 from trainer.run.clock import Clock
 from trainer.run.context import RunContext
 from trainer.run.directory import check_places
-from trainer.run.limits import Plan, plan_run
+from trainer.run.limits import Plan, plan_run, with_shorter_warmup
 from trainer.run.lock import locked_run
 from trainer.run.record import (
     Before,
@@ -90,10 +90,11 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     memory = PeakMeter(group.device)
     context = RunContext(config, manifest, group, backend, extension.has_step)
     context = with_micro(context, extension, recorded_rows)
-    config = context.config
-    _check_fit(config, manifest, len(train_rows), len(val_rows), group)
-    check_parallel(config, group)
-    check_optimizer(config)
+    _check_fit(context.config, manifest, len(train_rows), len(val_rows), group)
+    check_parallel(context.config, group)
+    check_optimizer(context.config)
+    config = with_shorter_warmup(context.config, manifest, len(train_rows))
+    context = replace(context, config=config)
     limits = plan_run(config, manifest, len(train_rows))
     order = build_order(config.seed, train_rows, manifest.sources, config.mixture.weights)
     identity = identity_of(context, decay_steps=limits.decay_steps, extension_digest=extension.digest)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from data_pipeline.dataset.manifest import read_manifest
 from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
-from trainer.run.limits import Pace, plan_run
+from trainer.run.limits import Pace, plan_run, with_shorter_warmup
 from trainer.run.progress import Progress
 
 
@@ -87,3 +89,42 @@ def test_the_limit_on_targets_is_near_where_the_next_step_may_reach_it(tmp_path:
     assert [plan.may_reach_targets(Progress(targets=number), 256) for number in (743, 744, 1000)] == [False, True, True]
     unlimited = plan_run(tiny_config(data, tmp_path / "run"), manifest, 61)
     assert not unlimited.may_reach_targets(Progress(targets=10**12), 256)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "wsd", "constant"])
+@pytest.mark.parametrize(
+    ("limits", "warmup_steps"),
+    [
+        ({"steps": 100}, 10),
+        ({"steps": 9}, 0),
+        ({"steps": 101}, 100),
+        ({"steps": 101, "tokens": 1}, 0),
+        ({"epochs": 1.0}, 6),  # 500 rows in batches of 8
+        ({"minutes": 1.0, "steps": 40}, 4),
+    ],
+)
+def test_a_warmup_that_the_run_would_end_in_becomes_a_tenth_of_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, limits: dict[str, Any], warmup_steps: int
+) -> None:
+    data = write_prepared(tmp_path / "data")
+    schedule = {"kind": kind, "warmup_steps": 100, "decay_steps": None}
+    config = tiny_config(data, tmp_path / "run", limits={"steps": None} | limits, schedule=schedule)
+    caplog.set_level(logging.INFO)
+    used = with_shorter_warmup(config, read_manifest(data), 500)
+    assert used.schedule.warmup_steps == warmup_steps
+    assert used == config.model_copy(update={"schedule": config.schedule.model_copy(update={"warmup_steps": warmup_steps})})
+    told = f"schedule.warmup_steps is {warmup_steps} instead of 100"
+    assert [told in message for message in caplog.messages] == [True] * (warmup_steps < 100)
+    plan_run(used, read_manifest(data), 500)
+
+
+@pytest.mark.parametrize(
+    ("limits", "decay_steps"), [({"steps": 50}, 200), ({"steps": 50}, 0), ({"steps": None, "minutes": 1.0}, None)]
+)
+def test_a_schedule_that_does_not_end_with_the_run_keeps_its_warmup(
+    tmp_path: Path, limits: dict[str, Any], decay_steps: int | None
+) -> None:
+    data = write_prepared(tmp_path / "data")
+    schedule = {"kind": "wsd", "warmup_steps": 100, "decay_steps": decay_steps}
+    config = tiny_config(data, tmp_path / "run", limits=limits, schedule=schedule)
+    assert with_shorter_warmup(config, read_manifest(data), 500) is config
