@@ -23,7 +23,7 @@ _OF_DATA = {
     "schema-data": "schema",
 }
 """The commands of `python -m data_pipeline`, by their names in this program: the trainer has a `verify` and a `schema` too."""
-_FIRST = ("prepare", "train", "evaluate", "generate", "report", "compare", "runs", "inspect", "verify", "audit")
+_FIRST = ("prepare", "plan", "train", "evaluate", "generate", "report", "compare", "runs", "inspect", "verify", "audit")
 _INDENT, _WIDTH = 14, 80
 _INTERRUPTED = 130
 

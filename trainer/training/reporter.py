@@ -15,6 +15,8 @@ from trainer.health.guard import Guard
 from trainer.machine.peak_rates import mfu
 from trainer.metrics import Monitor, StepFacts, StepMetrics
 from trainer.metrics.layers import LayerObserver
+from trainer.planning.forecast import Forecast
+from trainer.planning.lines import time_lines
 from trainer.run.clock import Clock
 from trainer.run.context import RunContext
 from trainer.run.events import EndEvent
@@ -74,6 +76,8 @@ class Reporter:
     peak: float | None
     """Peak rate of one device in floating-point operations per second, None if unknown."""
     stragglers: StragglerDetector
+    forecast: Forecast | None = None
+    """The expected length of the run, on rank 0."""
 
     @property
     def stop_requested(self) -> bool:
@@ -84,6 +88,9 @@ class Reporter:
         """Write the numbers of a step to the sinks, and its rows to the ledger."""
         seconds = self.clock.lap()
         self.limits.pace.add(result.step - 1, result.seconds)
+        if self.forecast is not None and (step_s := self.clock.first_steps_s()) is not None:
+            for line in time_lines(self.forecast, step_s):
+                _log.info("%s", line)
         tokens_per_s = facts.num_targets / seconds
         metrics = StepMetrics(
             step=result.step,
