@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import shlex
 import sys
 import threading
 import traceback
@@ -21,7 +22,10 @@ from common.redaction import RedactingFormatter, redacted
 from common.storage_errors import explain_file_error
 from common.terminal import printable, printable_stdout
 
-__all__ = ["Command", "end_at_once", "importing", "run_command"]
+__all__ = ["PROGRAM", "Command", "command_text", "end_at_once", "importing", "run_command"]
+
+PROGRAM = "trainer"
+"""Name of the program in suggested commands."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,11 @@ class Command:
     """The first sentence of the help text. If it is empty, the first paragraph of the docstring of `settings` is used."""
     arguments: str = ""
     """The arguments after the name, as a list of commands shows them."""
+
+
+def command_text(name: str, *words: object) -> str:
+    """Return a command for people to copy, quoted for a shell: `trainer train --run 'runs/my run'`."""
+    return shlex.join((PROGRAM, name, *map(str, words)))
 
 
 @contextmanager

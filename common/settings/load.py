@@ -37,7 +37,7 @@ from common.settings.model import (
 )
 from common.settings.toml import parse_toml
 
-__all__ = ["MAX_SETTINGS_BYTES", "RECIPES", "load_options", "load_settings"]
+__all__ = ["MAX_SETTINGS_BYTES", "RECIPES", "load_options", "load_settings", "recipe_path"]
 
 RECIPES = Path(__file__).resolve().parents[2] / "env" / "recipes"
 MAX_SETTINGS_BYTES = 1 << 20
@@ -143,10 +143,15 @@ def _parse_list(variable: str, value: str) -> Any:
         raise ConfigError(f'environment: {variable} = {shown} is not a JSON list; write for example ["a", "b"]') from None
 
 
+def recipe_path(recipe: str) -> Path:
+    """Return the file of a recipe: a recipe is a name in `env/recipes`, or the path of a .toml file."""
+    return Path(recipe) if recipe.endswith(".toml") or "/" in recipe else RECIPES / f"{recipe}.toml"
+
+
 def _from_recipe(model: type[Settings], recipe: str | None) -> dict[str, Any]:
     if recipe is None:
         return {}
-    path = Path(recipe) if recipe.endswith(".toml") or "/" in recipe else RECIPES / f"{recipe}.toml"
+    path = recipe_path(recipe)
     try:
         tables = parse_toml(read_input(path, MAX_SETTINGS_BYTES))
     except UnusableFileError as error:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
+from pathlib import Path
 
 from common.errors import ExitCode, StorageError
 from trainer.config import TrainConfig
 from trainer.loop import train
+from trainer.report.summary import summary_lines
 from trainer.watchdog.processes import leave_reason
 
 __all__ = ["run"]
 
+_log = logging.getLogger(__name__)
+
 
 def run(config: TrainConfig) -> None:
-    """Train, and print the digest of the weights on rank 0.
+    """Train. On rank 0, print a summary on stderr, and then the digest of the weights.
 
     Raises:
         ProjectError: see `train`.
@@ -26,4 +32,13 @@ def run(config: TrainConfig) -> None:
     if os.environ.get("LOCAL_RANK", "0") == "0":
         leave_reason(f"{ExitCode.DONE:d}")  # the launcher then knows the result even if torchrun fails
     if os.environ.get("RANK", "0") == "0":
+        _summarise(config.run)
         print(result)
+
+
+def _summarise(run: Path) -> None:
+    """Print the summary of a run. An error is only logged, because the training has succeeded."""
+    try:
+        print("\n".join(summary_lines(run)), file=sys.stderr)
+    except Exception as error:
+        _log.warning("cannot read the results of %s back (%s: %s)", run, type(error).__name__, error)

@@ -13,13 +13,14 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from common.errors import CheckpointError
-from common.untrusted import Count, Finite, Form, check_form, copy_run_file
+from common.untrusted import Count, Finite, Form, check_form, copy_run_file, read_run_file
 from trainer.checkpoint import Checkpoint, CheckpointStore
+from trainer.checkpoint.manifest import MAX_MANIFEST_BYTES, parse_manifest
 from trainer.run.ledger import LEDGER, LedgerHead
 from trainer.run.metrics_file import METRICS, Known
 from trainer.run.progress import Progress
 
-__all__ = ["RunState", "copy_state", "load_whole"]
+__all__ = ["RunState", "copy_state", "load_whole", "read_progress"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,21 @@ def load_whole(store: CheckpointStore, step: int) -> tuple[Checkpoint, RunState]
         return checkpoint, RunState.from_json(checkpoint.state)
     except ValueError as error:
         raise CheckpointError(f"{store.manifest_path(step)}: {error}; choose another checkpoint") from None
+
+
+def read_progress(store: CheckpointStore, step: int) -> Progress:
+    """Return the counters in the checkpoint of a step. The tensors are not read.
+
+    Raises:
+        CheckpointError: there is none, or its manifest is damaged.
+    """
+    path = store.manifest_path(step)
+    try:
+        state = parse_manifest(read_run_file(path, MAX_MANIFEST_BYTES, path.parent)).state
+        check_form(_StateForm, state)
+    except (FileNotFoundError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}; choose another checkpoint") from None
+    return Progress.from_json(state["progress"])
 
 
 def copy_state(run: Path, other: Path, checkpoint: Checkpoint) -> None:

@@ -1,0 +1,88 @@
+"""The summary that `prepare` prints when it has finished: five lines, of which the last is the next command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from common.command_line import command_text
+from common.files import UnusableFileError, read_input
+from common.settings.load import MAX_SETTINGS_BYTES, recipe_path
+from common.settings.toml import parse_toml
+from common.text import visible
+from data_pipeline.config import PrepareConfig
+from data_pipeline.dataset.manifest import Manifest
+from data_pipeline.reports.lookup import part
+
+__all__ = ["next_command", "summary_lines"]
+
+_SHOWN = 6
+"""The most reasons or extensions in a line."""
+_FIRST_STEPS = 1000
+"""Steps of the suggested training, if the recipe does not limit it."""
+_LENGTHS = ("steps", "epochs", "tokens")
+
+
+def summary_lines(manifest: Manifest, config: PrepareConfig) -> list[str]:
+    """Return the summary of prepared data: documents, tokens and rows, rejections, ignored files, next command."""
+    totals = manifest.totals
+    documents, tokens = part(totals, "documents"), sum(shard.tokens for shard in manifest.shards)
+    rows = {split: sum(shard.rows for shard in manifest.shards if shard.split == split) for split in ("train", "val")}
+    per_token = documents.get("text_bytes", 0) / max(part(totals, "lengths", "tokens").get("total", 0), 1)
+    rejected = [item for reasons in part(totals, "rejected").values() for item in reasons.items()]
+    lines = {
+        "documents": f"{documents.get('read', 0):,} read: {documents.get('train', 0):,} for training, "
+        f"{documents.get('val', 0):,} for validation",
+        "tokens": f"{tokens:,} ({per_token:.2f} bytes each) in {rows['train']:,} training and {rows['val']:,} validation rows of "
+        f"{manifest.row_length:,}",
+        "rejected": _counted(dict(rejected), "document"),
+    }
+    if "ignored" in totals:  # data of older versions does not count ignored files
+        lines["ignored"] = _counted(part(totals, "ignored"), "file")
+    lines["next"] = next_command(manifest, config)
+    return [f"{name:<9}  {visible(text)}" for name, text in lines.items()]
+
+
+def next_command(manifest: Manifest, config: PrepareConfig) -> str:
+    """Return the command that trains on the prepared data.
+
+    It names the recipe, and the length of the training and of its rows, unless the recipe has settings that fit.
+    """
+    settings = _training_settings(config.recipe)
+    words: list[object] = ["--data", config.output, "--run", _new_run(config.output.absolute().name)]
+    if config.recipe is not None:
+        words += ["--recipe", config.recipe]
+    if config.recipe == "auto":
+        return command_text("train", *words)
+    if part(settings, "model").get("context", 0) < manifest.row_length:
+        words += ["--model.context", manifest.row_length]
+    if part(settings, "limits").keys().isdisjoint(_LENGTHS):
+        words += ["--limits.steps", _FIRST_STEPS]
+    return command_text("train", *words)
+
+
+def _training_settings(recipe: str | None) -> dict[str, Any]:
+    """Return the settings of `train` in a recipe; none if the file cannot be read any more."""
+    if recipe is not None:
+        with suppress(OSError, ValueError, UnusableFileError):
+            return part(parse_toml(read_input(recipe_path(recipe), MAX_SETTINGS_BYTES)), "train")
+    return {}
+
+
+def _new_run(name: str) -> Path:
+    """Return a folder for a run that does not exist yet."""
+    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
+    return next(folder for folder in (Path("runs") / one for one in names) if not folder.exists())
+
+
+def _counted(counts: Mapping[str, int], noun: str) -> str:
+    """Return the total and its parts, the largest first: `7 files (4 .pdf, 3 .docx)`."""
+    ordered = sorted(((number, name) for name, number in counts.items() if number), key=lambda item: (-item[0], item[1]))
+    if not ordered:
+        return "none"
+    total = sum(number for number, _ in ordered)
+    shown = ", ".join(f"{number:,} {name.replace('_', ' ')}" for number, name in ordered[:_SHOWN])
+    return f"{total:,} {noun}{'s' * (total != 1)} ({shown}{', …' if len(ordered) > _SHOWN else ''})"

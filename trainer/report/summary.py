@@ -1,0 +1,44 @@
+"""The summary that `train` prints when it has finished: five lines, of which the last is the next command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.command_line import command_text
+from common.text import duration, visible
+from trainer.checkpoint import CheckpointStore
+from trainer.report.write import REPORT
+from trainer.run.events import EvalEvent
+from trainer.run.metrics_file import METRICS, read_events
+from trainer.run.record import read_record
+from trainer.run.state import read_progress
+
+__all__ = ["summary_lines"]
+
+
+def summary_lines(run: Path) -> list[str]:
+    """Return the summary of a finished run: end, validation loss, best step, report, next command.
+
+    Raises:
+        CheckpointError: a file of the run is missing or damaged.
+    """
+    record, store = read_record(run), CheckpointStore(run / "checkpoints")
+    steps, ended_by = record.get("step"), record.get("ended_by")
+    progress = read_progress(store, store.steps()[-1])
+    # The first evaluation shows the model before training, so it is not a result.
+    evaluations = {event.step: event for event in read_events(run / METRICS) if isinstance(event, EvalEvent) and event.step > 0}
+    last, best = evaluations.get(progress.evaluated_step), evaluations.get(progress.best_step or 0)
+    report = run / REPORT
+    lines = {
+        "finished": f"{steps:,} steps in {duration(progress.seconds)} ({ended_by})",
+        "validation": "no evaluation" if last is None else f"{_scores(last)} at the last step",
+        "best": "no evaluation gave a number" if best is None else f"{_scores(best)} at step {best.step:,}",
+        "report": str(report) if report.exists() else f"none yet; to write it: {command_text('report', run)}",
+        "next": command_text("generate", run, "--prompt", "The "),
+    }
+    return [f"{name:<10}  {visible(text)}" for name, text in lines.items()]
+
+
+def _scores(evaluation: EvalEvent) -> str:
+    per_byte = "" if evaluation.bits_per_byte is None else f", {evaluation.bits_per_byte:.3f} bits per byte"
+    return f"{evaluation.val_loss:.4f} nats per token{per_byte}"
