@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -19,6 +19,7 @@ from data_pipeline.packing.pieces import METHODS
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
 from data_pipeline.quality.perplexity import SCORE_STEPS, perplexity
 from data_pipeline.reports.lengths import compare_row_lengths, describe_lengths, share_of
+from data_pipeline.sources.ignored import IgnoredFiles
 from data_pipeline.sources.inputs import Partition
 from data_pipeline.stages.pack import PackResult
 from data_pipeline.stages.read import ReadResult
@@ -49,6 +50,7 @@ class Results:
     cuts: Mapping[str, Cuts]
     selected: Sequence[SelectResult]
     packed: Sequence[tuple[Split, PackResult]]
+    ignored: IgnoredFiles = field(default_factory=IgnoredFiles)
 
 
 def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
@@ -69,6 +71,8 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
         "samples": list(
             collect_rejects(results.partitions, results.read, results.split, results.selected, most=_SHOWN_SAMPLES_PER_REASON)
         ),
+        "ignored": results.ignored.report(add_counts(result.ignored for result in results.read)),
+        "malformed": _add_nested(result.malformed for result in results.read),
         "cleaned": add_counts(result.changes for result in results.read),
         "sources": {name: _source(results, numbers, config, name, tokens_trained_on) for name, numbers in sources.items()},
         "languages": _languages(results),
