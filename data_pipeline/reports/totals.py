@@ -12,7 +12,7 @@ from typing import Any
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dataset.splits import SPLITS, Split
 from data_pipeline.dedup.duplicates import Duplicates
-from data_pipeline.documents import Reason, Stage
+from data_pipeline.documents import Reason, Stage, partition_of
 from data_pipeline.execution.tasks import Counts, add_counts
 from data_pipeline.filters.language import threshold_costs
 from data_pipeline.packing.pieces import METHODS
@@ -23,7 +23,7 @@ from data_pipeline.sources.ignored import IgnoredFiles
 from data_pipeline.sources.inputs import Partition
 from data_pipeline.stages.pack import PackResult
 from data_pipeline.stages.read import ReadResult
-from data_pipeline.stages.rejects import collect_rejects
+from data_pipeline.stages.rejects import collect_rejects, lines_before
 from data_pipeline.stages.select import Cuts, SelectResult
 from data_pipeline.stages.split import SplitResult, share_lost_to_benchmarks
 from data_pipeline.stages.tokenize import TokenizeResult
@@ -82,7 +82,7 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
             "tokens": describe_lengths(lengths),
         },
         "truncation": compare_row_lengths(lengths, config.row_length),
-        "duplicates": results.duplicates.report | _overlaps(results, config),
+        "duplicates": results.duplicates.report | {"clusters": _clusters(results)} | _overlaps(results, config),
         "perplexity": _perplexity(results, sources),
         "classifier": _classifier(results),
         "augmentation": add_counts(result.augmented for result in results.tokenized),
@@ -95,6 +95,16 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
         },
         **row_counts(results.packed, config.row_length),
     }
+
+
+def _clusters(results: Results) -> list[dict[str, Any]]:
+    """Return the largest clusters of duplicates. The lines of the kept documents count from the start of the file."""
+    lines = lines_before(results.partitions, results.read)
+
+    def placed(leader: dict[str, Any]) -> dict[str, Any]:
+        return leader | ({"line": leader["line"] + lines[partition_of(leader["id"])]} if "line" in leader else {})
+
+    return [{**cluster, "leader": placed(cluster["leader"])} for cluster in results.duplicates.clusters]
 
 
 def _overlaps(results: Results, config: PrepareConfig) -> dict[str, Any]:
