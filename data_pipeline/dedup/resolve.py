@@ -89,8 +89,8 @@ class ResolveResult:
 
     capped: int
     clusters: list[dict[str, Any]] = field(default_factory=list)
-    """The largest clusters: `leader`, its `path` and `line`, `size` including the leader, `members` (the first ids) and `sample`, the
-    beginning of the leader's text."""
+    """The largest clusters: `leader`, its `path` and `line`, `size` including the leader, `members` (the first ids), and `sample`,
+    the beginning of the leader's text."""
 
 
 def resolve_pairs(task: ResolveTask) -> ResolveResult:
