@@ -19,13 +19,16 @@ from data_pipeline.config import BUILTIN, PrepareConfig
 from data_pipeline.config.prepare import OVERRIDABLE
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.reports.lengths import truncation_advice
-from data_pipeline.reports.lookup import flat, known, largest_first, part, round_trip
+from data_pipeline.reports.lookup import by_extension, flat, known, largest_first, part, round_trip
 
 __all__ = ["render_card"]
 
 _TO_FILL = "not stated"
 _MAX_FILES = 20
 """Most input files listed for a source. The manifest lists all."""
+
+_MAX_EXTENSIONS = 40
+"""Most lines in a table of reasons and extensions."""
 
 _EMPTY: tuple[object, ...] = (None, {}, [], ())
 
@@ -44,6 +47,7 @@ def render_card(manifest: Manifest) -> str:
         "Licence and use": _licence(),
         "Sources": _sources(manifest, report),
         "How it was prepared": _steps(manifest.config),
+        "What was not read": _ignored(report),
         "What was removed": _removed(report),
         "Splits": _splits(report),
         "Tokenizer": _tokenizer(manifest, report),
@@ -219,6 +223,24 @@ _IN_WORDS = {
     "packing": lambda values: f"Packed: {values.get('method')}, documents longer than a row cut with one token of overlap.",
     "source": _sources_in_words,
 }
+
+
+def _ignored(report: Report) -> str:
+    if "ignored" not in report:
+        return ""
+    tables = {
+        "These files of the sources were ignored. Hidden files are not counted.": ("ignored", "files"),
+        "These documents could not be read:": ("malformed", "documents"),
+    }
+    parts = [f"{title}\n\n{_by_extension(report, *names)}" for title, names in tables.items() if part(report, names[0])]
+    return "\n\n".join(parts) or "Every file of the sources was read."
+
+
+def _by_extension(report: Report, name: str, unit: str) -> str:
+    found = by_extension(report, name)
+    lines = [(_escaped(reason), _escaped(extension), f"{count:,}") for reason, extension, count in found[:_MAX_EXTENSIONS]]
+    more = f"\n\nThe other {len(found) - len(lines):,} lines are in `report.json`." if len(found) > len(lines) else ""
+    return _table(("reason", "extension", unit), lines, numbers=1) + more
 
 
 def _removed(report: Report) -> str:
