@@ -1,8 +1,8 @@
 """Weights & Biases and MLflow, with stand-ins for the packages, and with the packages themselves where they are installed."""
 
 import json
-import os
 import math
+import os
 import sys
 import threading
 from collections.abc import Iterator
