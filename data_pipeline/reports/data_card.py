@@ -279,7 +279,7 @@ def _splits(report: Report) -> str:
         counts = ", ".join(f"{count:,} {_escaped(kind)}" for kind, count in leaks.items())
         parts.append(f"Copies of validation documents in training: {counts}.")
     else:
-        parts.append("`python -m data_pipeline leaks DIR` counts copies of validation documents in training.")
+        parts.append("`trainer leaks DIR` counts copies of validation documents in training.")
     return "\n\n".join(parts)
 
 
@@ -340,9 +340,9 @@ def _reproduce(manifest: Manifest) -> str:
             "word `builtin` stands for the sources `stdlib-code` and `stdlib-manual`)"
             + (" and each digest by the path of a file with that digest:" if files else ":"),
             _fenced(to_toml("prepare", recipe).strip(), "toml"),
-            _fenced(f"python -m data_pipeline prepare --recipe recipe.toml{sources} --output DIR", "sh"),
+            _fenced(f"trainer prepare --recipe recipe.toml{sources} --output DIR", "sh"),
             f"The last line of the output must be {_code(f'root digest {manifest.root_digest}')}. "
-            "`python -m data_pipeline verify DIR` checks it.",
+            "`trainer verify-data DIR` checks it.",
         )
     )
 

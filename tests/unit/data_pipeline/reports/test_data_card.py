@@ -30,8 +30,8 @@ def rebuilt(card: str, folder: Path) -> PrepareConfig:
     recipe, command = re.findall(r"```(?:toml|sh)\n(.*?)\n```", card, re.DOTALL)
     (folder / "recipe.toml").write_text(recipe)
     words = shlex.split(command)
-    assert words[:4] == ["python", "-m", "data_pipeline", "prepare"]
-    arguments = [str(folder / word) if word == "recipe.toml" else word for word in words[4:]]
+    assert words[:2] == ["trainer", "prepare"]
+    arguments = [str(folder / word) if word == "recipe.toml" else word for word in words[2:]]
     return load_settings(PrepareConfig, arguments, help_parser(PrepareConfig, "prepare", ""), {})
 
 
