@@ -20,6 +20,7 @@ from data_pipeline.publishing.ownership import exclusive, work_directory
 from data_pipeline.publishing.publish import find_finished, settle
 from data_pipeline.publishing.replacement import check_may_replace
 from data_pipeline.reports.totals import Results, make_report
+from data_pipeline.sources.ignored import IgnoredFiles
 from data_pipeline.sources.inputs import cut_into_partitions, find_inputs, remember_digests
 from data_pipeline.stages import checks
 from data_pipeline.stages.deduplicate import drop_duplicates
@@ -49,7 +50,8 @@ def prepare(config: PrepareConfig) -> Manifest:
     """
     output = config.output
     with stop_on_signals(), naming(output), exclusive(output):
-        inputs = find_inputs(config, output / INPUTS)
+        ignored = IgnoredFiles()
+        inputs = find_inputs(config, output / INPUTS, ignored)
         checks.check_settings(inputs, config)
         remember_digests(inputs, output / INPUTS)
         settings = settings_of(config)
@@ -58,6 +60,8 @@ def prepare(config: PrepareConfig) -> Manifest:
         if finished is not None:
             settle(output, finished)
             logger.info("%s already holds the data of these settings and inputs: nothing to do", output)
+            if ignored.differ_from(finished.totals.get("ignored")):
+                logger.warning("%s: other files are ignored now than when it was prepared; its report lists those of then", output)
             return finished
         check_may_replace(output, fingerprint, settings, [file.identity for file in inputs], replace=config.replace)
 
@@ -83,7 +87,7 @@ def prepare(config: PrepareConfig) -> Manifest:
             packed = pack_all(run, config.row_length, config.packing, tokenizer, documents, work)
 
         rows = [(task.split, result) for task, result in packed]
-        results = Results(partitions, read, duplicates, split, tokenizer, classifier, tokenized, cuts, selected, rows)
+        results = Results(partitions, read, duplicates, split, tokenizer, classifier, tokenized, cuts, selected, rows, ignored)
         prepared = Prepared(
             settings=settings,
             inputs=[file.identity for file in inputs],

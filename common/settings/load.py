@@ -22,6 +22,7 @@ from common.errors import ConfigError
 from common.files import UnusableFileError, read_input
 from common.places import RECIPES
 from common.redaction import HIDDEN, redacted_repr
+from common.settings.guesses import guess
 from common.settings.messages import explain, nearest
 from common.settings.model import (
     OptionsT,
@@ -134,15 +135,17 @@ def _merge(base: dict[str, Any], update: Mapping[str, Any]) -> None:
 
 def _from_environment(model: type[Settings], environment: Mapping[str, str]) -> dict[str, Any]:
     known = dict(zip(environment_names(model), setting_names(model).items(), strict=True))
+    variables = {name: variable for variable, (name, _) in known.items()}
     flat: dict[str, Any] = {}
     for variable, value in environment.items():
         if not variable.startswith(model.environment_prefix) or not value:
             continue
         _check_utf8("environment", (variable, value))
-        if place := place_in_recipe(model, variable.removeprefix(model.environment_prefix).replace("__", ".").lower()):
+        dotted = variable.removeprefix(model.environment_prefix).replace("__", ".").lower()
+        if place := place_in_recipe(model, dotted):
             raise ConfigError(f"environment: {variable}: only a recipe can hold it: {place}")
         if variable not in known:
-            raise ConfigError(f"environment: {variable} is not a setting{nearest(variable, list(known))}")
+            raise ConfigError(f"environment: {variable} is not a setting{guess(dotted, variables)}")
         name, field = known[variable]
         flat[name] = _parse_list(variable, value) if is_list(field) else none_word(field, value)
     return _nested(flat)
@@ -199,7 +202,7 @@ def _from_recipe(model: type[Settings], recipe: str | None) -> dict[str, Any]:
     for name in _flat_names(values):
         if name not in known and not name.startswith(tables_of_users):
             table = f"{model.recipe_table}.{name}"
-            raise ConfigError(f"recipe {path}: {table} is not a setting{nearest(name, known)}")
+            raise ConfigError(f"recipe {path}: {table} is not a setting{guess(name, {one: one for one in known})}")
     return with_nones(model, values)
 
 

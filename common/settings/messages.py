@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from common.redaction import redacted_repr
+from common.settings.guesses import guess
 from common.settings.model import Options, Settings, entry_model, environment_names, place_of, setting_names, spelling
 
 __all__ = ["explain", "nearest"]
@@ -35,7 +36,7 @@ def _explain(model: type[BaseModel], detail: ErrorDetails, place: Sequence[str])
     if issubclass(model, Options) and name in fields:
         shown = spelling(name, fields[name])
     if detail["type"] == "extra_forbidden":
-        return f"{name} is not a setting{nearest(name, known)}"
+        return f"{name} is not a setting{guess(name, {one: one for one in known})}"
     if detail["type"] == "missing":
         if isinstance(detail["loc"][-1], int):
             return f"{shown} = {redacted_repr(detail['input'])}: too few values"

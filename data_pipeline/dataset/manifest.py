@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
+from common.command_line import command_text
 from common.errors import PreparedDataError, SourceError
 from common.files import UnusableFileError, canonical_json, digest_bytes, digest_stream, open_input, read_input
 from data_pipeline.config import named_files, shaping_settings
@@ -160,10 +161,8 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         value = json.loads(read_input(path, MAX_MANIFEST_BYTES, below=directory))
     except (FileNotFoundError, NotADirectoryError):
-        raise PreparedDataError(
-            f"{path}: no such file, so {directory} holds no finished prepared data; "
-            f"run `python -m data_pipeline prepare --output {directory}`"
-        ) from None
+        again = command_text("prepare", "--output", directory)
+        raise PreparedDataError(f"{path}: no such file, so {directory} holds no finished prepared data; run `{again}`") from None
     except UnusableFileError as error:
         raise PreparedDataError(f"{error}; run `prepare` again") from None
     except (ValueError, RecursionError) as error:

@@ -228,7 +228,14 @@ def _summarise(
         similar=verified.similar,
         capped=resolved.capped,
         clusters=[
-            {**cluster, "leader": {"source": source_of[partition_of(cluster["leader"])], "id": cluster["leader"]}}
+            {
+                "leader": {
+                    "source": source_of[partition_of(cluster["leader"])],
+                    "id": cluster["leader"],
+                    **{name: cluster[name] for name in ("path", "line") if name in cluster},
+                },
+                **{name: cluster[name] for name in ("size", "members", "sample")},
+            }
             for cluster in resolved.clusters
         ],
         alarms=[name for name, counts in sources.items() if _lost_share(counts) > settings.alarm_fraction],

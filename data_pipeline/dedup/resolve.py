@@ -89,7 +89,8 @@ class ResolveResult:
 
     capped: int
     clusters: list[dict[str, Any]] = field(default_factory=list)
-    """`leader`, `size` including the leader, `members` (the first ids) and `sample`, the beginning of the leader's text."""
+    """The largest clusters: `leader`, its `path` and `line`, `size` including the leader, `members` (the first ids), and `sample`,
+    the beginning of the leader's text."""
 
 
 def resolve_pairs(task: ResolveTask) -> ResolveResult:
@@ -184,6 +185,7 @@ def largest_clusters(resolution: Resolution, texts: Texts) -> list[dict[str, Any
     return [
         {
             "leader": leader,
+            **dict(zip(("path", "line"), texts.place(leader), strict=True)),
             "size": count + 1,
             "members": resolution.ids_M[dropped[resolution.leaders_M[dropped] == leader][:_MEMBERS]].tolist(),
             "sample": texts.read(leader)[:_SAMPLE_BYTES].decode("utf-8", "ignore")[:_SAMPLE_CHARS],

@@ -24,6 +24,11 @@ class Texts:
         self._folder = folder
         self._open: dict[int, tuple[list[int], list[pa.RecordBatch]]] = {}
 
+    def place(self, identity: int) -> tuple[str, int]:
+        """Return the path of a document's file and its line, for tables with columns `path` and `line`."""
+        batch, row = self._row(identity)
+        return batch.column("path")[row].as_py(), batch.column("line")[row].as_py()
+
     def read(self, identity: int) -> bytes:
         """Return the UTF-8 text of a document.
 
@@ -38,13 +43,17 @@ class Texts:
         return int(self._find(identity).size)
 
     def _find(self, identity: int) -> pa.Buffer:
+        batch, row = self._row(identity)
+        return batch.column("text")[row].as_buffer()
+
+    def _row(self, identity: int) -> tuple[pa.RecordBatch, int]:
         first_ids, batches = self._partition(partition_of(identity))
         place = bisect_right(first_ids, identity) - 1
         if place >= 0:
             ids = batches[place].column("id").to_numpy()
             row = int(np.searchsorted(ids, np.uint64(identity)))
             if row < len(ids) and ids[row] == identity:
-                return batches[place].column("text")[row].as_buffer()
+                return batches[place], row
         raise KeyError(f"{self._folder}: no document with id {identity}")
 
     def _partition(self, number: int) -> tuple[list[int], list[pa.RecordBatch]]:

@@ -19,13 +19,16 @@ from data_pipeline.config import BUILTIN, PrepareConfig
 from data_pipeline.config.prepare import OVERRIDABLE
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.reports.lengths import truncation_advice
-from data_pipeline.reports.lookup import flat, known, largest_first, part, round_trip
+from data_pipeline.reports.lookup import by_extension, flat, known, largest_first, part, round_trip
 
 __all__ = ["render_card"]
 
 _TO_FILL = "not stated"
 _MAX_FILES = 20
 """Most input files listed for a source. The manifest lists all."""
+
+_MAX_EXTENSIONS = 40
+"""Most lines in a table of reasons and extensions."""
 
 _EMPTY: tuple[object, ...] = (None, {}, [], ())
 
@@ -44,6 +47,7 @@ def render_card(manifest: Manifest) -> str:
         "Licence and use": _licence(),
         "Sources": _sources(manifest, report),
         "How it was prepared": _steps(manifest.config),
+        "What was not read": _ignored(report),
         "What was removed": _removed(report),
         "Splits": _splits(report),
         "Tokenizer": _tokenizer(manifest, report),
@@ -221,6 +225,24 @@ _IN_WORDS = {
 }
 
 
+def _ignored(report: Report) -> str:
+    if "ignored" not in report:
+        return ""
+    tables = {
+        "These files of the sources were ignored. Hidden files are not counted.": ("ignored", "files"),
+        "These documents could not be read:": ("malformed", "documents"),
+    }
+    parts = [f"{title}\n\n{_by_extension(report, *names)}" for title, names in tables.items() if part(report, names[0])]
+    return "\n\n".join(parts) or "Every file of the sources was read."
+
+
+def _by_extension(report: Report, name: str, unit: str) -> str:
+    found = by_extension(report, name)
+    lines = [(_escaped(reason), _escaped(extension), f"{count:,}") for reason, extension, count in found[:_MAX_EXTENSIONS]]
+    more = f"\n\nThe other {len(found) - len(lines):,} lines are in `report.json`." if len(found) > len(lines) else ""
+    return _table(("reason", "extension", unit), lines, numbers=1) + more
+
+
 def _removed(report: Report) -> str:
     counts = part(report, "documents")
     read = counts.get("read") or 0
@@ -257,7 +279,7 @@ def _splits(report: Report) -> str:
         counts = ", ".join(f"{count:,} {_escaped(kind)}" for kind, count in leaks.items())
         parts.append(f"Copies of validation documents in training: {counts}.")
     else:
-        parts.append("`python -m data_pipeline leaks DIR` counts copies of validation documents in training.")
+        parts.append("`trainer leaks DIR` counts copies of validation documents in training.")
     return "\n\n".join(parts)
 
 
@@ -318,9 +340,9 @@ def _reproduce(manifest: Manifest) -> str:
             "word `builtin` stands for the sources `stdlib-code` and `stdlib-manual`)"
             + (" and each digest by the path of a file with that digest:" if files else ":"),
             _fenced(to_toml("prepare", recipe).strip(), "toml"),
-            _fenced(f"python -m data_pipeline prepare --recipe recipe.toml{sources} --output DIR", "sh"),
+            _fenced(f"trainer prepare --recipe recipe.toml{sources} --output DIR", "sh"),
             f"The last line of the output must be {_code(f'root digest {manifest.root_digest}')}. "
-            "`python -m data_pipeline verify DIR` checks it.",
+            "`trainer verify-data DIR` checks it.",
         )
     )
 

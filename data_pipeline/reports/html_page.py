@@ -12,7 +12,7 @@ from common.text import decimal, duration, share, size
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.reports.html_figures import length_charts, perplexity_chart
 from data_pipeline.reports.lengths import truncation_advice
-from data_pipeline.reports.lookup import flat, known, largest_first, part, round_trip
+from data_pipeline.reports.lookup import by_extension, flat, known, largest_first, part, round_trip
 
 __all__ = ["render_report"]
 
@@ -116,6 +116,7 @@ _TEMPLATES = template_environment(
     worded=_worded,
 )
 _TEMPLATES.globals.update(
+    by_extension=by_extension,
     flat=flat,
     largest_first=largest_first,
     max_listed=_MAX_LISTED,

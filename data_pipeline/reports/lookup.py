@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["flat", "known", "largest_first", "part", "round_trip"]
+__all__ = ["by_extension", "flat", "known", "largest_first", "part", "round_trip"]
 
 
 def round_trip(tokenizer: Mapping[str, Any]) -> str:
@@ -33,6 +33,12 @@ def part(report: Mapping[str, Any], *names: str) -> dict[str, Any]:
     for name in names:
         report = report.get(name) or {}
     return dict(report)
+
+
+def by_extension(report: Mapping[str, Any], name: str) -> list[tuple[str, str, int]]:
+    """Return reason, extension and number of the `ignored` files or `malformed` documents, the most frequent first."""
+    found = [(reason, ending, count) for reason in part(report, name) for ending, count in part(report, name, reason).items()]
+    return sorted(found, key=lambda one: (-one[2], one[:2]))
 
 
 def largest_first(entries: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:

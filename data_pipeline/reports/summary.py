@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
@@ -15,7 +16,8 @@ from common.settings.toml import parse_toml
 from common.text import visible
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dataset.manifest import Manifest
-from data_pipeline.reports.lookup import part
+from data_pipeline.reports.lookup import by_extension, part
+from data_pipeline.sources.ignored import IgnoredReason
 
 __all__ = ["next_command", "summary_lines"]
 
@@ -41,7 +43,7 @@ def summary_lines(manifest: Manifest, config: PrepareConfig) -> list[str]:
         "rejected": _counted(dict(rejected), "document"),
     }
     if "ignored" in totals:  # data of older versions does not count ignored files
-        lines["ignored"] = _counted(part(totals, "ignored"), "file")
+        lines["ignored"] = _counted(_ignored(totals), "file")
     lines["next"] = next_command(manifest, config)
     return [f"{name:<9}  {visible(text)}" for name, text in lines.items()]
 
@@ -76,6 +78,15 @@ def _new_run(name: str) -> Path:
     """Return a folder for a run that does not exist yet."""
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))
     return next(folder for folder in (Path("runs") / one for one in names) if not folder.exists())
+
+
+def _ignored(totals: Mapping[str, Any]) -> Counter[str]:
+    """Return the number of ignored files by extension, with the reason unless it is the extension itself."""
+    counts: Counter[str] = Counter()
+    for reason, extension, number in by_extension(totals, "ignored"):
+        is_format = reason in (IgnoredReason.UNKNOWN_FORMAT, IgnoredReason.UNKNOWN_MEMBER)
+        counts[extension if is_format else f"{extension} {reason}"] += number
+    return counts
 
 
 def _counted(counts: Mapping[str, int], noun: str) -> str:

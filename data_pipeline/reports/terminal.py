@@ -15,11 +15,11 @@ from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.reports.data_card import render_card
 from data_pipeline.reports.html_page import render_report
 from data_pipeline.reports.lengths import truncation_advice
-from data_pipeline.reports.lookup import known, largest_first, part
+from data_pipeline.reports.lookup import by_extension, known, largest_first, part
 
 __all__ = ["check_report", "describe", "malformed", "summarise"]
 
-_WORDS = ("split", "source", "kind", "stage", "reason", "language", "length", "packing")
+_WORDS = ("split", "source", "kind", "stage", "reason", "ignored", "extension", "language", "length", "packing")
 """Columns that contain text."""
 _COLUMNS = 100
 
@@ -90,6 +90,7 @@ def describe(summary: dict[str, Any]) -> str:
     tables = [
         _table(summary["shards"], ("split", "source", "shards", "rows", "tokens", "targets", "bytes")),
         _table(_rejected(totals), ("stage", "reason", "documents", "share")),
+        _table(_ignored(totals), ("ignored", "extension", "files")),
         _table(_sources(totals), ("source", "kind", "read", "kept", "text", "tokens", "bytes_per_token", "train_tokens", "share")),
         _table(
             _named("language", largest_first(part(totals, "languages"), "bytes")),
@@ -131,6 +132,10 @@ def _rejected(totals: dict[str, Any]) -> list[dict[str, Any]]:
         for stage, counts in part(totals, "rejected").items()
         for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     ]
+
+
+def _ignored(totals: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"ignored": reason, "extension": name, "files": count} for reason, name, count in by_extension(totals, "ignored")]
 
 
 def _sources(totals: dict[str, Any]) -> list[dict[str, Any]]:

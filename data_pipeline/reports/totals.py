@@ -5,24 +5,25 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from typing import Any
 
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dataset.splits import SPLITS, Split
 from data_pipeline.dedup.duplicates import Duplicates
-from data_pipeline.documents import Reason, Stage
+from data_pipeline.documents import Reason, Stage, partition_of
 from data_pipeline.execution.tasks import Counts, add_counts
 from data_pipeline.filters.language import threshold_costs
 from data_pipeline.packing.pieces import METHODS
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
 from data_pipeline.quality.perplexity import SCORE_STEPS, perplexity
 from data_pipeline.reports.lengths import compare_row_lengths, describe_lengths, share_of
+from data_pipeline.sources.ignored import IgnoredFiles
 from data_pipeline.sources.inputs import Partition
 from data_pipeline.stages.pack import PackResult
 from data_pipeline.stages.read import ReadResult
-from data_pipeline.stages.rejects import collect_rejects
+from data_pipeline.stages.rejects import collect_rejects, lines_before
 from data_pipeline.stages.select import Cuts, SelectResult
 from data_pipeline.stages.split import SplitResult, share_lost_to_benchmarks
 from data_pipeline.stages.tokenize import TokenizeResult
@@ -49,6 +50,7 @@ class Results:
     cuts: Mapping[str, Cuts]
     selected: Sequence[SelectResult]
     packed: Sequence[tuple[Split, PackResult]]
+    ignored: IgnoredFiles = field(default_factory=IgnoredFiles)
 
 
 def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
@@ -69,6 +71,8 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
         "samples": list(
             collect_rejects(results.partitions, results.read, results.split, results.selected, most=_SHOWN_SAMPLES_PER_REASON)
         ),
+        "ignored": results.ignored.report(add_counts(result.ignored for result in results.read)),
+        "malformed": _add_nested(result.malformed for result in results.read),
         "cleaned": add_counts(result.changes for result in results.read),
         "sources": {name: _source(results, numbers, config, name, tokens_trained_on) for name, numbers in sources.items()},
         "languages": _languages(results),
@@ -78,7 +82,7 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
             "tokens": describe_lengths(lengths),
         },
         "truncation": compare_row_lengths(lengths, config.row_length),
-        "duplicates": results.duplicates.report | _overlaps(results, config),
+        "duplicates": results.duplicates.report | {"clusters": _clusters(results)} | _overlaps(results, config),
         "perplexity": _perplexity(results, sources),
         "classifier": _classifier(results),
         "augmentation": add_counts(result.augmented for result in results.tokenized),
@@ -91,6 +95,16 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
         },
         **row_counts(results.packed, config.row_length),
     }
+
+
+def _clusters(results: Results) -> list[dict[str, Any]]:
+    """Return the largest clusters of duplicates. The lines of the kept documents count from the start of the file."""
+    lines = lines_before(results.partitions, results.read)
+
+    def placed(leader: dict[str, Any]) -> dict[str, Any]:
+        return leader | ({"line": leader["line"] + lines[partition_of(leader["id"])]} if "line" in leader else {})
+
+    return [{**cluster, "leader": placed(cluster["leader"])} for cluster in results.duplicates.clusters]
 
 
 def _overlaps(results: Results, config: PrepareConfig) -> dict[str, Any]:

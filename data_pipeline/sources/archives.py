@@ -13,6 +13,7 @@ import re
 import stat
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,7 @@ from typing import NamedTuple
 from data_pipeline.config import LimitSettings
 from data_pipeline.documents import Reason, Rejection
 from data_pipeline.sources.formats import Compression, Shape, is_hidden, printable, shape_of
+from data_pipeline.sources.ignored import count_extension
 from data_pipeline.sources.streams import Budget, ByteReader, Readable, StreamError, decompress, inflate
 
 __all__ = ["ArchiveError", "Member", "read_tar", "read_zip"]
@@ -45,14 +47,18 @@ class Member:
     """Content of the file. It can be read only until the next member is requested."""
 
 
-def read_tar(blocks: Iterator[bytes], path: str, limits: LimitSettings) -> Iterator[Member | Rejection]:
-    """Yield each text member of a tar archive, and a rejection for each refused member. Other files are skipped.
+def read_tar(
+    blocks: Iterator[bytes], path: str, limits: LimitSettings, ignored: Counter[str] | None = None
+) -> Iterator[Member | Rejection]:
+    """Yield each text member of a tar archive, and a rejection for each refused member.
+
+    Files of an unknown format are skipped, and counted in `ignored` by extension. Hidden files are skipped.
 
     Raises:
         ArchiveError: the archive is damaged, or has too many members.
     """
     reader = ByteReader(_outermost(blocks))
-    census = _Census(path, limits)
+    census = _Census(path, limits, ignored)
     extra: dict[str, str] = {}
     while (header := _read_header(reader)) is not None:
         census.count()
@@ -79,13 +85,15 @@ def read_tar(blocks: Iterator[bytes], path: str, limits: LimitSettings) -> Itera
         reader.skip(padded)
 
 
-def read_zip(file: Readable, num_bytes: int, path: str, limits: LimitSettings) -> Iterator[Member | Rejection]:
-    """Yield each text member of a zip archive of `num_bytes`, and a rejection for each refused member. Other files are skipped.
+def read_zip(
+    file: Readable, num_bytes: int, path: str, limits: LimitSettings, ignored: Counter[str] | None = None
+) -> Iterator[Member | Rejection]:
+    """Yield each text member of a zip archive of `num_bytes`, and a rejection for each refused member; see `read_tar`.
 
     Raises:
         ArchiveError: the archive is damaged, or has too many members.
     """
-    census = _Census(path, limits)
+    census = _Census(path, limits, ignored)
     read_bytes = 0
 
     budget = Budget(limits, lambda: read_bytes)  # of all members together
@@ -108,8 +116,9 @@ def read_zip(file: Readable, num_bytes: int, path: str, limits: LimitSettings) -
 class _Census:
     """Counts the members of an archive, and decides for each whether it is read."""
 
-    def __init__(self, path: str, limits: LimitSettings) -> None:
+    def __init__(self, path: str, limits: LimitSettings, ignored: Counter[str] | None) -> None:
         self._path = path
+        self._ignored = Counter() if ignored is None else ignored
         self._limits = limits
         self._members = 0
 
@@ -129,7 +138,10 @@ class _Census:
         if _leads_out(name):
             return self.refuse(name, Reason.UNSAFE_MEMBER, "its name is absolute or leads out of the archive")
         shape = shape_of(name)
-        if shape is None or is_hidden(name):
+        if is_hidden(name):
+            return None
+        if shape is None:
+            count_extension(name, self._ignored)
             return None
         if shape.is_archive:
             return self.refuse(name, Reason.NESTED_ARCHIVE, "an archive in an archive is not read; unpack it first")

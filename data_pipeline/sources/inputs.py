@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 from common.errors import ConfigError, SourceError
@@ -19,7 +20,8 @@ from common.redaction import redacted
 from data_pipeline.config import BUILTIN, Kind, PrepareConfig
 from data_pipeline.dataset.layout import FOLDERS, MANIFEST, SINGLE_FILES, is_written_by_prepare
 from data_pipeline.sources.builtin import code_files, is_placeholder, manual_file, standard_library
-from data_pipeline.sources.formats import UNDERSTOOD, Compression, Format, Shape, extension_of, is_hidden, shape_of
+from data_pipeline.sources.formats import UNDERSTOOD, Compression, Format, Shape, is_hidden, shape_of
+from data_pipeline.sources.ignored import IgnoredFiles, IgnoredReason, extension_shown
 from data_pipeline.sources.storage import Found, Listing, Location, digest, found_here, is_url, list_files
 
 __all__ = [
@@ -90,20 +92,24 @@ class _Source:
     max_bytes: int | None
 
 
-def find_inputs(config: PrepareConfig, known_digests: Path) -> tuple[InputFile, ...]:
+def find_inputs(config: PrepareConfig, known_digests: Path, ignored: IgnoredFiles | None = None) -> tuple[InputFile, ...]:
     """Return all files to read, in the order of the sources and then of their paths, with the digests of their content.
 
-    `known_digests` is a file written by `remember_digests`. A file whose size and times are unchanged is not read again.
+    Args:
+        config: the settings with the sources.
+        known_digests: a file written by `remember_digests`. A file whose size and times are unchanged is not read again.
+        ignored: counts the files of the sources that are not read.
 
     Raises:
         SourceError: a source is missing, cannot be reached, or holds no text.
         ConfigError: the name of a source is invalid, or a source is the output folder.
     """
-    found = list(_find_all(config))
+    ignored = ignored or IgnoredFiles()
+    found = list(_find_all(config, ignored))
     if not found:  # `if_empty` allows it, or `_find_named` would have raised an error
         named = ", ".join(map(_shown, config.sources)) or "no source"
         logger.warning("no text in %s: the built-in corpus (Python's standard library) is used instead", named)
-        found = [*_find_builtin(_Source(None, (), None, config.limits.max_bytes_per_source))]
+        found = [*_find_builtin(_Source(None, (), None, config.limits.max_bytes_per_source), ignored)]
     return _with_digests(found, known_digests, config)
 
 
@@ -112,22 +118,22 @@ def remember_digests(inputs: Sequence[InputFile], path: Path) -> None:
     write_atomic(path, sealed({_key(file): file.checksum for file in inputs if not file.location.store}))
 
 
-def _find_all(config: PrepareConfig) -> Iterator[InputFile]:
+def _find_all(config: PrepareConfig, ignored: IgnoredFiles) -> Iterator[InputFile]:
     taken = {*_BUILTIN_SOURCES, *config.source}
     for source in _sources(config):
         if source.name is None and source.paths == (BUILTIN,):
-            yield from _find_builtin(source)
+            yield from _find_builtin(source, ignored)
             continue
         files: list[InputFile] = []
         name = source.name
         folders: set[str] = set()
         for named in source.paths:
-            root, usable = _find_named(named, source, config)
+            root, usable = _find_named(named, source, config, ignored)
             name = name or _unique(_name_after(root), taken)
             # With several folders each path begins with its folder, because two of them may hold files with the same name.
             folder = f"{_unique(_name_after(root), folders)}/" if len(source.paths) > 1 else ""
             files += [replace(file, source=name, path=folder + file.path) for file in usable]
-        yield from _first_bytes(files, source.max_bytes)
+        yield from _first_bytes(files, source.max_bytes, ignored)
 
 
 def _sources(config: PrepareConfig) -> Iterator[_Source]:
@@ -142,10 +148,10 @@ def _sources(config: PrepareConfig) -> Iterator[_Source]:
         yield _Source(name, own.paths, own.kind, limit if own.max_bytes is None else own.max_bytes)
 
 
-def _find_named(named: str, source: _Source, config: PrepareConfig) -> tuple[str, list[InputFile]]:
+def _find_named(named: str, source: _Source, config: PrepareConfig, ignored: IgnoredFiles) -> tuple[str, list[InputFile]]:
     """Return the root that a path or URL names, and the text files in it. The caller fills in their source."""
     if named == BUILTIN:
-        return BUILTIN, list(_find_builtin(replace(source, max_bytes=None)))
+        return BUILTIN, list(_find_builtin(replace(source, max_bytes=None), ignored))
     listing = list_files(named, config.limits)
     if listing.is_folder and not is_url(named) and Path(listing.root).resolve() == config.output.resolve():
         raise ConfigError(f"source {named} is the output folder; choose another --output; a folder inside the source is possible")
@@ -154,10 +160,10 @@ def _find_named(named: str, source: _Source, config: PrepareConfig) -> tuple[str
         remedy = "no file matches; check the pattern" if is_pattern else "no such file or folder; check the path"
         raise SourceError(f"source {_shown(named)}: {remedy}, or use the word {BUILTIN} for the built-in corpus")
     unprepared = list(_not_prepared(listing.files, config.output))
-    files = [file for file in unprepared if not (listing.is_folder and _is_set_aside(file.path))]
+    visible = [file for file in unprepared if not (listing.is_folder and is_hidden(file.path))]
     if num_prepared := len(listing.files) - len(unprepared):
         logger.warning("source %s: %d files that a preparation has written are not read", _shown(named), num_prepared)
-    files = list(_without_caches(files))
+    files = list(_texts(visible, ignored, is_folder=listing.is_folder))
     usable = [_input(file, shape, source) for file in files if (shape := shape_of(file.path)) is not None]
     unknown = [file for file in files if shape_of(file.path) is None]
     if not any(file.bytes for file in usable) and not _stands_for_builtin(named, config):
@@ -166,6 +172,10 @@ def _find_named(named: str, source: _Source, config: PrepareConfig) -> tuple[str
         logger.warning(
             "source %s: %d of %d files ignored (%s)", _shown(named), len(unknown), len(files), _count_extensions(unknown)
         )
+    for file in unknown:
+        ignored.add(IgnoredReason.UNKNOWN_FORMAT, file.path)
+    for path in chain.from_iterable(links.paths for links in listing.unfollowed):
+        ignored.add(IgnoredReason.LINK, path)
     return listing.root, usable
 
 
@@ -174,7 +184,7 @@ def _stands_for_builtin(named: str, config: PrepareConfig) -> bool:
     return config.if_empty == "builtin" and not is_url(named) and is_placeholder(Path(named.removeprefix("file://")))
 
 
-def _find_builtin(source: _Source) -> Iterator[InputFile]:
+def _find_builtin(source: _Source, ignored: IgnoredFiles) -> Iterator[InputFile]:
     library = standard_library()
     code, manual = sorted(code_files(library)), manual_file(library)
     if not code or not manual.is_file():
@@ -183,7 +193,7 @@ def _find_builtin(source: _Source) -> Iterator[InputFile]:
         )
     for name, paths, shape in (("stdlib-code", code, Shape("text", "none", "code")), ("stdlib-manual", [manual], _TOPICS)):
         found = [found_here(library, path) for path in paths]
-        yield from _first_bytes([_input(file, shape, replace(source, name=name)) for file in found], source.max_bytes)
+        yield from _first_bytes([_input(file, shape, replace(source, name=name)) for file in found], source.max_bytes, ignored)
 
 
 def _input(file: Found, shape: Shape, source: _Source) -> InputFile:
@@ -191,17 +201,19 @@ def _input(file: Found, shape: Shape, source: _Source) -> InputFile:
     return InputFile(source=source.name or "", format=shape.format, compression=shape.compression, kind=kind, **vars(file))
 
 
-def _is_set_aside(path: str) -> bool:
-    """Whether a file is hidden, or is the README.md at the top of the folder; both are not training text."""
-    return is_hidden(path) or path == "README.md"
+def _texts(files: Sequence[Found], ignored: IgnoredFiles, *, is_folder: bool) -> Iterator[Found]:
+    """Yield all files except those that are not training text.
 
-
-def _without_caches(files: Sequence[Found]) -> Iterator[Found]:
-    """Yield all files except those that Hugging Face's datasets library keeps beside the data of a saved dataset."""
+    These are the README.md at the top of a folder, and what Hugging Face's datasets library keeps beside a saved dataset.
+    """
     saved = {file.path.rpartition("/")[0] for file in files if file.path.rpartition("/")[2] == "dataset_info.json"}
     for file in files:
         folder, _, name = file.path.rpartition("/")
-        if not (folder in saved and _CACHE_OF_DATASETS.fullmatch(name)) and name not in _FILES_OF_DATASETS:
+        if is_folder and file.path == "README.md":
+            ignored.add(IgnoredReason.README, file.path)
+        elif (folder in saved and _CACHE_OF_DATASETS.fullmatch(name)) or name in _FILES_OF_DATASETS:
+            ignored.add(IgnoredReason.CACHE, file.path)
+        else:
             yield file
 
 
@@ -263,16 +275,18 @@ def _unique(name: str, taken: set[str]) -> str:
     return candidate
 
 
-def _first_bytes(files: Iterable[InputFile], max_bytes: int | None) -> Iterator[InputFile]:
-    """Yield the files in the order of their paths until `max_bytes` are used. Empty files are skipped.
+def _first_bytes(files: Iterable[InputFile], max_bytes: int | None, ignored: IgnoredFiles) -> Iterator[InputFile]:
+    """Yield the files in the order of their paths until `max_bytes` are used. The other files and empty files are ignored.
 
     Two files whose paths print alike are sorted by their original names.
     """
     used = 0
     for file in sorted(files, key=lambda file: (file.path, file.location.name)):
-        if max_bytes is not None and used >= max_bytes:
-            return
-        if file.bytes:
+        if not file.bytes:
+            ignored.add(IgnoredReason.EMPTY, file.path)
+        elif max_bytes is not None and used >= max_bytes:
+            ignored.add(IgnoredReason.OVER_LIMIT, file.path)
+        else:
             yield file
             used += file.bytes
 
@@ -337,7 +351,7 @@ def _explain_no_text(shown: str, listing: Listing, unknown: Sequence[Found], num
 
 def _count_extensions(files: Sequence[Found]) -> str:
     """Return the number of files with each extension, the most frequent first: `7 .pdf, 5 .docx`."""
-    counts = Counter(extension_of(file.path) or "without an extension" for file in files)
+    counts = Counter(extension_shown(file.path) for file in files)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count} {name}" for name, count in ordered[:_SHOWN]) + (", …" if len(ordered) > _SHOWN else "")
 

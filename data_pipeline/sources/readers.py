@@ -6,6 +6,7 @@ The formats are read in `text_files`, `json_lines`, `tables`, `columnar` and `ar
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Iterator
 from typing import Literal, assert_never
 
@@ -27,10 +28,13 @@ from data_pipeline.sources.text_files import read_pieces, read_topics, read_whol
 __all__ = ["read_part"]
 
 
-def read_part(part: Part, config: PrepareConfig) -> Iterator[Document | Rejection]:
+def read_part(part: Part, config: PrepareConfig, ignored: Counter[str] | None = None) -> Iterator[Document | Rejection]:
     """Yield the documents that begin in a part of a file, in order, with a rejection in the place of each malformed one.
 
-    `config` must be the configuration of the file's source: `config.for_source(part.file.source)`.
+    Args:
+        part: what to read.
+        config: the configuration of the file's source: `config.for_source(part.file.source)`.
+        ignored: counts the files of an unknown format in archives, by extension.
 
     Raises:
         SourceError: the file has changed since the preparation began, or its store cannot be read.
@@ -39,7 +43,7 @@ def read_part(part: Part, config: PrepareConfig) -> Iterator[Document | Rejectio
     check_unchanged(file.location, file.bytes, file.stamp, config.limits)
     try:
         with open_file(file.location, file.bytes, config.limits) as stream:
-            yield from _read_file(stream, part, config)
+            yield from _read_file(stream, part, config, Counter() if ignored is None else ignored)
     except StreamError as error:
         yield Rejection(error.reason, file.path, 0, error.detail)
     except FileNotFoundError:
@@ -47,11 +51,11 @@ def read_part(part: Part, config: PrepareConfig) -> Iterator[Document | Rejectio
     check_unchanged(file.location, file.bytes, file.stamp, config.limits)
 
 
-def _read_file(stream: Readable, part: Part, config: PrepareConfig) -> Iterator[Document | Rejection]:
+def _read_file(stream: Readable, part: Part, config: PrepareConfig, ignored: Counter[str]) -> Iterator[Document | Rejection]:
     file, limits = part.file, config.limits
     origin = _origin(file.path, file.format, file.kind, config)
     if file.format == "zip":
-        members = read_zip(stream, file.bytes, file.path, limits)
+        members = read_zip(stream, file.bytes, file.path, limits, ignored)
         yield from _read_members(members, file.kind, config, Budget(limits, lambda: file.bytes))
         return
     if file.format in ("parquet", "arrow") and file.compression == "none":
@@ -64,7 +68,7 @@ def _read_file(stream: Readable, part: Part, config: PrepareConfig) -> Iterator[
         blocks = decompress(blocks, file.compression, limits, Budget(limits, stream.tell))
     inner = Budget(limits, stream.tell)
     if file.format == "tar":
-        yield from _read_members(read_tar(blocks, file.path, limits), file.kind, config, inner)
+        yield from _read_members(read_tar(blocks, file.path, limits, ignored), file.kind, config, inner)
         return
     end = part.end if file.compression == "none" else None
     border = tail_offset(file.bytes, config.split.val_fraction) if config.split.by == "tail" else 0

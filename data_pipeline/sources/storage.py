@@ -110,6 +110,8 @@ class Found:
 class Unfollowed:
     """Links inside a source that were not followed, all for the same reason."""
 
+    paths: Sequence[str]
+    """Path of each link, relative to the root of the listing."""
     found: str
     """Clause of a message: number of links, reason, and some names."""
     remedy: str
@@ -266,19 +268,19 @@ class _Links:
         found = []
         if self.broken:
             remedy = "copy the targets of the links (in a container: mount them at the same path)"
-            found.append(Unfollowed(_clause(list(self.broken), "without a target"), remedy))
+            found.append(_unfollowed(list(self.broken), "without a target", remedy))
         if self.left_out:
             remedy = "set limits.outside_links to true (PREP_LIMITS__OUTSIDE_LINKS=true)"
-            found.append(Unfollowed(_clause(sorted(self.left_out), "with a target outside of the folder"), remedy))
+            found.append(_unfollowed(sorted(self.left_out), "with a target outside of the folder", remedy))
         return found
 
     def _shown(self, path: Path) -> str:
         return printable(path.relative_to(self.root).as_posix())
 
 
-def _clause(links: Sequence[str], fault: str) -> str:
+def _unfollowed(links: Sequence[str], fault: str, remedy: str) -> Unfollowed:
     shown = ", ".join(links[:_SHOWN]) + (", …" if len(links) > _SHOWN else "")
-    return f"{len(links)} link{'s' if len(links) > 1 else ''} {fault}: {shown}"
+    return Unfollowed(links, f"{len(links)} link{'s' if len(links) > 1 else ''} {fault}: {shown}", remedy)
 
 
 def _matches(folder: Path, pattern: Sequence[str], links: _Links) -> Iterator[Path]:

@@ -21,6 +21,7 @@ from data_pipeline.documents import Document, Rejection, document_id
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.filters.html import PageReader
 from data_pipeline.filters.judge import JudgedBatch, JudgedDocument, judge_batch
+from data_pipeline.sources.ignored import count_extension
 from data_pipeline.sources.inputs import Part, Partition
 from data_pipeline.sources.readers import read_part
 from data_pipeline.stages.job import Job
@@ -89,6 +90,10 @@ class ReadResult:
     """Number of documents by identified language and by the identifier's confidence."""
     samples: list[dict[str, Any]] = field(default_factory=list)
     """The first rejections of each reason."""
+    ignored: Counts = field(default_factory=dict)
+    """Number of files of an unknown format in archives, by extension."""
+    malformed: dict[str, Counts] = field(default_factory=dict)
+    """Number of items that did not become a document, by reason and by the extension of their file."""
 
 
 def read_partition(task: ReadTask) -> ReadResult:
@@ -96,13 +101,14 @@ def read_partition(task: ReadTask) -> ReadResult:
     config = task.config.for_source(task.partition.source)
     result = ReadResult(task.partition.source, task.partition.bytes)
     rejected: Counter[str] = Counter()
+    ignored: Counter[str] = Counter()
     with (
         TableWriter(task.output, TEXT_SCHEMA) as table,
         KeyWriter(task.keys, config.dedup) as keys,
         PageReader(config.limits) as pages,
         RejectedWriter(task.rejected) as rejects,
     ):
-        for parts, items in _batches(task.partition, config, rejects):
+        for parts, items in _batches(task.partition, config, rejects, ignored):
             judged = judge_batch(items, config, pages)
             ids = [document_id(task.partition.number, result.documents + number) for number in range(len(items))]
             kept = [number for number, item in enumerate(judged.items) if isinstance(item, JudgedDocument)]
@@ -115,12 +121,12 @@ def read_partition(task: ReadTask) -> ReadResult:
             rejects.add_judged(zip(ids, judged.items, strict=True))
             result.documents += len(items)
             result.kept += len(kept)
-    result.rejected = dict(rejected)
+    result.rejected, result.ignored = dict(rejected), dict(ignored)
     return commit_result(task, result, table, keys, rejects)
 
 
 def _batches(
-    partition: Partition, config: PrepareConfig, rejects: RejectedWriter
+    partition: Partition, config: PrepareConfig, rejects: RejectedWriter, ignored: Counter[str]
 ) -> Iterator[tuple[list[Part], list[Document | Rejection]]]:
     """Yield everything that is read from a partition in batches: the items, and for each the part of a file that it comes from.
 
@@ -131,7 +137,7 @@ def _batches(
     items: list[Document | Rejection] = []
     characters = metadata = 0
     for part in partition.parts:
-        for item in read_part(part, config):
+        for item in read_part(part, config, ignored):
             parts.append(part)
             items.append(item if isinstance(item, Document) else replace(item, data=b""))
             if isinstance(item, Rejection):
@@ -185,6 +191,8 @@ def _count(judged: JudgedBatch, rejected: Counter[str], result: ReadResult) -> N
     for item in judged.items:
         if isinstance(item, Rejection):
             rejected[item.reason] += 1
+            if item.reason.malformed:
+                count_extension(item.path, result.malformed.setdefault(item.reason.value, {}))
             if rejected[item.reason] <= SAMPLES_PER_REASON:
                 result.samples.append(item.shown)
     result.changes = add_counts([result.changes, judged.changes])

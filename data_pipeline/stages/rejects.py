@@ -22,7 +22,7 @@ from data_pipeline.dataset.layout import CHOSEN, REJECTS, TOKENS, rejected_name
 from data_pipeline.dataset.tables import read_batches, read_side_by_side
 from data_pipeline.dedup.duplicates import REASONS
 from data_pipeline.dedup.resolve import Fate
-from data_pipeline.documents import Reason
+from data_pipeline.documents import Reason, partition_of
 from data_pipeline.execution.tasks import commit_result
 from data_pipeline.sources.inputs import Partition
 from data_pipeline.stages.job import Job
@@ -31,7 +31,7 @@ from data_pipeline.stages.reject_samples import REJECTED_TABLES, rejected_place
 from data_pipeline.stages.select import Cuts, SelectResult, explain_selection, reasons_of
 from data_pipeline.stages.split import SplitResult, explain_duplicate
 
-__all__ = ["RejectedResult", "RejectedTask", "collect_rejects", "write_rejected_partition", "write_rejects"]
+__all__ = ["RejectedResult", "RejectedTask", "collect_rejects", "lines_before", "write_rejected_partition", "write_rejects"]
 
 
 def collect_rejects(
@@ -39,15 +39,31 @@ def collect_rejects(
 ) -> Iterator[dict[str, Any]]:
     """Yield at most `most` rejected documents for each reason, by partition. Line numbers count from the start of the file."""
     shown: Counter[str] = Counter()
-    for result, before, *others in zip(read, _lines_before(partitions, read), *later, strict=True):
+    lines = lines_before(partitions, read)
+    for result, before, *others in zip(read, lines, *later, strict=True):
         for sample in chain(result.samples, *(other.samples for other in others)):
             shown[sample["reason"]] += 1
             if shown[sample["reason"]] <= most:
                 line = sample["line"] and sample["line"] + before
-                yield {**sample, "stage": Reason(sample["reason"]).stage, "source": result.source, "line": line}
+                yield {
+                    **{name: value for name, value in sample.items() if name != "kept"},
+                    "detail": sample["detail"] + _place_of_kept(sample, partitions, lines),
+                    "stage": Reason(sample["reason"]).stage,
+                    "source": result.source,
+                    "line": line,
+                }
 
 
-def _lines_before(partitions: Sequence[Partition], read: Sequence[ReadResult]) -> list[int]:
+def _place_of_kept(sample: Mapping[str, Any], partitions: Sequence[Partition], lines: Sequence[int]) -> str:
+    """Return the place of the document that is kept instead of a duplicate; "" for another reason."""
+    if "kept" not in sample:
+        return ""
+    identity, path, line = sample["kept"]
+    number = partition_of(identity)
+    return f" ({partitions[number].source}: {path}, line {line + lines[number]:,})"
+
+
+def lines_before(partitions: Sequence[Partition], read: Sequence[ReadResult]) -> list[int]:
     """Return for each partition the number of lines of its first file that are in earlier partitions."""
     lines: list[int] = []
     before = 0
@@ -73,7 +89,7 @@ def _write_in_full(job: Job, read: Sequence[ReadResult], cuts: Mapping[str, Cuts
     """Write every rejected document in full if the settings ask for it. Return the path of each file by its published name."""
     tasks = [
         RejectedTask(partition.source, before, cuts[partition.source], job.work, place)
-        for number, (partition, before) in enumerate(zip(job.partitions, _lines_before(job.partitions, read), strict=True))
+        for number, (partition, before) in enumerate(zip(job.partitions, lines_before(job.partitions, read), strict=True))
         if (place := rejected_place(job, number))
     ]
     if tasks:

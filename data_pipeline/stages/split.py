@@ -18,6 +18,7 @@ from data_pipeline.dataset.splits import SPLITS, Split, fewest_held_out, fractio
 from data_pipeline.dataset.tables import TableWriter, read_side_by_side, read_table
 from data_pipeline.dedup.duplicates import REASONS, Duplicates
 from data_pipeline.dedup.resolve import Fate
+from data_pipeline.dedup.text_lookup import Texts
 from data_pipeline.documents import Reason
 from data_pipeline.execution.tasks import Counts, commit_result
 from data_pipeline.stages.job import Job
@@ -72,7 +73,7 @@ class SplitResult:
     benchmark_bytes: int = 0
     """Size of the documents that are dropped because they share text with a benchmark."""
     samples: list[dict[str, Any]] = field(default_factory=list)
-    """The first dropped documents of each reason."""
+    """The first dropped documents of each reason. Duplicates have `kept`: id, path and line of the document that is kept."""
 
 
 def with_enough_held_out(settings: SplitSettings, num_kept: int, duplicates: Sequence[Path]) -> SplitSettings:
@@ -100,7 +101,7 @@ def with_enough_held_out(settings: SplitSettings, num_kept: int, duplicates: Seq
 def split_partition(task: SplitTask) -> SplitResult:
     """Write the split of every document of a partition to `output`.arrow, one row for each row of the text table."""
     result = SplitResult()
-    samples = Samples()
+    samples, texts = Samples(), Texts(task.text.parent)
     with TableWriter(task.output, _SPLIT_SCHEMA) as table:
         for text, duplicates in read_side_by_side(task.text, task.duplicates):
             split_D = _choose(text, duplicates, task.settings)
@@ -111,7 +112,7 @@ def split_partition(task: SplitTask) -> SplitResult:
             is_benchmark_D = duplicates.column("fate").to_numpy() == Fate.BENCHMARK
             result.benchmark_bytes += int(num_bytes_D[is_benchmark_D].sum())
             table.write(pa.RecordBatch.from_arrays([pa.array(split_D)], schema=_SPLIT_SCHEMA))
-            _show(text, duplicates, samples)
+            _show(text, duplicates, samples, texts)
     result.samples = samples.values
     return commit_result(task, result, table)
 
@@ -140,11 +141,14 @@ def _keys(duplicates: pa.Table) -> NDArray[np.uint64]:
     return np.frombuffer(keys_D, np.uint64)[::2]
 
 
-def _show(text: pa.RecordBatch, duplicates: pa.Table, samples: Samples) -> None:
+def _show(text: pa.RecordBatch, duplicates: pa.Table, samples: Samples, texts: Texts) -> None:
     fates_D = duplicates.column("fate").to_numpy()
     rejected = ((row, REASONS[Fate(fates_D[row])]) for row in np.flatnonzero(fates_D).tolist())
     for row, reason in samples.wanted(rejected):
-        samples.add(text, row, reason, explain_duplicate(reason, duplicates.column("leader")[row].as_py()))
+        leader = duplicates.column("leader")[row].as_py()
+        samples.add(text, row, reason, explain_duplicate(reason, leader))
+        if leader != duplicates.column("id")[row].as_py():
+            samples.values[-1]["kept"] = [leader, *texts.place(leader)]
 
 
 def explain_duplicate(reason: Reason, leader: int) -> str:

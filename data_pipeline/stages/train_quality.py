@@ -85,7 +85,7 @@ def kind_of_reference(path: Path) -> ReferenceKind:
     if path.is_dir() and (path / "record.json").is_file():
         raise ConfigError(
             f"quality.reference = {path} is the folder of a training run, which only the trainer can read; let the run write text "
-            "with `python -m trainer generate`, and name the file of that text"
+            "with `trainer generate`, and name the file of that text"
         )
     try:
         if path.is_dir() and (path / MANIFEST).is_file():

@@ -32,6 +32,7 @@ def last_loss(data: Path, run: Path, kind: str, width: int, rate: float, steps: 
         "model.heads": width // 16,
         "optim.kind": kind,
         "optim.lr": rate,
+        "optim.muon_lr": "none",  # both optimizers use the rate of the cell
         "batch.global_rows": 4,
         "batch.micro": 4,
         "schedule.warmup_steps": max(1, steps // 10),

@@ -518,8 +518,13 @@ def test_a_module_that_cannot_be_loaded_is_one_line_and_starts_nothing_again(tmp
     name, text = BROKEN_MODULES[broken]
     (tmp_path / name).write_text(text)
     command = [str(TRAIN)] if name == "torch.py" else [sys.executable, "-m", "trainer", "train"]  # as the launcher starts a rank
-    variables = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    refused = run(Path(sys.executable), *command, **variables)
+    settings = {
+        "PYTHONPATH": f"{ROOT}:{tmp_path}",
+        "TRAIN_DATA": "data",
+        "TRAIN_RUN": str(tmp_path / "run"),
+        "TRAIN_LIMITS__STEPS": "1",
+    }
+    refused = run(Path(sys.executable), *command, **settings)
     assert (refused.returncode, len(refused.stderr.splitlines())) == (ExitCode.CONFIG, 1), refused.stderr
     assert refused.stderr.startswith("error: a module cannot be loaded: ")
     assert str(tmp_path / name) in refused.stderr

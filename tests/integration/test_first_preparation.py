@@ -1,5 +1,6 @@
 """Mistakes of a first preparation, and what their messages suggest."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from common.errors import SourceError
 from data_pipeline.config import PrepareConfig
 from data_pipeline.prepare import prepare
-from tests.support.corpora import sentences
+from tests.support.corpora import sentences, write_texts
 
 
 def _config(tmp_path: Path, **changes: object) -> PrepareConfig:
@@ -26,3 +27,22 @@ def test_text_in_another_encoding_is_refused_with_the_command_that_converts_it(t
     (tmp_path / "book.txt").write_bytes("\n\n".join(sentences(0, 400)).encode() + b" caf\xe9 au lait")
     with pytest.raises(SourceError, match="convert it with `iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW`"):
         prepare(_config(tmp_path))
+
+
+def test_every_report_has_the_ignored_files_and_a_later_run_says_if_they_have_changed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = tmp_path / "source"
+    write_texts(source / "texts.jsonl", sentences(1, 80))
+    for name in ("a.pdf", "b.pdf"):
+        (source / name).write_bytes(b"%PDF")
+    manifest = prepare(_config(tmp_path, sources=(str(source),)))
+    assert manifest.totals["ignored"] == {"unknown-format": {".pdf": 2}}
+    output = tmp_path / "out"
+    assert json.loads((output / "report.json").read_text())["ignored"] == manifest.totals["ignored"]
+    assert "| unknown-format | .pdf | 2 |" in (output / "DATA_CARD.md").read_text()
+    assert "2 files of the sources were ignored" in (output / "report.html").read_text()
+    assert "other files are ignored" not in caplog.text
+    (source / "c.pdf").write_bytes(b"%PDF")
+    assert prepare(_config(tmp_path, sources=(str(source),))) == manifest
+    assert "other files are ignored now" in caplog.text

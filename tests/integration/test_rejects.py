@@ -96,6 +96,20 @@ def test_every_rejected_document_is_kept_in_full_with_its_reason(corpus: dict[st
     assert details["perplexity-high"].startswith("perplexity ")
 
 
+def test_the_report_names_file_and_line_of_the_document_that_is_kept(corpus: dict[str, Any], tmp_path: Path) -> None:
+    totals = prepared(tmp_path / "out", corpus).totals
+    lines = Path(corpus["source"]["web"]["paths"][0]).read_bytes().split(b"\n")
+    clusters = totals["duplicates"]["clusters"]
+    assert len(clusters) == 2
+    for cluster in clusters:
+        leader = cluster["leader"]
+        assert (leader["source"], leader["path"]) == ("web", "web.jsonl")
+        assert json.loads(lines[leader["line"] - 1])["text"].startswith(cluster["sample"])
+    places = {(leader["id"], leader["line"]) for leader in (cluster["leader"] for cluster in clusters)}
+    details = {sample["detail"] for sample in totals["samples"] if sample["stage"] == "deduplicate" and sample["detail"]}
+    assert details == {f"like document {identity} (web: web.jsonl, line {line})" for identity, line in places}
+
+
 def test_the_files_of_rejects_do_not_depend_on_the_number_of_workers(corpus: dict[str, Any], tmp_path: Path) -> None:
     assert prepared(tmp_path / "one", corpus).root_digest == prepared(tmp_path / "three", corpus, workers=3).root_digest
     one, three = (files_in(tmp_path / name / "rejects") for name in ("one", "three"))

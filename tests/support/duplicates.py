@@ -28,7 +28,7 @@ from data_pipeline.text.batch import TextBatch
 
 __all__ = ["Fates", "find", "found_pairs", "naive_fates", "plant", "read_fates", "run_inline", "true_pairs", "write_documents"]
 
-_TEXT_SCHEMA = pa.schema([("id", pa.uint64()), ("text", pa.large_string())])
+_TEXT_SCHEMA = pa.schema([("id", pa.uint64()), ("path", pa.string()), ("line", pa.uint32()), ("text", pa.large_string())])
 _ROWS = 100  # documents per record batch
 _ALL_IDS = (0, (1 << 64) - 1)
 
@@ -89,9 +89,9 @@ def write_documents(
             for first in range(0, len(members), _ROWS):
                 rows = slice(first, first + _ROWS)
                 batch = TextBatch([text.encode() for text in members[rows]])
-                table.write(
-                    pa.record_batch([pa.array(ids[rows], pa.uint64()), pa.array(members[rows], pa.large_string())], _TEXT_SCHEMA)
-                )
+                places = [[f"{number}.txt"] * len(batch), range(first + 1, first + 1 + len(batch))]
+                columns = zip([ids[rows], *places, members[rows]], _TEXT_SCHEMA.types, strict=True)
+                table.write(pa.record_batch([pa.array(values, kind) for values, kind in columns], _TEXT_SCHEMA))
                 of_each = (kinds or ["prose"] * len(texts))[begin : begin + per_partition][rows]
                 keys.add(ids[rows], sign(batch, range(len(batch)), of_each, settings), index.count(batch))
         partitions.append(PartitionKeys(number, sources[number % len(sources)], len(members)))

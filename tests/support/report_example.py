@@ -44,6 +44,8 @@ def example_report(size: int = 20_000) -> dict[str, Any]:
             ),
             _sample("judge", "language", HOSTILE, 9, HOSTILE, HOSTILE),
         ],
+        "ignored": {"unknown-format": {".pdf": 2_700, ".docx": 68}, "empty": {".txt": 3}},
+        "malformed": {"not-json": {".jsonl.gz": 41}, "invalid-utf8": {".txt": 17}, "line-too-long": {".jsonl": 2}},
         "cleaned": {"unicode": 812, "mojibake": 44, "line-endings": 3021, "html": 9120},
         "sources": {
             "web": _source("web", 19_400, 11_000, 3.9, weight=1.0, share=0.48, lost={"near-duplicate": 2800, "language": 2100}),

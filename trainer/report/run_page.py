@@ -48,11 +48,11 @@ def _commands(run: RecordedRun) -> list[tuple[str, str]]:
     """Return the commands that check the run or repeat it, each with its description."""
     path, data = shlex.quote(str(run.path)), shlex.quote(str(run.config.get("data", "DATA")))
     ranks = int(part(run.record, "environment").get("world_size", 1))
-    launch = "python -m trainer train" if ranks == 1 else f"PET_NPROC_PER_NODE={ranks} entrypoints/train"
+    launch = "trainer train" if ranks == 1 else f"PET_NPROC_PER_NODE={ranks} entrypoints/train"
     lines = {
-        "check all digests: record, checkpoints, metrics, ledger, data": f"python -m trainer verify {path} --level integrity",
-        "train ten steps again and compare all bits": f"python -m trainer verify {path} --replay 10",
-        "prove the rows of every step": f"python -m trainer audit {path}",
+        "check all digests: record, checkpoints, metrics, ledger, data": f"trainer verify {path} --level integrity",
+        "train ten steps again and compare all bits": f"trainer verify {path} --replay 10",
+        "prove the rows of every step": f"trainer audit {path}",
         "repeat the whole run in a new directory": (f"{launch} --recipe {path}/config.toml --data {data} --run {path}-again"),
     }
     return list(lines.items())

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from common.command_line import command_text
 from common.errors import ConfigError
 from common.files import write_atomic
 from trainer.report.charts import main_charts
@@ -46,10 +47,13 @@ def write_report(run: Path, output: Path | None = None) -> tuple[Path, Path]:
 
 def report_at_end(run: Path) -> None:
     """Write the report at the end of a training. An error is only logged, because a report must not fail a run."""
+    if not run.is_dir():
+        return  # the folder was deleted, which another message says
     try:
         write_report(run)
     except Exception as error:
-        _log.warning("cannot write the report of %s (%s: %s); python -m trainer report writes it", run, type(error).__name__, error)
+        again = command_text("report", run)
+        _log.warning("cannot write the report of %s (%s: %s); `%s` writes it", run, type(error).__name__, error, again)
 
 
 def write_comparison(runs: Sequence[Path], output: Path) -> Path:

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from common.errors import GuardError, ProjectError
+from common.command_line import command_text
+from common.errors import GuardError, ProjectError, StorageError
 from common.redaction import secrets_of, without
 from trainer.config import TrainConfig
 from trainer.distributed.group import Group
@@ -63,7 +64,7 @@ class Ending:
         Only rank 0 reports, without an exchange, because other ranks may have ended. Failures are logged and not raised, because
         `error` is being raised.
         """
-        if not self.group.is_main or self.ended:
+        if not self.group.is_main or self.ended or not self.config.run.is_dir():
             return
         reason = self.reason(error)
         try:
@@ -72,7 +73,7 @@ class Ending:
             self.alerts = monitor.alert_counts
             monitor.write(EndEvent(self.step, "failed", reason))
         except Exception as trouble:
-            _log.warning("cannot write the end of the run to its metrics: %s", trouble)
+            _log_unless_storage(error, "cannot write the end of the run to its metrics: %s", trouble)
 
     def reason(self, error: BaseException) -> str:
         """Return an error as one line, without the secrets of the settings, and without folders and addresses of this machine."""
@@ -86,14 +87,34 @@ def opened_ending(config: TrainConfig, group: Group, step: int) -> Iterator[Endi
     """Write into the record that the run failed, and why, if an error leaves this context before the run has ended.
 
     Code that writes files of the run must close them inside this context, because the record stores their digests.
+
+    Raises:
+        StorageError: the folder of the run is gone. This replaces any error that follows from it.
     """
     ending = Ending(config, group, step)
     try:
         yield ending
     except BaseException as error:
+        if isinstance(error, Exception) and not config.run.is_dir():
+            raise StorageError(_deleted(config)) from error
         if group.is_main and not ending.ended:
             try:
                 ending.record("failed", ending.reason(error), None)
             except Exception as trouble:
-                _log.warning("cannot write the end of the run to its record: %s", trouble)
+                _log_unless_storage(error, "cannot write the end of the run to its record: %s", trouble)
         raise
+
+
+def _log_unless_storage(error: BaseException, text: str, trouble: Exception) -> None:
+    """Log that the end was not written, unless the run ends because of its storage: then `error` says what is wrong with it."""
+    level = logging.DEBUG if isinstance(error, OSError | StorageError) else logging.WARNING
+    _log.log(level, text, trouble)
+
+
+def _deleted(config: TrainConfig) -> str:
+    """Return the message for a run whose folder is gone."""
+    again = command_text("train", "--run", config.run)
+    return (
+        f"run = {config.run}: the folder was deleted or moved during the training, so nothing can be written; move it back and "
+        f"continue with `{again}`, or start the training again with all its settings"
+    )

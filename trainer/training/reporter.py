@@ -9,6 +9,7 @@ from typing import Any
 
 from common.errors import GuardError
 from trainer.distributed.stragglers import StragglerDetector
+from trainer.extensions.initial_loss import initial_loss_warning
 from trainer.health.alerts import Alert, guard_alert
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
@@ -76,6 +77,8 @@ class Reporter:
     peak: float | None
     """Peak rate of one device in floating-point operations per second, None if unknown."""
     stragglers: StragglerDetector
+    own_loss: bool
+    """Whether the training minimises a loss of an extension."""
     forecast: Forecast | None = None
     """The expected length of the run, on rank 0."""
 
@@ -106,6 +109,8 @@ class Reporter:
             seconds=seconds,
         )
         self.train_losses.add(result.loss)
+        if result.step == 1 and self.own_loss:
+            self._check_own_loss(result.loss, facts.progress)
         metrics = self.monitor.train(metrics)
         self.monitor.layers(self.observer.reading(result.step))
         for adjustment in self.adjuster.adjustments.beginning_at(result.step):
@@ -116,6 +121,11 @@ class Reporter:
         self.ending.step = result.step
         self.monitor.slow_rank(result.step, self.stragglers.observe(result.own_times, seconds))
         return metrics
+
+    def _check_own_loss(self, loss: float, progress: Progress) -> None:
+        warning = initial_loss_warning(loss, progress.evaluations, self.context.manifest.vocab_size)
+        if warning and self.context.group.is_main:
+            _log.warning("%s", warning)
 
     def judge(self, result: StepResult, facts: StepFacts) -> None:
         """Let the guard judge a step, and raise an alert if a rule is broken.

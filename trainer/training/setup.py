@@ -224,6 +224,7 @@ def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: 
         flops_each=flops_per_token(config.model, manifest.vocab_size, manifest.row_length),
         peak=peak_flops(device_name(group.device), rate_kind(config.number_format, tf32=config.tf32)),
         stragglers=StragglerDetector(),
+        own_loss=restored.trainable.extension.own_loss is not None or restored.trainable.extension.has_step,
     )
     if restored.state is not None:
         reporter.restore(restored.state, rolled_back=False)

@@ -118,5 +118,5 @@ def _page(summary: Mapping[str, Any], directory: Path) -> str:
                 if "loss" in part:
                     lines.append(f"    {'with' if part['loss'] else 'without'} a loss, {part['tokens']} tokens:")
                 lines += [f"    {line}" for line in printable(part["text"]).split("\n")]
-    lines.append(f"\nA whole document: python -m data_pipeline inspect {directory} --document ID")
+    lines.append(f"\nA whole document: trainer inspect {directory} --document ID")
     return "\n".join(lines)

@@ -55,6 +55,8 @@ class MlflowSink(ServiceSink):
         self._secrets = secrets_of(uri)
         if self._secrets:
             os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # else it prints the address with secrets
+        # Several threads of MLflow that write to a folder at once fail: one finds the subfolder that another has just made.
+        os.environ.setdefault("MLFLOW_ASYNC_LOGGING_THREADPOOL_SIZE", "1")
         self._mlflow = imported("mlflow", "log.mlflow_uri", "mlflow-skinny")
         self._id_file = run / ".mlflow-id"
         self._uri, self._experiment = uri, experiment

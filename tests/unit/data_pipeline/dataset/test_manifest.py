@@ -53,7 +53,7 @@ def test_what_is_no_manifest_is_refused_by_name(tmp_path: Path, content: str, me
 
 def test_a_folder_without_a_manifest_is_refused_with_the_command_that_makes_one(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(PreparedDataError, match=r"holds no finished prepared data; run `python -m data_pipeline prepare"):
+        with pytest.raises(PreparedDataError, match=r"holds no finished prepared data; run `trainer prepare --output "):
             read_manifest(folder)
 
 

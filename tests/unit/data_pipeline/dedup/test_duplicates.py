@@ -118,9 +118,8 @@ def test_the_first_document_in_input_order_is_kept(tmp_path: Path) -> None:
     assert duplicates.rejected == [{}, {}, {"exact-duplicate": 1}]
     assert duplicates.alarms == ["c"]
     assert duplicates.report["lost_share_by_source"] == {"a": 0.0, "b": 0.0, "c": 1.0}
-    assert duplicates.clusters == [
-        {"leader": {"source": "a", "id": 0}, "size": 2, "members": [2 << 32], "sample": texts[0]},
-    ]
+    leader = {"source": "a", "id": 0, "path": "0.txt", "line": 1}
+    assert duplicates.clusters == [{"leader": leader, "size": 2, "members": [2 << 32], "sample": texts[0]}]
 
 
 def test_documents_without_words_or_with_few_are_compared_as_a_whole(tmp_path: Path) -> None:

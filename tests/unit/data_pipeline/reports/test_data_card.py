@@ -30,8 +30,8 @@ def rebuilt(card: str, folder: Path) -> PrepareConfig:
     recipe, command = re.findall(r"```(?:toml|sh)\n(.*?)\n```", card, re.DOTALL)
     (folder / "recipe.toml").write_text(recipe)
     words = shlex.split(command)
-    assert words[:4] == ["python", "-m", "data_pipeline", "prepare"]
-    arguments = [str(folder / word) if word == "recipe.toml" else word for word in words[4:]]
+    assert words[:2] == ["trainer", "prepare"]
+    arguments = [str(folder / word) if word == "recipe.toml" else word for word in words[2:]]
     return load_settings(PrepareConfig, arguments, help_parser(PrepareConfig, "prepare", ""), {})
 
 
@@ -45,13 +45,16 @@ def card_of(read: tuple[str, ...], /, **settings: Any) -> tuple[PrepareConfig, s
 def test_the_card_describes_the_data_and_leaves_open_questions_to_the_user() -> None:
     card = render_card(MANIFEST)
     assert re.findall("^## (.*)", card, re.MULTILINE) == [
-        "Summary", "Licence and use", "Sources", "How it was prepared", "What was removed", "Splits", "Tokenizer", "Lengths",
-        "Known limits", "How to reproduce",
+        "Summary", "Licence and use", "Sources", "How it was prepared", "What was not read", "What was removed", "Splits",
+        "Tokenizer", "Lengths", "Known limits", "How to reproduce",
     ]  # fmt: skip
     assert f"| root digest | `{MANIFEST.root_digest}` |" in section(card, "Summary")
     assert "| documents | 2,000 kept of 12,809 read |" in section(card, "Summary")
     assert "- Licence of the texts: not stated" in card
     assert f"- books: `part-2.jsonl`, 2.0 MB, `sha256:{2:064x}`" in section(card, "Sources")
+    not_read = section(card, "What was not read")
+    assert "| unknown-format | .pdf | 2,700 |\n| unknown-format | .docx | 68 |\n| empty | .txt | 3 |" in not_read
+    assert "| invalid-utf8 | .txt | 17 |" in not_read
     assert "| deduplicate | near-duplicate | 2,873 | 22.4 % |" in section(card, "What was removed")
     assert "Copies of validation documents in training: 0 exact, 0 near." in section(card, "Splits")
     assert "| de | 3,100 | 2,700,000 | 3.33 |" in section(card, "Tokenizer")
@@ -171,6 +174,7 @@ def test_hostile_names_stay_text_and_stay_in_their_cells() -> None:
         "sources": {HOSTILE: REPORT["sources"]["web"]},
         "languages": {HOSTILE: REPORT["languages"]["en"]},
         "rejected": {HOSTILE: {HOSTILE: 3}},
+        "ignored": {HOSTILE: {HOSTILE: 3}},
         "cleaned": {HOSTILE: 1},
         "duplicates": {"alarms": [HOSTILE], "benchmark_alarms": [HOSTILE]},
     }

@@ -23,6 +23,8 @@ def test_the_page_shows_every_part_of_the_report() -> None:
         MANIFEST.root_digest,
         "Every document is accounted for: 12,809 read = 2,000 kept + 10,809 rejected.",
         "near-duplicate",
+        "2,771 files of the sources were ignored.",
+        "60 documents are malformed.",
         "fill-in-the-middle",
         "Rows of 1,024 tokens (as set) hold",
         "0.9 (set)",
@@ -68,7 +70,7 @@ def _with_strings_replaced(value: Any, by: str) -> Any:
 def test_hostile_text_stays_text_wherever_it_stands() -> None:
     report = _with_strings_replaced(REPORT, HOSTILE)
     report["sources"] = {HOSTILE: REPORT["sources"]["web"]}
-    report["rejected"] = {HOSTILE: {HOSTILE: 3}}
+    report["rejected"] = report["ignored"] = report["malformed"] = {HOSTILE: {HOSTILE: 3}}
     report["cleaned"] = report["augmentation"] = {HOSTILE: 3}
     report["languages"] = {HOSTILE: REPORT["languages"]["en"]}
     report["rows"] = report["packing_methods"] = {HOSTILE: REPORT["rows"]["train"]}

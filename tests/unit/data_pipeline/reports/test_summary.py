@@ -17,7 +17,11 @@ _TOTALS = {
     "documents": {"read": 1300, "kept": 1200, "train": 1000, "val": 200, "rejected": 100, "text_bytes": 6000},
     "rejected": {"read": {"not-json": 20}, "dedup": {"exact-duplicate": 80}},
     "lengths": {"tokens": {"total": 1500}},
-    "ignored": {".pdf": 2700, ".docx": 68},
+    "ignored": {
+        "unknown-format": {".pdf": 2700, ".docx": 60},
+        "unknown-format-in-archive": {".docx": 8},
+        "empty": {".txt": 3},
+    },
 }
 
 
@@ -41,7 +45,7 @@ def test_the_summary_has_five_lines_with_the_counts_of_the_report(manifest: Mani
     assert documents == "documents  1,300 read: 1,000 for training, 200 for validation"
     assert re.fullmatch(r"tokens     [\d,]+ \(4\.00 bytes each\) in 61 training and 9 validation rows of 32", tokens)
     assert rejected == "rejected   100 documents (80 exact-duplicate, 20 not-json)"
-    assert ignored == "ignored    2,768 files (2,700 .pdf, 68 .docx)"
+    assert ignored == "ignored    2,771 files (2,700 .pdf, 68 .docx, 3 .txt empty)"
     assert following.startswith("next       trainer train --data ")
 
 

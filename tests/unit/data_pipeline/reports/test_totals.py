@@ -4,6 +4,7 @@ import pytest
 
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dedup.duplicates import Duplicates
+from data_pipeline.documents import document_id
 from data_pipeline.quality.bounds import Bounds
 from data_pipeline.quality.perplexity import SCORE_STEPS
 from data_pipeline.reports.totals import Results, make_report
@@ -144,3 +145,21 @@ def test_lines_of_rejects_are_counted_through_the_parts_of_a_file() -> None:
     parts = [partition(0, "a"), partition(1, "a", start=10), partition(2, "a")]
     read = [ReadResult("a", 10, documents=4, samples=[sample("not-json", 3)]) for _ in parts]
     assert [reject["line"] for reject in collect_rejects(parts, read)] == [3, 7, 3]
+
+
+def test_the_document_that_is_kept_from_a_cluster_has_its_path_and_its_line_in_the_file() -> None:
+    found = results()
+    parts = [partition(0, "a"), partition(1, "a", start=10)]
+    leader = {"source": "a", "id": document_id(1, 4), "path": "a.jsonl", "line": 5}
+    duplicates = replace(found.duplicates, clusters=[{"leader": leader, "size": 2, "members": [], "sample": "text"}])
+    report = make_report(replace(found, partitions=parts, duplicates=duplicates), CONFIG)
+    assert report["duplicates"]["clusters"][0]["leader"] == leader | {"line": 5 + found.read[0].documents}
+
+
+def test_a_duplicate_among_the_samples_names_the_place_of_the_document_that_is_kept() -> None:
+    parts = [partition(0, "a"), partition(1, "a", start=10)]
+    kept = sample("near-duplicate", 2) | {"detail": "like document 4294967296", "kept": [document_id(1, 0), "b.jsonl", 1]}
+    read = [ReadResult("a", 10, documents=4), ReadResult("a", 10, documents=4, samples=[kept])]
+    [reject] = collect_rejects(parts, read)
+    assert reject["detail"] == "like document 4294967296 (a: b.jsonl, line 5)"
+    assert "kept" not in reject

@@ -15,6 +15,7 @@ from common.files import digest_bytes
 from data_pipeline.config import PrepareConfig
 from data_pipeline.sources import inputs as inputs_module
 from data_pipeline.sources.builtin import parse_topics
+from data_pipeline.sources.ignored import IgnoredFiles
 from data_pipeline.sources.inputs import InputFile, find_inputs, remember_digests
 from data_pipeline.sources.storage import Listing, Location, list_files
 
@@ -77,6 +78,28 @@ def test_unknown_files_are_counted_in_one_line_and_hidden_ones_are_not_text(
         assert [file.path for file in find(tmp_path)] == ["a.txt"]
     [line] = caplog.messages
     assert line.endswith("2 of 3 files ignored (1 .bin, 1 .cpio.xz)")
+
+
+def test_every_visible_file_that_is_not_read_is_counted_by_reason_and_extension(tmp_path: Path) -> None:
+    source, other = tmp_path / "source", write(tmp_path / "other", "o.txt")
+    write(source, "a.txt", "b.txt", "c.PDF", "d.cpio.xz", "Makefile", "1. Introduction", "README.md", ".hidden.pdf", ".git/e.pdf")
+    write(source / "saved", "dataset_info.json", "cache-0f.arrow", "data.jsonl")
+    (source / "empty.md").touch()
+    (source / "link.txt").symlink_to(other / "o.txt")
+    (source / "broken.html").symlink_to("nowhere")
+    ignored = IgnoredFiles()
+    limit = (source / "a.txt").stat().st_size
+    config = PrepareConfig(sources=(str(source),), limits={"max_bytes_per_source": limit})
+    assert [file.path for file in find_inputs(config, tmp_path / "digests.json", ignored)] == ["a.txt"]
+    assert ignored.report({".png": 2}) == {
+        "unknown-format": {".pdf": 1, ".cpio.xz": 1, "without an extension": 2},
+        "unknown-format-in-archive": {".png": 2},
+        "empty": {".md": 1},
+        "over-limit": {".txt": 1, ".jsonl": 1},
+        "readme": {".md": 1},
+        "cache": {".json": 1, ".arrow": 1},
+        "link": {".txt": 1, ".html": 1},
+    }
 
 
 @pytest.mark.parametrize("names", [(), ("README.md",), (".hidden.txt",), ("a.bin",)])

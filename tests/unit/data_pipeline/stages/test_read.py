@@ -1,3 +1,4 @@
+import zipfile
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -28,3 +29,20 @@ def test_rejected_documents_without_text_are_written_in_batches_too(tmp_path: Pa
     batches = list(read_batches(tmp_path / "rejects-malformed"))
     assert sum(batch.num_rows for batch in batches) == 40_000
     assert max(batch.num_rows for batch in batches) < 20_000
+
+
+def test_unreadable_input_and_unknown_files_in_archives_are_counted_by_extension(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.txt").write_bytes(b"caf\xe9")
+    (source / "b.html").write_bytes(b"caf\xe9")
+    (source / "c.jsonl").write_text('{"text": "A good line."}\nbad\nbad\n')
+    with zipfile.ZipFile(source / "d.zip", "w") as archive:
+        for name in ("m.txt", "m.png", "n.png", ".hidden.png"):
+            archive.writestr(name, b"caf\xe9")
+    config = PrepareConfig(sources=(str(source),))
+    [partition] = cut_into_partitions(find_inputs(config, tmp_path / "inputs.json"), config.partition_bytes)
+    result = read_partition(ReadTask(partition, config, tmp_path / "keys", tmp_path / "read"))
+    assert result.ignored == {".png": 2}
+    assert result.malformed == {"invalid-utf8": {".txt": 2, ".html": 1}, "not-json": {".jsonl": 2}}
+    assert {name: count for name, count in result.rejected.items() if Reason(name).malformed} == {"invalid-utf8": 3, "not-json": 2}

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -223,6 +224,18 @@ def test_mlflow_is_shown_every_few_steps_and_every_step_that_is_not_finite(mlflo
     assert run["alert.spike"] == "step 7: loss 9 is above 3"
     assert run["status"] == "FINISHED"
     assert mlflow.waited == 11 + 1 + 1 + 1, "points, tag, text and end: nothing is left on its way"
+
+
+@pytest.mark.parametrize("chosen", [None, "3"])
+def test_mlflow_sends_with_one_thread_unless_the_user_chose_another_number(
+    mlflow: FakeMlflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None
+) -> None:
+    name = "MLFLOW_ASYNC_LOGGING_THREADPOOL_SIZE"
+    monkeypatch.setenv(name, chosen or "")
+    if chosen is None:
+        monkeypatch.delenv(name)
+    MlflowSink(tmp_path, "store", "experiment", 10)
+    assert os.environ[name] == (chosen or "1")
 
 
 def test_a_run_that_goes_on_is_the_same_run_in_mlflow(mlflow: FakeMlflow, tmp_path: Path) -> None:

@@ -1,0 +1,82 @@
+"""Counts the files of the sources that are not read, by reason and extension.
+
+Two kinds of files are not counted, because their number says nothing about the text: hidden files, such as those in `.git`, and
+files that a preparation has written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, MutableMapping
+from enum import StrEnum
+
+from data_pipeline.sources.formats import extension_of
+
+__all__ = ["IgnoredFiles", "IgnoredReason", "count_extension", "extension_shown"]
+
+_EXTENSION = re.compile(r"(\.\w[\w+-]{0,11}){1,2}")
+"""Longer ends of names, and those with spaces, are no extensions: `1. Introduction`."""
+_WITHOUT = "without an extension"
+_OTHER = "other"
+_MAX_EXTENSIONS = 1000
+"""Most extensions that are counted separately, because an archive from a stranger can have a million."""
+
+
+class IgnoredReason(StrEnum):
+    """Why a file is not read."""
+
+    UNKNOWN_FORMAT = "unknown-format"
+    """Its extension is not that of a format that is read."""
+    UNKNOWN_MEMBER = "unknown-format-in-archive"
+    """The same for a file in an archive."""
+    EMPTY = "empty"
+    OVER_LIMIT = "over-limit"
+    """The files before it have reached the limit of its source in bytes."""
+    README = "readme"
+    """It is the README.md at the top of the folder."""
+    CACHE = "cache"
+    """Hugging Face's datasets library keeps it beside the data."""
+    LINK = "link"
+    """It is a link that is not followed."""
+
+
+class IgnoredFiles:
+    """Counts the files of all sources that are not read."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, dict[str, int]] = {}
+
+    def add(self, reason: IgnoredReason, path: str) -> None:
+        """Count one file."""
+        count_extension(path, self._counts.setdefault(reason.value, {}))
+
+    def report(self, members: Mapping[str, int]) -> dict[str, dict[str, int]]:
+        """Return the number of files by reason and extension.
+
+        Args:
+            members: number of files of an unknown format in archives, by extension.
+        """
+        counts = self._counts | ({IgnoredReason.UNKNOWN_MEMBER.value: members} if members else {})
+        return {reason: dict(extensions) for reason, extensions in counts.items()}
+
+    def differ_from(self, report: object) -> bool:
+        """Whether the report of an earlier time has other numbers. Files in archives are not compared: they are counted later.
+
+        A report without numbers of ignored files does not differ.
+        """
+        if not isinstance(report, Mapping):
+            return False
+        return self.report({}) != {reason: counts for reason, counts in report.items() if reason != IgnoredReason.UNKNOWN_MEMBER}
+
+
+def count_extension(path: str, counts: MutableMapping[str, int]) -> None:
+    """Count a file by its extension."""
+    name = extension_shown(path)
+    name = name if name in counts or len(counts) < _MAX_EXTENSIONS else _OTHER
+    counts[name] = counts.get(name, 0) + 1
+
+
+def extension_shown(path: str) -> str:
+    """Return the extension of a file as messages and reports name it."""
+    extension = extension_of(path)
+    return extension if _EXTENSION.fullmatch(extension) else _WITHOUT
