@@ -14,6 +14,7 @@ import torch
 
 from common.errors import ConfigError
 from common.redaction import RedactingFormatter, secrets_of
+from common.settings.load import AUTO
 from common.storage_errors import naming
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, steps_to_keep
 from trainer.config import CheckpointConfig, TrainConfig, settings_without_effect
@@ -236,6 +237,8 @@ def introduce(run: TrainingRun, *, continued: bool) -> None:
     context, monitor = run.data.context, run.reporter.monitor
     config, device = context.config, context.group.device
     _log.info("%s", _describe(run, continued=continued))
+    if config.recipe == AUTO and not continued:
+        _log.info("%s", _chosen(run))
     _log.info("%s; attention %s", run.data.order.description, describe_backend(context.backend))
     if context.group.is_main:
         if unlocked := unlocked_here():
@@ -266,6 +269,18 @@ def _forecast(run: TrainingRun) -> Forecast:
 
 def _num_weights(run: TrainingRun) -> int:
     return sum(parameter.numel() for parameter in run.trainable.parameters)
+
+
+def _chosen(run: TrainingRun) -> str:
+    """Return what the recipe `auto` has chosen, in one sentence."""
+    config = run.data.context.config
+    model, limits = config.model, config.limits
+    bounds = {name: getattr(limits, name) for name in ("minutes", "epochs", "steps", "tokens")}
+    ends = " or ".join(f"limits.{name} = {value:g}" for name, value in bounds.items() if value is not None)
+    return (
+        f"recipe auto: {model.layers} layers of width {model.width}, {config.batch.global_rows} rows in a step, "
+        f"{config.optim.kind}, until {ends}; settings that you give are kept (docs/guide/model-size.md)"
+    )
 
 
 def _warn_of_settings(context: RunContext, trainable: Trainable) -> None:
