@@ -155,7 +155,7 @@ def _train_sentencepiece(
             shuffle_input_sentence=False,
             minloglevel=2,
             # A model of text without a space would decode a space as the mark that stands for it.
-            **({} if any(" " in piece for piece in sample) else {"required_chars": SPACE_MARK}),
+            **({} if any(" " in piece for piece in sample) else {"required_chars": SPACE_MARK}),  # type: ignore[arg-type]
         )
     except RuntimeError as error:
         raise _explain(str(error), settings, vocab_size) from None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["terminal_as"]
+__all__ = ["screen_of", "terminal_as"]
 
 _END = "<end of the output>"
 
@@ -38,3 +39,29 @@ def terminal_as(name: str) -> Iterator[Callable[[], str]]:
         setattr(sys, name, before)
         stream.close()
         os.close(user)
+
+
+def screen_of(written: str, columns: int = 80) -> list[str]:
+    """Return the lines that a terminal of this width shows after this output, with those that have scrolled away.
+
+    It knows the characters that bars and lines use: line feed, carriage return, `ESC [ A` (one line up), and colours, which it
+    leaves out. Trailing spaces are left out too.
+    """
+    rows: list[list[str]] = [[]]
+    row = column = 0
+    for part in re.findall(r"\x1b\[[\d;]*[A-Za-z]|[\s\S]", written):
+        if part == "\n":
+            row, column = row + 1, 0
+        elif part == "\r":
+            column = 0
+        elif part == "\x1b[A":
+            row = max(0, row - 1)
+        elif not part.startswith("\x1b"):
+            if column == columns:
+                row, column = row + 1, 0
+            rows += [[] for _ in range(row + 1 - len(rows))]
+            rows[row] += " " * (column + 1 - len(rows[row]))
+            rows[row][column] = part
+            column += 1
+        rows += [[] for _ in range(row + 1 - len(rows))]
+    return ["".join(line).rstrip() for line in rows]

@@ -16,6 +16,7 @@ from common.errors import ConfigError
 from common.redaction import RedactingFormatter, secrets_of
 from common.settings.load import AUTO
 from common.storage_errors import naming
+from common.terminal_lines import LineHandler
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, steps_to_keep
 from trainer.config import CheckpointConfig, TrainConfig, settings_without_effect
 from trainer.data.adjustments import Adjustments
@@ -341,7 +342,7 @@ def _opened_monitor(checked: Checked, state: RunState | None, ending: Ending) ->
 
 
 def _log_to_stderr(level: int, secrets: Iterable[str]) -> None:
-    handler = logging.StreamHandler()
+    handler = LineHandler()
     handler.setFormatter(RedactingFormatter("%(message)s", secrets))
     logging.basicConfig(level=level, handlers=[handler])
 
