@@ -35,7 +35,7 @@ _TRAINING_SHARE = 0.8
 _SMALL_BATCH_TOKENS, _SMALL_WEIGHTS = 2048, 1.4e6
 """Tokens in a step of a model with this many weights. They grow with the square root of the weights."""
 _LEAST_ROWS, _MOST_MICRO = 8, 8
-_LR, _MUON_LR, _ADAMW_LR, _LR_WIDTH = 6e-3, 1e-2, 3e-3, 128
+_LR, _MUON_LR, _ADAMW_LR, _LR_WIDTH = 2e-2, 6e-3, 3e-3, 128
 """Learning rates of the recipe `demo`, whose model has this width: of AdamW beside Muon, of Muon, and of AdamW alone."""
 _EVALUATION_SHARE = 0.05
 _WORDS = ("parallel", "optim.kind")
