@@ -11,10 +11,10 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.dataset.manifest import read_manifest
 from trainer.config.model import ModelConfig
 
 __all__ = ["MINUTES", "MOST_EPOCHS", "SHAPES", "Facts", "choose", "choose_for", "tokens_per_weight"]
@@ -75,7 +75,7 @@ def choose_for(given: Mapping[str, Any], variables: Mapping[str, str] = os.envir
     """
     if "data" not in given:
         return {}
-    manifest = read_manifest(Path(given["data"]))
+    manifest = import_module("data_pipeline.dataset.manifest").read_manifest(Path(given["data"]))  # loads NumPy
     tokens = sum(shard.tokens for shard in manifest.shards if shard.split == "train")
     ranks, nodes = _num_ranks(variables)
     gpus = 0 if given.get("device") == "cpu" else _num_gpus(variables)
