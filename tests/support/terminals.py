@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
+import struct
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -16,12 +19,13 @@ _END = "<end of the output>"
 
 @contextmanager
 def terminal_as(name: str) -> Iterator[Callable[[], str]]:
-    """Replace a standard stream with a terminal until the end of the block.
+    """Replace a standard stream with a terminal of 80 columns and 24 lines until the end of the block.
 
     Yields a function that returns the text that was written to the terminal since its last call. A terminal delivers text in parts
     of any size, so the function writes a mark and reads until it.
     """
     user, program = pty.openpty()
+    fcntl.ioctl(program, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     before, stream = getattr(sys, name), os.fdopen(program, "w", encoding="utf-8")
 
     def shown() -> str:
@@ -44,7 +48,7 @@ def terminal_as(name: str) -> Iterator[Callable[[], str]]:
 def screen_of(written: str, columns: int = 80) -> list[str]:
     """Return the lines that a terminal of this width shows after this output, with those that have scrolled away.
 
-    It knows the characters that bars and lines use: line feed, carriage return, `ESC [ A` (one line up), and colours, which it
+    It knows the characters that bars and lines use: line feed, carriage return, `ESC [ A` (one line up), `ESC [ K` (clears the rest of the line), and colours, which it
     leaves out. Trailing spaces are left out too.
     """
     rows: list[list[str]] = [[]]
@@ -56,6 +60,8 @@ def screen_of(written: str, columns: int = 80) -> list[str]:
             column = 0
         elif part == "\x1b[A":
             row = max(0, row - 1)
+        elif part == "\x1b[K":
+            del rows[row][column:]
         elif not part.startswith("\x1b"):
             if column == columns:
                 row, column = row + 1, 0

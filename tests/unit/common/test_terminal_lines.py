@@ -70,7 +70,6 @@ def test_a_pipe_receives_each_line_as_it_is() -> None:
 def test_long_work_shows_a_bar_that_disappears_and_short_work_shows_none() -> None:
     for quiet_s, expected in ((0.0, True), (1e6, False)):
         with terminal_as("stderr") as shown:
-            resize(80)
             with progress_shown("reading", 4, sys.stderr, quiet_s=quiet_s) as advance:
                 for _ in range(4):
                     advance()

@@ -105,6 +105,9 @@ class TerminalSink(Sink):
         if self._timed_from is None:  # the first step compiles code and fills caches
             self._timed_from = (self._clock(), metrics.step)
         if self._bar is not None:
+            if metrics.last_step:  # known, or earlier than it was, once the time that is left decides about the end
+                self._bar.total = metrics.last_step
+                self._bar.bar_format = _BAR
             self._bar.update()
             self._bar.set_postfix_str(f"loss {metrics.loss:.4f}, {rate(metrics.tokens_per_s)} tok/s", refresh=False)
         elif metrics.is_due(self._every_steps):

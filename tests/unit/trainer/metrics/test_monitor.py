@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from common.errors import ConfigError, StorageError
 from tests.support.runs import tiny_config
 from tests.support.step_metrics import step_metrics
+from tests.support.terminals import terminal_as
 from trainer.config import AlertsConfig, LogConfig
 from trainer.distributed.group import Group
 from trainer.distributed.stragglers import SlowRank
@@ -248,6 +249,17 @@ def test_without_a_terminal_there_is_one_line_every_few_steps() -> None:
     assert "loss 2.5000" in lines[0]
     assert all(line.startswith("12:00:00  step ") for line in lines)
     assert re.search(r"so far, about .* left$", lines[5])
+
+
+def test_a_bar_ends_at_the_step_at_which_the_run_ends() -> None:
+    with terminal_as("stderr") as shown:
+        sink = TerminalSink(0, 1000, 10, sys.stderr)
+        for number in (1, 2, 3):
+            sink.write(step_metrics(number, last_step=4 if number > 1 else 1000))
+        assert sink._bar is not None
+        sink._bar.refresh()
+        assert " 75%|" in shown()
+        sink.close()
 
 
 def test_alerts_samples_and_scores_are_lines_for_people() -> None:
