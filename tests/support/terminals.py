@@ -48,8 +48,8 @@ def terminal_as(name: str) -> Iterator[Callable[[], str]]:
 def screen_of(written: str, columns: int = 80) -> list[str]:
     """Return the lines that a terminal of this width shows after this output, with those that have scrolled away.
 
-    It knows the characters that bars and lines use: line feed, carriage return, `ESC [ A` (one line up), `ESC [ K` (clears the rest of the line), and colours, which it
-    leaves out. Trailing spaces are left out too.
+    It knows what bars and lines use: line feed, carriage return, `ESC [ A` (one line up), `ESC [ K` (clears the rest of the line).
+    Colours and trailing spaces are left out.
     """
     rows: list[list[str]] = [[]]
     row = column = 0
