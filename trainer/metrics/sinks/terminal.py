@@ -33,6 +33,7 @@ class TerminalSink(Sink):
         resume_step: steps that are done already.
         last_step: the last step; None if it is not known.
         every_steps: steps between two lines.
+        average_steps: steps in the mean of the loss.
         stream: stderr if it is None.
         clock: returns seconds that never go back.
         now: returns the time of the day as text, which begins the lines in a pipe or file.
@@ -43,12 +44,13 @@ class TerminalSink(Sink):
         resume_step: int,
         last_step: int | None,
         every_steps: int,
+        average_steps: int,
         stream: IO[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], str] = lambda: time.strftime("%H:%M:%S"),
     ) -> None:
         self._stream = stream or sys.stderr
-        self._every_steps = every_steps
+        self._every_steps, self._average_steps = every_steps, average_steps
         self._clock, self._now = clock, now
         self._begin = clock()
         self._timed_from: tuple[float, int] | None = None
@@ -112,7 +114,8 @@ class TerminalSink(Sink):
             self._bar.set_postfix_str(f"loss {metrics.loss:.4f}, {rate(metrics.tokens_per_s)} tok/s", refresh=False)
         elif metrics.is_due(self._every_steps):
             of_total = f"/{metrics.last_step}" if metrics.last_step else ""
-            average = "" if metrics.loss_average is None or metrics.step == 1 else f" (average {metrics.loss_average:.4f})"
+            window = min(metrics.step, self._average_steps)
+            average = "" if metrics.loss_average is None or window == 1 else f" (mean of {window} steps {metrics.loss_average:.4f})"
             muon = "" if metrics.muon_lr is None else f", muon {metrics.muon_lr:.2e}"
             mfu = "" if metrics.mfu is None else f"  MFU {metrics.mfu:.1%}"
             self._line(

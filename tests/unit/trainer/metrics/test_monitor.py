@@ -241,7 +241,7 @@ def test_an_alert_and_samples_are_kept_with_all_their_facts(tmp_path: Path) -> N
 
 def test_without_a_terminal_there_is_one_line_every_few_steps() -> None:
     stream = io.StringIO()
-    sink = TerminalSink(0, 100, 10, stream, clock=itertools.count(0.0, 2.0).__next__, now=lambda: "12:00:00")
+    sink = TerminalSink(0, 100, 10, 100, stream, clock=itertools.count(0.0, 2.0).__next__, now=lambda: "12:00:00")
     for number in range(1, 101):
         sink.write(step_metrics(number))
     lines = stream.getvalue().splitlines()
@@ -253,7 +253,7 @@ def test_without_a_terminal_there_is_one_line_every_few_steps() -> None:
 
 def test_a_bar_ends_at_the_step_at_which_the_run_ends() -> None:
     with terminal_as("stderr") as shown:
-        sink = TerminalSink(0, 1000, 10, sys.stderr)
+        sink = TerminalSink(0, 1000, 10, 100, sys.stderr)
         for number in (1, 2, 3):
             sink.write(step_metrics(number, last_step=4 if number > 1 else 1000))
         assert sink._bar is not None
@@ -264,14 +264,14 @@ def test_a_bar_ends_at_the_step_at_which_the_run_ends() -> None:
 
 def test_alerts_samples_and_scores_are_lines_for_people() -> None:
     stream = io.StringIO()
-    sink = TerminalSink(0, 100, 10, stream, now=lambda: "12:00:00")
+    sink = TerminalSink(0, 100, 10, 100, stream, now=lambda: "12:00:00")
     sink.write(step_metrics(20, loss_average=2.75))
     sink.write(ALERT)
     samples = (SampleEvent(20, "a", "b\n  c\x1b[2J"), SampleEvent(20, "other", " text"))
     sink.samples(20, samples, ScoresEvent(20, {"distinct_2": 0.51234, "mtld": 9.0, "words": ["x"]}))
     sink.samples(30, (SampleEvent(30, "", "\n" * 40),), None)
     first, *rest = stream.getvalue().splitlines()
-    assert "loss 2.5000 (average 2.7500)" in first
+    assert "loss 2.5000 (mean of 20 steps 2.7500)" in first
     assert rest[:5] == [
         "12:00:00  warning: step 7: loss 9 is above 3",
         "12:00:00  step 20  sample (1 of 2; the others are in the report):",
