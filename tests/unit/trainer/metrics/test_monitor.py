@@ -408,8 +408,8 @@ def test_a_slow_rank_and_slow_steps_reach_the_sinks_as_alerts() -> None:
     monitor.slow_rank(9, None)
     monitor.slow_rank(9, SlowRank(3, 2.5, "data", 0.5, 0.2))
     for number in range(1, 200):
-        monitor.train(step_metrics(number, tokens_per_s=1000.0 if number < 100 else 300.0))
-    assert [(alert.rule, alert.step) for alert in sink.alerts] == [("slow_rank", 9), ("throughput", 104)]
+        monitor.train(step_metrics(number, tokens_per_s=1000.0 if number < 100 else 300.0, seconds=30.0))
+    assert [(alert.rule, alert.step) for alert in sink.alerts] == [("slow_rank", 9), ("throughput", 113)]
 
 
 def test_a_rank_without_sinks_judges_nothing() -> None:
