@@ -84,7 +84,7 @@ class AlertRules:
                 step,
                 "warning",
                 f"step {step}: {now:,.0f} tokens/s, {1 - now / usual:.0%} below the usual {usual:,.0f} for "
-                f"{LASTING_FALL_S / 60:.0f} minutes, and more than alerts.throughput_drop = {config.throughput_drop:g}. Look at the "
+                f"{LASTING_FALL_S / 60:.0f} minutes, more than alerts.throughput_drop = {config.throughput_drop:g}. Look at the "
                 "hardware curves and at other programs there",
                 now,
                 usual * (1 - config.throughput_drop),
