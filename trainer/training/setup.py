@@ -45,6 +45,7 @@ from trainer.optim.optimizers import build_optimizers
 from trainer.optim.weight_average import WeightAverage
 from trainer.planning.forecast import Forecast, forecast
 from trainer.planning.lines import brief_lines
+from trainer.planning.preparation import other_preparation
 from trainer.report import report_at_end
 from trainer.run.bounds import check_model_size
 from trainer.run.clock import Clock
@@ -238,6 +239,8 @@ def introduce(run: TrainingRun, *, continued: bool) -> None:
     context, monitor = run.data.context, run.reporter.monitor
     config, device = context.config, context.group.device
     _log.info("%s", _describe(run, continued=continued))
+    if (other := other_preparation(config.recipe, context.manifest)) and not continued:
+        _log.info("%s", other)
     if config.recipe == AUTO and not continued:
         _log.info("%s", _chosen(run))
     _log.info("%s; attention %s", run.data.order.description, describe_backend(context.backend))
