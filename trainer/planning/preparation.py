@@ -14,6 +14,8 @@ from data_pipeline.dataset.manifest import Manifest
 __all__ = ["other_preparation"]
 
 _SHOWN = 3
+_OF_WORK = ("partition_bytes",)
+"""Settings that divide the work. They change the order of the rows and nothing that a user means."""
 
 
 def other_preparation(recipe: str | None, manifest: Manifest) -> str | None:
@@ -29,7 +31,7 @@ def other_preparation(recipe: str | None, manifest: Manifest) -> str | None:
     found = [
         f"{name} = {used[name]} instead of {value}"
         for name, value in (_flat(wanted) if isinstance(wanted, Mapping) else ())
-        if name in used and used[name] != value
+        if name in used and name not in _OF_WORK and used[name] != value
     ]
     if not found:
         return None
