@@ -1,9 +1,9 @@
 """The alerts on 20 recorded healthy runs on a busy machine: none fires; planted faults in the same runs are found.
 
-`tests/golden/healthy_runs.jsonl` (`tests.support.recorded_runs` adds to it) has what the rules read in runs of up to 1,500 steps, of
-narrow, wide and deep models, on one rank and two, with large and small batches, frequent evaluations and saves, on two cores on which
-other trainings ran. For each run: step, seconds, wait and tokens/s; loss and gradient norm; private and available memory in MiB; own
-times of the ranks.
+`tests/golden/healthy_runs.jsonl` (`tests.support.recorded_runs` adds to it) has what the rules read in runs of up to 1,500 steps:
+narrow, wide and deep models, one rank and two, large and small batches, frequent evaluations and saves. Other trainings ran on
+the same two cores. For each run: step, seconds, wait and tokens/s; loss and gradient norm; private and available memory in MiB;
+own times of the ranks.
 """
 
 from __future__ import annotations
