@@ -108,6 +108,7 @@ class Saver:
             return
         try:
             self.reporter.monitor.scalars(extension.saved(view, step, whole))
+            group.smallest(0)  # other ranks may still read the folder
         finally:
             if group.is_main:
                 shutil.rmtree(folder, ignore_errors=True)
