@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from common.html.chart import WIDE, Chart, Line
 from common.html.curves import Curve, median
 from common.html.page import UNKNOWN, render_page
 from trainer.report.charts import smoothed
-from trainer.report.differences import PLACES, differing, flat
+from trainer.report.differences import compared_settings, differing
 from trainer.report.page import TEMPLATES
 from trainer.report.recorded_run import RecordedRun, part
 
@@ -79,7 +79,7 @@ def render_comparison(runs: Sequence[RecordedRun]) -> str:
     for one in compared:
         by_data.setdefault(one.data, []).append(one.name)
     targets = {(one.data, one.val_targets) for one in compared if one.val_targets is not None}
-    settings = [{name: value for name, value in flat(run.config).items() if name not in PLACES or name == "recipe"} for run in runs]
+    settings = [compared_settings(run.config, part(run.record, "identity")) for run in runs]
     return render_page(
         TEMPLATES,
         "comparison.jinja",
@@ -95,7 +95,7 @@ def render_comparison(runs: Sequence[RecordedRun]) -> str:
         other_targets=len(targets) > len({data for data, _ in targets}),
         charts=_curves({one.name: one.run for one in compared}),
         settings=differing(settings),
-        surroundings=differing([_surroundings(run, own) for run, own in zip(runs, settings, strict=True)]),
+        surroundings=differing(_surroundings(runs, {name for one in settings for name in one})),
     )
 
 
@@ -152,9 +152,15 @@ def _over_tokens(run: RecordedRun, curve: Curve) -> Curve:
     return Curve.of((reached[x], y) for x, y in zip(curve.x_N.tolist(), curve.y_N.tolist(), strict=True) if x in reached)
 
 
-def _surroundings(run: RecordedRun, settings: Mapping[str, Any]) -> dict[str, Any]:
-    environment, identity = part(run.record, "environment"), part(run.record, "identity")
-    packages = {f"package {name}": version for name, version in part(environment, "packages").items()}
-    named = {name: environment.get(name) for name in _ENVIRONMENT}
-    rest = {name: value for name, value in identity.items() if name not in settings and name not in named and name != "data"}
-    return named | rest | packages
+def _surroundings(runs: Sequence[RecordedRun], settings: Collection[str]) -> list[dict[str, Any]]:
+    """Return code, versions and machine of each run. A fact that an older version did not record has the value of the others."""
+    found = []
+    for run in runs:
+        environment, identity = part(run.record, "environment"), part(run.record, "identity")
+        packages = {f"package {name}": version for name, version in part(environment, "packages").items()}
+        named = {name: environment[name] for name in _ENVIRONMENT if name in environment}
+        found.append(
+            {name: value for name, value in identity.items() if name not in settings and name != "data"} | named | packages
+        )
+    known = {name: value for one in reversed(found) for name, value in one.items() if not name.startswith("package ")}
+    return [known | one for one in found]

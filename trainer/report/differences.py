@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
 from common.files import read_input
@@ -15,11 +16,14 @@ from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.model import setting_names, with_nones
 from common.settings.toml import parse_toml
 from trainer.config import TrainConfig
+from trainer.config.model import ModelConfig
 
-__all__ = ["PLACES", "Difference", "Recipe", "differences", "differing", "flat", "recipe_of", "worded"]
+__all__ = ["PLACES", "Difference", "Recipe", "compared_settings", "differences", "differing", "flat", "recipe_of", "worded"]
 
 PLACES = ("run", "data", "recipe")
 """Settings that are paths or names of files, and do not change the training."""
+_MAX_WHOLE = 1e15
+"""Whole numbers from here on are written with an exponent."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ def worded(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list | tuple):
         return " ".join(map(worded, value)) or "none"
+    if isinstance(value, float) and value.is_integer() and abs(value) < _MAX_WHOLE:
+        return str(int(value))
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
@@ -74,10 +80,7 @@ def recipe_of(config: Mapping[str, Any]) -> Recipe:
     if name is None:
         return Recipe(None, {})
     name = str(name)
-    is_path = name.endswith(".toml") or "/" in name
-    # The settings are untrusted, so a path in them may not lead out of the current directory.
-    below = Path.cwd() if is_path else RECIPES
-    path = below / (name if is_path else f"{name}.toml")
+    below, path = _recipe_path(name)
     try:
         values = parse_toml(read_input(path, MAX_SETTINGS_BYTES, below=below)).get("train", {})
         if not isinstance(values, Mapping):
@@ -86,6 +89,16 @@ def recipe_of(config: Mapping[str, Any]) -> Recipe:
         reason = "the file does not exist any more" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
         return Recipe(name, {}, reason)
     return Recipe(name, flat(with_nones(TrainConfig, values)))
+
+
+def _recipe_path(name: str) -> tuple[Path, Path]:
+    """Return the path of a recipe, and before it the folder below which it may be read.
+
+    The settings are untrusted, so a path in them may not lead out of the current directory.
+    """
+    is_path = name.endswith(".toml") or "/" in name
+    below = Path.cwd() if is_path else RECIPES
+    return below, below / (name if is_path else f"{name}.toml")
 
 
 def differences(config: Mapping[str, Any], recipe: Recipe) -> list[Difference]:
@@ -104,6 +117,36 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     names = dict.fromkeys(name for one in settings for name in one)
     values = {name: [worded(one.get(name)) for one in settings] for name in names}
     return {name: each for name, each in values.items() if len(set(each)) > 1}
+
+
+def compared_settings(config: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run by full name, in a form in which two runs that train alike have equal values.
+
+    A setting has the value of the identity, where the value that the program chose stands in place of none. A setting that the run
+    lacks, because it is newer than the run, has its default. Paths of data and run are left out.
+    """
+    defaults, written = _defaults(), flat(config)
+    settings = defaults | written | {name: value for name, value in identity.items() if name in defaults}
+    if name := written.get("recipe"):
+        settings["recipe"] = _recipe_path(str(name))[1]
+    if settings.get("extension") and "extension" not in identity:
+        settings["extension"] = Path(str(settings["extension"])).resolve()
+    settings |= _implied(settings)
+    return {name: value for name, value in settings.items() if name == "recipe" or name not in PLACES}
+
+
+def _implied(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that follow from other settings in place of none, nothing if the settings are not those of a run."""
+    names = tuple(ModelConfig.model_fields)
+    try:
+        model = ModelConfig.model_validate({name: settings[f"model.{name}"] for name in names})
+    except ValidationError:
+        return {}
+    sizes = {"head_dim": model.head_size, "kv_heads": model.num_kv_heads, "mlp_width": model.mlp_size}
+    implied: dict[str, Any] = {f"model.{name}": value for name, value in sizes.items()}
+    if settings["optim.kind"] == "muon" and settings["optim.muon_lr"] is None:
+        implied["optim.muon_lr"] = settings["optim.lr"]
+    return implied
 
 
 def _defaults() -> dict[str, Any]:

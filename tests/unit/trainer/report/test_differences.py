@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
+from common.places import RECIPES
 from tests.support.html_pages import Page
 from tests.support.run_example import HOSTILE, eval_event, example_events, train_event, write_run
 from trainer.config import TrainConfig
 from trainer.report import write_comparison
 from trainer.report.comparison import names_of, render_comparison
-from trainer.report.differences import Recipe, differences, differing, recipe_of, worded
+from trainer.report.differences import Recipe, compared_settings, differences, differing, flat, recipe_of, worded
 from trainer.report.recorded_run import read_run
 
 
@@ -72,6 +73,7 @@ def test_values_are_written_as_on_the_command_line() -> None:
         *("none", "true", "0.0003", "1e-08", "3", "1 2", "none", "text")
     ]
     assert worded(0.1234567891) == "0.1234567891"
+    assert worded(1e6) == worded(1_000_000) == "1000000"
 
 
 def test_only_what_differs_between_runs_is_told() -> None:
@@ -142,6 +144,33 @@ def test_another_machine_and_other_versions_are_told(tmp_path: Path) -> None:
     shown = compared(tmp_path, {}, {"environment": {"torch": "2.14.0", "packages": {"numpy": "3"}, "gpus": ["H100"]}})
     assert "package numpy 2.0 3" in shown.text
     assert "torch 2.13.0 2.14.0" in shown.text
+
+
+def test_a_chosen_value_equals_the_same_value_on_the_command_line(tmp_path: Path) -> None:
+    chosen: dict[str, Any] = {"identity": {"schedule.decay_steps": 60, "threads": 2}}
+    written = {"schedule": {"decay_steps": 60}, "threads": 2, "model": {"head_dim": 64, "kv_heads": 6, "mlp_width": 1024}}
+    text = compared(tmp_path, chosen, {"settings": written, **chosen}).text
+    assert "All settings are the same." in text
+    assert "Code, versions and machine are the same." in text
+
+
+def test_a_setting_that_an_older_run_lacks_equals_its_default() -> None:
+    now = flat(settings())
+    older = {name: value for name, value in now.items() if name != "optim.muon_momentum"}
+    assert compared_settings(older, {}) == compared_settings(now, {})
+    assert compared_settings(older, {}) != compared_settings(now | {"optim.muon_momentum": 0.9}, {})
+
+
+def test_a_recipe_by_name_equals_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(RECIPES)
+    assert compared_settings({"recipe": "demo"}, {}) == compared_settings({"recipe": "./demo.toml"}, {})
+    assert compared_settings({"recipe": "demo"}, {}) != compared_settings({"recipe": "smoke"}, {})
+
+
+def test_a_fact_that_an_older_version_did_not_record_is_no_difference(tmp_path: Path) -> None:
+    text = compared(tmp_path, {}, {"identity": {"device": "cpu, AVX512", "nodes": 1}}).text
+    assert "Code, versions and machine are the same." in text
+    assert "nodes 1 2" in compared(tmp_path / "other", {"identity": {"nodes": 1}}, {"identity": {"nodes": 2}}).text
 
 
 def test_runs_without_a_step_can_be_compared(tmp_path: Path) -> None:
