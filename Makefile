@@ -1,7 +1,7 @@
 # Every target runs an executable that also works without make. `make` without a target prints this list.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help demo up down image base smoke test test-all test-optional faults gpu lint compose-env lock
+.PHONY: help demo up down image base smoke test test-all test-optional faults gpu lint docs reference recordings compose-env lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,17 @@ lint: .venv/dev ## style, types, directions of import, shell scripts
 	@if command -v shellcheck >/dev/null; then \
 		grep -rlIE '^#!.*\bbash' entrypoints env .ci | xargs shellcheck -x -e SC1091; \
 	else echo "lint: shellcheck is not installed, so the shell scripts were not checked (Debian: apt-get install shellcheck)"; fi
+
+docs: ## build the pages of docs/ as a site in site/; a broken link is an error
+	@python3 -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r env/requirements-docs.lock
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
+
+reference: .venv/dev ## write docs/reference/settings.md and commands.md from the code
+	@.venv/bin/python -m docs.write_reference
+
+recordings: .venv/dev ## record the terminal session of docs/guide/first-model.md, and write it into the page
+	@.venv/bin/python -m docs.record_session
 
 compose-env: .venv/dev ## write the settings of both packages into docker-compose.yml
 	@.venv/bin/python env/compose_env.py

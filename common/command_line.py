@@ -21,8 +21,9 @@ from common.files import UnusableFileError
 from common.redaction import RedactingFormatter, redacted
 from common.storage_errors import explain_file_error
 from common.terminal import printable, printable_stdout
+from common.terminal_lines import LineHandler, write_line
 
-__all__ = ["PROGRAM", "Command", "command_text", "end_at_once", "importing", "log_to_stderr", "run_command"]
+__all__ = ["PROGRAM", "Command", "command_text", "end_at_once", "importing", "log_to_stderr", "run_command", "write_error"]
 
 PROGRAM = "trainer"
 """Name of the program in suggested commands."""
@@ -52,9 +53,15 @@ def command_text(name: str, *words: object) -> str:
     return shlex.join((PROGRAM, name, *map(str, words)))
 
 
+def write_error(line: str) -> None:
+    """Write the line that says why a command ended to stderr, red on a terminal."""
+    stopped = line.startswith("stopped")
+    write_line(line, sys.stderr, "yellow" if stopped else "red")
+
+
 def log_to_stderr(package: str) -> None:
     """Write the log lines of a package to stderr from level INFO, without secrets."""
-    logger, handler = logging.getLogger(package), logging.StreamHandler()
+    logger, handler = logging.getLogger(package), LineHandler()
     handler.setFormatter(RedactingFormatter("%(levelname)s: %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -160,4 +167,4 @@ def _print_traceback(kind: type[BaseException], error: BaseException, place: Tra
 
 
 def _print(line: str, _code: ExitCode) -> None:
-    print(line, file=sys.stderr)  # noqa: T201
+    write_error(line)

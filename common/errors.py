@@ -37,7 +37,7 @@ __all__ = [
 
 
 class ExitCode(IntEnum):
-    """The exit codes of all commands. The README documents them, and they do not change."""
+    """The exit codes of all commands. docs/reference/exit-codes.md documents them, and they do not change."""
 
     DONE = 0
     CRASHED = 1

@@ -10,6 +10,7 @@ All files come from one resolution, so a package has the same version in all of 
     requirements-eval.lock   what `evaluate --lm-eval` adds to either of the two
     requirements-tracking.lock  what Weights & Biases and MLflow add to either of the two
     requirements-dev.lock    tests, linters and types, on top of requirements.lock
+    requirements-docs.lock   what `make docs` runs on
     requirements-tools.lock  what this script runs on
     base/requirements.lock   the stand-in base image
 
@@ -47,6 +48,7 @@ INPUTS = {
     "requirements-eval.lock": ("requirements-eval.in",),
     "requirements-tracking.lock": ("requirements-tracking.in",),
     "requirements-dev.lock": ("requirements.in", "requirements-torch.in", "requirements-ray.in", "requirements-dev.in"),
+    "requirements-docs.lock": ("requirements-docs.in",),
     "requirements-tools.lock": ("requirements-tools.in",),
     "base/requirements.lock": ("base/requirements.in",),
 }
@@ -124,6 +126,7 @@ def main() -> None:
         ray = compile_lock("requirements-ray.in", Path(pins.name))
         harness = compile_lock("requirements-eval.in", Path(pins.name))
         tracking = compile_lock("requirements-tracking.in", Path(pins.name))
+        site = compile_lock("requirements-docs.in", Path(pins.name))
         base = compile_lock("base/requirements.in", Path(pins.name))
     cuda = {name: native.pop(name) for name in list(native) if is_of_cuda(name)}
     native["torch"] = with_cpu_hashes(native["torch"])
@@ -137,6 +140,7 @@ def main() -> None:
     write("requirements-eval.lock", beyond(harness, native | cuda))
     write("requirements-tracking.lock", beyond(tracking, native | cuda))
     write("requirements-dev.lock", beyond(everything, native | cuda))
+    write("requirements-docs.lock", site)
     write("requirements-tools.lock", compile_lock("requirements-tools.in"))
     write("base/requirements.lock", base)
 

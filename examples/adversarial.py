@@ -1,6 +1,6 @@
 """Trains each micro-batch twice: as it is, and with its embeddings shifted so that the loss rises (adversarial training).
 
-    python -m trainer train --extension examples/adversarial.py ...
+    trainer train --extension examples/adversarial.py ...
 
 The shift of a row is `EPSILON * g / |g|`, where g is the gradient of the loss by the row's embeddings (Miyato et al., 2017:
 Adversarial training methods for semi-supervised text classification). The gradient of the step is the mean of both passes. The

@@ -1,9 +1,9 @@
-"""Hooks that write a diary of the run, and stop it when the validation loss no longer decreases.
+"""Hooks that log a curve, write a diary of the run, copy checkpoints, and stop when the validation loss no longer decreases.
 
-    python -m trainer train --extension examples/callbacks.py ...
+    trainer train --extension examples/callbacks.py ...
 
 The diary is `diary.jsonl` in the run directory, with one JSON object per line. If the environment variable COPY_CHECKPOINTS_TO
-names a folder, each checkpoint is copied there, in the same layout.
+names a folder, each checkpoint is copied into a folder there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from trainer.api import Evaluation, GuardError, RunView, StepMetrics, checkpoint_files
+from trainer.api import Evaluation, GuardError, RunView, StepMetrics
 
 PATIENCE_STEPS = 2000
 
@@ -25,8 +25,10 @@ def on_train_start(run: RunView) -> None:
 
 
 def on_step_end(run: RunView, metrics: StepMetrics) -> None:
-    """Write each step whose gradient norm is more than ten times the clipping norm."""
-    if metrics.grad_norm > 10 * run.config.optim.clip_norm:
+    """Log the gradient norm relative to the clipping norm. Write each step in which it is more than ten."""
+    clipped_by = metrics.grad_norm / run.config.optim.clip_norm
+    run.log_scalar("clipped_by", clipped_by)
+    if clipped_by > 10:
         _note(run, "large gradient", norm=metrics.grad_norm, loss=metrics.loss)
 
 
@@ -39,31 +41,23 @@ def on_evaluate(run: RunView, evaluation: Evaluation) -> None:
 
 
 def on_save(run: RunView, step: int, path: Path) -> None:
-    """Write the checkpoint and its size, and copy it. `path` contains the manifest; the tensors are in a folder next to it.
+    """Write the checkpoint and its size, and copy it. `path` exists until this function returns, so training waits for the copy.
 
-    Training waits for the copy. If `checkpoint.keep_last` is at least 2, the checkpoint is not deleted before it is copied.
+    The copy gets its name when it is complete. To continue from it, copy what it holds into the folder `checkpoints` of a run.
     """
     if run.is_main:
-        files = checkpoint_files(path)
-        _note(run, "checkpoint", of_step=step, bytes=sum(file.stat().st_size for file in files))
+        _note(run, "checkpoint", of_step=step, bytes=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
         if folder := os.environ.get("COPY_CHECKPOINTS_TO"):
-            _copy(files, path.parent, Path(folder))
+            unfinished = Path(folder, f"{path.name}.part")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            shutil.copytree(path, unfinished)
+            shutil.rmtree(Path(folder, path.name), ignore_errors=True)
+            unfinished.rename(Path(folder, path.name))
 
 
 def on_train_end(run: RunView) -> None:
     """Write the end of the training."""
     _note(run, "end")
-
-
-def _copy(files: list[Path], source: Path, target: Path) -> None:
-    """Copy the tensors, then the manifest, each with a temporary name until it is complete. Skip tensors that exist already."""
-    for file in files:
-        copy = target / file.relative_to(source)
-        if not copy.exists():
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = copy.with_name(f"{copy.name}.part")
-            shutil.copyfile(file, unfinished)
-            unfinished.replace(copy)
 
 
 def _note(run: RunView, event: str, **facts: Any) -> None:

@@ -1,6 +1,6 @@
 """Replaces the loss by the focal loss, which gives less weight to targets that the model predicts with high probability.
 
-    python -m trainer train --extension examples/loss.py ...
+    trainer train --extension examples/loss.py ...
 
 The loss of a target with probability p is `-(1 - p)^GAMMA * log(p)` (Lin et al., 2017, eq. 4); GAMMA = 0 is cross-entropy.
 Evaluations always measure plain cross-entropy, so that runs can be compared.

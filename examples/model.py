@@ -1,6 +1,6 @@
 """Replaces the model by the decoder with squared ReLU instead of SwiGLU (So et al., 2021: Primer).
 
-    python -m trainer train --extension examples/model.py ...
+    trainer train --extension examples/model.py ...
 
 A model can be any module whose `forward(tokens_BL, layout)` returns the logits of the next token. Each position may depend only
 on itself and earlier positions of the same document; `trainer.api.attend` ensures this.

@@ -1,6 +1,6 @@
 """Trains two tasks at once: a second output predicts the token after the next one (Gloeckle et al., 2024).
 
-    python -m trainer train --extension examples/two_tasks.py ...
+    trainer train --extension examples/two_tasks.py ...
 
 The loss is the cross-entropy of the next token plus `SHARE` times that of the second task. Validation and generation use only the
 output for the next token.

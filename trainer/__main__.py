@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from common.command_line import PROGRAM, end_at_once, importing, run_command
+from common.command_line import PROGRAM, end_at_once, importing, run_command, write_error
 from common.errors import ConfigError, ExitCode
 from trainer.launch.command_table import COMMANDS
 from trainer.launch.first_failure import only_first_failure
@@ -40,7 +40,7 @@ def _announce(line: str, code: ExitCode) -> None:
     """Print an error once for all ranks of this node, and write its exit code to the file that the launcher reads."""
     if leave_reason(f"{code:d}"):
         with suppress(BrokenPipeError):
-            print(line, file=sys.stderr)
+            write_error(line)
 
 
 def start(arguments: Sequence[str]) -> NoReturn:

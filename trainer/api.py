@@ -1,6 +1,6 @@
 """The names that extension files may import. Everything else in this package can change without notice.
 
-Arguments of hooks and their fields: `RunView`, `TrainConfig`, `Progress`, `StepMetrics`, `Evaluation`, `checkpoint_files`.
+Arguments of hooks and their fields: `RunView`, `TrainConfig`, `Progress`, `StepMetrics`, `Evaluation`.
 Models: `ModelConfig`, `Decoder`, `Layout`, `attend`. Losses: `IGNORE`, `cross_entropy_sum`, `linear_cross_entropy_sum`.
 Training steps: `MicroStep`, `PassInputs`. To stop the training: `GuardError`.
 """
@@ -8,7 +8,6 @@ Training steps: `MicroStep`, `PassInputs`. To stop the training: `GuardError`.
 from __future__ import annotations
 
 from common.errors import GuardError
-from trainer.checkpoint import checkpoint_files
 from trainer.config import ModelConfig, TrainConfig
 from trainer.data.batch import IGNORE
 from trainer.evaluation.results import Evaluation
@@ -35,7 +34,6 @@ __all__ = [
     "StepMetrics",
     "TrainConfig",
     "attend",
-    "checkpoint_files",
     "cross_entropy_sum",
     "linear_cross_entropy_sum",
 ]

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["main"]
+__all__ = ["DATA_COMMANDS", "main"]
 
-_OF_DATA = {
+DATA_COMMANDS = {
     "prepare": "prepare",
     "inspect": "inspect",
     "leaks": "leaks",
@@ -23,7 +23,7 @@ _OF_DATA = {
     "schema-data": "schema",
 }
 """The commands of `python -m data_pipeline`, by their names in this program: the trainer has a `verify` and a `schema` too."""
-_FIRST = ("prepare", "train", "evaluate", "generate", "report", "compare", "runs", "inspect", "verify", "audit")
+_FIRST = ("prepare", "plan", "train", "evaluate", "generate", "report", "compare", "runs", "inspect", "verify", "audit")
 _INDENT, _WIDTH = 14, 80
 _INTERRUPTED = 130
 
@@ -88,12 +88,12 @@ def run_here(words: Sequence[str]) -> None:
     with importing():
         from common.settings.command import run_listed
         from common.settings.messages import nearest
-    if name not in _OF_DATA:
+    if name not in DATA_COMMANDS:
         raise ConfigError(
             f"{name!r} is not a command{nearest(name, [*_summaries(), 'help', 'completion'])} (all commands: {PROGRAM} help)"
         )
     log_to_stderr("data_pipeline")
-    run_listed(replace(COMMANDS[_OF_DATA[name]], name=name), PROGRAM, rest)
+    run_listed(replace(COMMANDS[DATA_COMMANDS[name]], name=name), PROGRAM, rest)
 
 
 def print_completion(words: Sequence[str]) -> None:
@@ -112,7 +112,7 @@ def print_completion(words: Sequence[str]) -> None:
     shell = words[0] if len(words) == 1 else ""
     if shell not in SHELLS:
         raise ConfigError(f"{PROGRAM} completion needs the name of a shell: {', '.join(SHELLS)}")
-    commands = {name: OF_DATA[listed] for name, listed in _OF_DATA.items()} | OF_TRAINER
+    commands = {name: OF_DATA[listed] for name, listed in DATA_COMMANDS.items()} | OF_TRAINER
     sys.stdout.write(completion_script(shell, {name: option_names(command) for name, command in commands.items()}))
 
 
@@ -143,7 +143,7 @@ def _summaries() -> dict[str, str]:
     from data_pipeline.commands.table import COMMANDS as OF_DATA
     from trainer.launch.command_table import COMMANDS as OF_TRAINER
 
-    of_data = {name: OF_DATA[listed].summary for name, listed in _OF_DATA.items()}
+    of_data = {name: OF_DATA[listed].summary for name, listed in DATA_COMMANDS.items()}
     return of_data | {name: command.summary for name, command in OF_TRAINER.items()}
 
 

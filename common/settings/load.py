@@ -39,8 +39,10 @@ from common.settings.model import (
 )
 from common.settings.toml import parse_toml
 
-__all__ = ["MAX_SETTINGS_BYTES", "load_options", "load_settings", "recipe_path"]
+__all__ = ["AUTO", "MAX_SETTINGS_BYTES", "load_options", "load_settings", "recipe_path"]
 
+AUTO = "auto"
+"""The recipe whose settings are chosen for the data and the machine."""
 MAX_SETTINGS_BYTES = 1 << 20
 """The most bytes of a recipe or of the settings of a run."""
 
@@ -60,9 +62,12 @@ def load_settings(
     variables = _from_environment(model, environment)
     recipe = command_line.get("recipe", variables.get("recipe", model.model_fields["recipe"].default))
     own = [variables, _nested(command_line)]
-    layers = [_from_recipe(model, recipe), *own]
     if (path := model.recorded_in({name: value for layer in own for name, value in layer.items()})) is not None:
         layers = [_recorded(model, path, own), *own]
+    elif recipe == AUTO:
+        layers = [_nested(model.chosen({name: _value(layer, name) for layer in own for name in _flat_names(layer)})), *own]
+    else:
+        layers = [_from_recipe(model, recipe), *own]
     merged: dict[str, Any] = {}
     for layer in layers:
         _merge(merged, layer)
@@ -185,7 +190,7 @@ def _from_recipe(model: type[Settings], recipe: str | None) -> dict[str, Any]:
     except UnusableFileError as error:
         raise ConfigError(f"recipe {recipe!r}: {error}; name a .toml file") from None
     except (FileNotFoundError, NotADirectoryError):
-        names = sorted(file.stem for file in RECIPES.glob("*.toml"))
+        names = sorted((AUTO, *(file.stem for file in RECIPES.glob("*.toml"))))
         raise ConfigError(f"recipe {recipe!r}: no file {path}; the recipes are {', '.join(names)}, or name a .toml file") from None
     except ValueError as error:
         raise ConfigError(f"recipe {path}: not valid TOML: {error}") from None

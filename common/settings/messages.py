@@ -19,13 +19,27 @@ __all__ = ["explain", "nearest"]
 
 def explain(model: type[BaseModel], error: ValidationError, *place: str) -> str:
     """Return what is wrong with the values of a model. `place` names the sections that hold it, if it is part of another model."""
-    return "; ".join(dict.fromkeys(_explain(model, detail, place) for detail in error.errors()))
+    return "; ".join(dict.fromkeys(_explain(model, detail, place) for detail in _joined(model, error.errors())))
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """Return the end of an error message with the most similar known name; empty if no name is similar."""
     matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def _joined(model: type[BaseModel], details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Return the errors, with one in place of those about the alternatives of one setting, such as a number or `auto`."""
+    fields, joined = setting_names(model), dict[tuple[int | str, ...], ErrorDetails]()
+    for number, detail in enumerate(details):
+        *place, alternative = detail["loc"] or (0,)
+        if not isinstance(alternative, str) or ".".join(map(str, place)) not in fields:
+            joined[(number,)] = detail
+        elif (known := joined.get(tuple(place))) is None:
+            joined[tuple(place)] = {**detail, "loc": tuple(place)}
+        else:
+            known["msg"] += f", or {detail['msg'].removeprefix('Input should be ')}"
+    return list(joined.values())
 
 
 def _explain(model: type[BaseModel], detail: ErrorDetails, place: Sequence[str]) -> str:

@@ -12,6 +12,8 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
+from common.errors import ConfigError
+
 __all__ = [
     "Options",
     "OptionsT",
@@ -56,6 +58,15 @@ class Settings(Section):
     """Settings that are not taken from the file of `recorded_in`."""
     only_given: ClassVar[tuple[str, ...]] = ()
     """Settings of that file that a command must give again: they run code, or send data to a service."""
+
+    @classmethod
+    def chosen(cls, _given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of the recipe `auto` by their dotted names; `given` are those that the user gives.
+
+        Raises:
+            ConfigError: there is no such recipe for these settings.
+        """
+        raise ConfigError("recipe 'auto': this command has no recipe that is chosen for the data; name another one")
 
     @classmethod
     def recorded_in(cls, _given: Mapping[str, Any]) -> Path | None:

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import types
 import typing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +21,7 @@ from common.settings.effects import conditions_of
 from common.settings.guesses import guess
 from common.settings.model import Options, Settings, environment_names, is_list, place_in_recipe, place_of, setting_names, spelling
 
-__all__ = ["SchemaOptions", "help_parser", "schema_text"]
+__all__ = ["SchemaOptions", "SettingText", "help_parser", "option_texts", "schema_text", "setting_texts"]
 
 _SHORT_WIDTH = 80
 _DEEP = " " * 6
@@ -81,6 +82,43 @@ def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo) ->
         parser.add_argument(spelling(name, field), dest=name, action="extend", nargs="+", metavar=metavar, help=text)
     else:
         parser.add_argument(spelling(name, field), dest=name, metavar=metavar, help=text)
+
+
+@dataclass(frozen=True)
+class SettingText:
+    """The description of a setting or option, in parts."""
+
+    name: str
+    values: str
+    """Its type, or the words that it can be; empty for a flag."""
+    bounds: str
+    default: str
+    """`required`, or empty if the description says what no value means."""
+    needs: str
+    """Under which conditions it has an effect; empty: always."""
+    description: str
+
+
+def setting_texts(model: type[Settings]) -> list[SettingText]:
+    """Return the descriptions of all settings of a command."""
+    return [_text(name, name, field, _default_of(field)) for name, field in setting_names(model).items()]
+
+
+def option_texts(model: type[Options]) -> list[SettingText]:
+    """Return the descriptions of all options of a small command."""
+    return [_text(name, spelling(name, field), field, _default_text(field)) for name, field in setting_names(model).items()]
+
+
+def _text(name: str, shown: str, field: FieldInfo, default: str) -> SettingText:
+    flag = shown != name and field.annotation is bool
+    return SettingText(
+        name=shown,
+        values="" if flag else place_of(field).metavar or _type_name(field.annotation),
+        bounds=_bounds_of(field),
+        default=default.removeprefix("default: "),
+        needs=" and ".join(condition.text for condition in conditions_of(field)),
+        description=field.description or "",
+    )
 
 
 def schema_text(model: type[Settings], *, env: bool) -> str:
@@ -185,12 +223,16 @@ def _shown(value: Any) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value) or "empty"
 
 
-def _help_text(field: FieldInfo, default: str) -> str:
-    bounds = ", ".join(
+def _bounds_of(field: FieldInfo) -> str:
+    return ", ".join(
         f"{sign} {getattr(item, attribute)}"
         for item in field.metadata
         for attribute, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
         if hasattr(item, attribute)
     )
-    facts = "; ".join(filter(None, (bounds, default, *(f"needs {condition.text}" for condition in conditions_of(field)))))
+
+
+def _help_text(field: FieldInfo, default: str) -> str:
+    needs = (f"needs {condition.text}" for condition in conditions_of(field))
+    facts = "; ".join(filter(None, (_bounds_of(field), default, *needs)))
     return f"{field.description}{f' [{facts}]' if facts else ''}".replace("%", "%%")

@@ -65,6 +65,10 @@ def _name_of_flag(value: object) -> object:
     return {"false": "none", "true": "samples"}.get(str(value).lower(), value)
 
 
+AUTO_ROW_LENGTH = 256
+"""Tokens in a row with the recipe `auto`: enough for short texts, and small models train fastest on short rows."""
+
+
 class PrepareConfig(Settings):
     """The settings of `prepare`."""
 
@@ -88,7 +92,9 @@ class PrepareConfig(Settings):
         "--sources my-text --recipe demo",
     )
 
-    recipe: str | None = Field(None, description="Name of a recipe in env/recipes, or a .toml file.")
+    recipe: str | None = Field(
+        None, description="Name of a recipe in env/recipes, a .toml file, or auto, which chooses for the amount of text."
+    )
     sources: tuple[str, ...] = Field(
         (), description="Folders, files, glob patterns or URLs with text; builtin: the built-in corpus (Python's library)."
     )
@@ -142,6 +148,11 @@ class PrepareConfig(Settings):
     tokenizer: TokenizerSettings = Field(default_factory=TokenizerSettings, description="Text to tokens")
     packing: PackingSettings = Field(default_factory=PackingSettings, description="Tokens to rows and shards")
     limits: LimitSettings = Field(default_factory=LimitSettings, description="Limits for broken or hostile input")
+
+    @classmethod
+    def chosen(cls, _given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of the recipe `auto`."""
+        return {"tokenizer.kind": "bpe", "tokenizer.vocab_size": "auto", "row_length": AUTO_ROW_LENGTH}
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:

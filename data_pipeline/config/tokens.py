@@ -23,11 +23,10 @@ class TokenizerSettings(Section):
     kind: Annotated[Literal["bpe", "unigram", "char", "byte"], _OWN] = Field(
         "bpe", description="Kind of tokenizer. bpe and unigram are SentencePiece models; char and byte need no training."
     )
-    vocab_size: Annotated[int, _OWN, _TRAINED] = Field(
+    vocab_size: Annotated[Annotated[int, Field(ge=264, le=1 << 20)] | Literal["auto"], _OWN, _TRAINED] = Field(
         32_000,
-        ge=264,
-        le=1 << 20,
-        description="Number of tokens in the vocabulary (bpe, unigram). For char, the text sets it; for byte, it is fixed.",
+        description="Number of tokens in the vocabulary (bpe, unigram); auto: chosen from the amount of text. For char, the text "
+        "sets it; for byte, it is fixed.",
     )
     add_bos: bool = Field(True, description="Whether every document begins with the bos token.")
     add_eos: bool = Field(True, description="Whether every document ends with the eos token.")

@@ -11,7 +11,7 @@ from typing import Any
 
 from common.command_line import command_text
 from common.files import UnusableFileError, read_input
-from common.settings.load import MAX_SETTINGS_BYTES, recipe_path
+from common.settings.load import AUTO, MAX_SETTINGS_BYTES, recipe_path
 from common.settings.toml import parse_toml
 from common.text import visible
 from data_pipeline.config import PrepareConfig
@@ -51,14 +51,14 @@ def summary_lines(manifest: Manifest, config: PrepareConfig) -> list[str]:
 def next_command(manifest: Manifest, config: PrepareConfig) -> str:
     """Return the command that trains on the prepared data.
 
-    It names the recipe, and the length of the training and of its rows, unless the recipe has settings that fit.
+    It names the recipe, and the length of the training and of its rows, unless the recipe has settings that fit. Without a recipe
+    it names `auto`.
     """
-    settings = _training_settings(config.recipe)
-    words: list[object] = ["--data", config.output, "--run", _new_run(config.output.absolute().name)]
-    if config.recipe is not None:
-        words += ["--recipe", config.recipe]
-    if config.recipe == "auto":
+    recipe = config.recipe or AUTO
+    words: list[object] = ["--data", config.output, "--run", _new_run(config.output.absolute().name), "--recipe", recipe]
+    if recipe == AUTO:
         return command_text("train", *words)
+    settings = _training_settings(recipe)
     if part(settings, "model").get("context", 0) < manifest.row_length:
         words += ["--model.context", manifest.row_length]
     if part(settings, "limits").keys().isdisjoint(_LENGTHS):
@@ -66,11 +66,10 @@ def next_command(manifest: Manifest, config: PrepareConfig) -> str:
     return command_text("train", *words)
 
 
-def _training_settings(recipe: str | None) -> dict[str, Any]:
+def _training_settings(recipe: str) -> dict[str, Any]:
     """Return the settings of `train` in a recipe; none if the file cannot be read any more."""
-    if recipe is not None:
-        with suppress(OSError, ValueError, UnusableFileError):
-            return part(parse_toml(read_input(recipe_path(recipe), MAX_SETTINGS_BYTES)), "train")
+    with suppress(OSError, ValueError, UnusableFileError):
+        return part(parse_toml(read_input(recipe_path(recipe), MAX_SETTINGS_BYTES)), "train")
     return {}
 
 

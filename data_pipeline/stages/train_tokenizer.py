@@ -39,7 +39,8 @@ def train_on_sample(job: Job, split: Sequence[SplitResult]) -> TrainedTokenizer:
             for number in range(len(split))
         ]
         job.run("sample", sample_partition, samples, sizes, SampleResult)
-    task = TrainTask(tuple(sample.output for sample in samples), settings, job.config.augment.special_tokens, job.work / TOKENIZER)
+    outputs, special = tuple(sample.output for sample in samples), job.config.augment.special_tokens
+    task = TrainTask(outputs, settings, special, sum(sizes), job.work / TOKENIZER)
     [tokenizer] = job.run("train", train, [task], [min(sum(sizes), settings.sample_bytes)], TrainedTokenizer)
     return tokenizer
 
@@ -84,6 +85,8 @@ class TrainTask:
     samples: tuple[Path, ...]
     settings: TokenizerSettings
     extra_special: tuple[str, ...]
+    num_bytes: int
+    """Size of the whole training text."""
     output: Path
     """Folder of the tokenizer."""
 
@@ -109,7 +112,7 @@ class TrainedTokenizer:
 def train(task: TrainTask) -> TrainedTokenizer:
     """Write the tokenizer's files into the folder `output`."""
     sample = [text for path in task.samples for batch in read_batches(path) for text in batch.column("text").to_pylist()]
-    tokenizer = train_tokenizer(sample, task.settings, task.extra_special)
+    tokenizer = train_tokenizer(sample, task.settings, task.extra_special, task.num_bytes)
     save_tokenizer(tokenizer, task.output)
     trained = TrainedTokenizer.of(tokenizer)
     return commit_result(task, trained, files={task.output / name: digest for name, digest in trained.files.items()})

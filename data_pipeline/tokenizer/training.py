@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -27,10 +28,16 @@ from data_pipeline.tokenizer import (
 )
 from data_pipeline.tokenizer.loading import open_supplied
 from data_pipeline.tokenizer.model_file import without_provenance
+from data_pipeline.tokenizer.sentence_pieces import SPACE_MARK
 
-__all__ = ["alphabet_of", "sample_pieces", "train_tokenizer"]
+__all__ = ["VOCAB_SIZES", "alphabet_of", "fitting_vocab_size", "sample_pieces", "train_tokenizer"]
 
+VOCAB_SIZES = ((2e6, 1024), (5e7, 4096), (5e8, 8192), (5e9, 16_384), (5e10, 32_768), (math.inf, 65_536))
+"""Most bytes of training text, and the size of the vocabulary for `tokenizer.vocab_size = auto`. With so many tokens each is seen
+often enough to be learned, and the embedding is not most of a model that goes with so much text."""
 _PIECE_CHARS = 4096
+_FITTINGS = 2
+"""A size can be too small for the characters of a text, and then too large for the rest of it."""
 _UNKNOWN_MARK = "\u2585"  # SentencePiece uses this character itself, and drops every training sentence that has it
 
 
@@ -49,11 +56,19 @@ def alphabet_of(texts: Iterable[str]) -> str:
     return "".join(sorted(set().union(*texts)))
 
 
-def train_tokenizer(sample: Sequence[str], settings: TokenizerSettings, extra_special: Sequence[str] = ()) -> Tokenizer:
+def fitting_vocab_size(num_bytes: int) -> int:
+    """Return the size of a vocabulary for so many bytes of training text: see `VOCAB_SIZES`."""
+    return next(size for most, size in VOCAB_SIZES if num_bytes <= most)
+
+
+def train_tokenizer(
+    sample: Sequence[str], settings: TokenizerSettings, extra_special: Sequence[str] = (), num_bytes: int = 0
+) -> Tokenizer:
     """Return the tokenizer at `settings.path`; without a path, build one of `settings.kind`.
 
     bpe and unigram are trained on the sample, char has the characters of the sample, byte needs no sample. `extra_special` names
-    special tokens that the tokenizer must have in addition to those of the settings.
+    special tokens that the tokenizer must have in addition to those of the settings. `num_bytes` is the size of the whole training
+    text, from which the size of the vocabulary follows if it is `auto`.
 
     Raises:
         ConfigError: the sample cannot fill the vocabulary, or has more characters than the vocabulary can hold; or the supplied
@@ -66,7 +81,21 @@ def train_tokenizer(sample: Sequence[str], settings: TokenizerSettings, extra_sp
         return ByteTokenizer(extra)
     if settings.kind == "char":
         return CharacterTokenizer(alphabet_of(sample), extra)
-    return SentencePieceTokenizer(_train_sentencepiece(sample, settings, extra), settings.kind)
+    if settings.vocab_size != "auto":
+        return SentencePieceTokenizer(_train_sentencepiece(sample, settings, settings.vocab_size, extra), settings.kind)
+    return SentencePieceTokenizer(_train_fitting(sample, settings, fitting_vocab_size(num_bytes), extra), settings.kind)
+
+
+class VocabSizeError(ConfigError):
+    """The text does not allow a size of the vocabulary."""
+
+    def __init__(self, message: str, *, least: int = 0, most: int | None = None) -> None:
+        super().__init__(message)
+        self._least, self._most = least, most
+
+    def possible(self, size: int) -> int:
+        """Return the nearest size that the text allows. With many characters, as many tokens more as were asked for."""
+        return self._least + size if self._most is None else self._most
 
 
 def _supplied(path: Path, settings: TokenizerSettings, needed: Sequence[str]) -> Tokenizer:
@@ -86,14 +115,26 @@ def _supplied(path: Path, settings: TokenizerSettings, needed: Sequence[str]) ->
     return tokenizer
 
 
-def _train_sentencepiece(sample: Sequence[str], settings: TokenizerSettings, control_symbols: Sequence[str]) -> bytes:
+def _train_fitting(sample: Sequence[str], settings: TokenizerSettings, vocab_size: int, control_symbols: Sequence[str]) -> bytes:
+    """Train with a size of the vocabulary, or with the nearest one that the text allows."""
+    for _ in range(_FITTINGS):
+        try:
+            return _train_sentencepiece(sample, settings, vocab_size, control_symbols)
+        except VocabSizeError as error:
+            vocab_size = error.possible(vocab_size)
+    return _train_sentencepiece(sample, settings, vocab_size, control_symbols)
+
+
+def _train_sentencepiece(
+    sample: Sequence[str], settings: TokenizerSettings, vocab_size: int, control_symbols: Sequence[str]
+) -> bytes:
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=(part for piece in sample for part in piece.split(_UNKNOWN_MARK) if part),
             model_writer=model,
             model_type=settings.kind,
-            vocab_size=settings.vocab_size,
+            vocab_size=vocab_size,
             hard_vocab_limit=True,
             num_threads=settings.train_threads,
             pad_id=PAD_ID,
@@ -113,20 +154,24 @@ def _train_sentencepiece(sample: Sequence[str], settings: TokenizerSettings, con
             input_sentence_size=0,
             shuffle_input_sentence=False,
             minloglevel=2,
+            # A model of text without a space would decode a space as the mark that stands for it.
+            **({} if any(" " in piece for piece in sample) else {"required_chars": SPACE_MARK}),  # type: ignore[arg-type]
         )
     except RuntimeError as error:
-        raise _explain(str(error), settings) from None
+        raise _explain(str(error), settings, vocab_size) from None
     return without_provenance(model.getvalue())
 
 
-def _explain(message: str, settings: TokenizerSettings) -> ConfigError:
-    asked = f"tokenizer.vocab_size = {settings.vocab_size}"
+def _explain(message: str, settings: TokenizerSettings, vocab_size: int) -> ConfigError:
+    asked = f"tokenizer.vocab_size = {vocab_size}"
     if match := re.search(r"Vocabulary size too high .*? value <= (\d+)", message):
-        return ConfigError(f"{asked}: the training text allows {match[1]} at most; set {match[1]} or less, or add text")
+        text = f"{asked}: the training text allows {match[1]} at most; set {match[1]} or less, or add text"
+        return VocabSizeError(text, most=int(match[1]))
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        return ConfigError(
+        return VocabSizeError(
             f"{asked}: the training text needs {match[1]} for its characters alone; set more than that, "
-            "or lower tokenizer.character_coverage"
+            "or lower tokenizer.character_coverage",
+            least=int(match[1]),
         )
     if "sentences_.empty" in message:
         return ConfigError(f"{asked}: there is no training text to train a tokenizer on; add text, or set tokenizer.kind to byte")

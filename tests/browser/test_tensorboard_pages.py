@@ -61,7 +61,7 @@ def test_the_prepared_layout_has_its_categories_and_the_curves_of_both_runs(tab:
     with tab("custom_scalars") as page:
         for category in ("Loss", "Optimisation", "Speed", "Hardware", "Health"):
             page.get_by_role("button", name=category).first.wait_for()
-        chart = page.locator("tf-custom-scalar-multi-line-chart-card").filter(has_text="training, its average, validation").first
+        chart = page.locator("tf-custom-scalar-multi-line-chart-card").filter(has_text="training, its mean").first
         chart.locator("svg").first.wait_for()
         for label in LABELS.values():
             for tag in ("train/loss", "validation/loss"):

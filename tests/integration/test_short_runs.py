@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.prepared import write_prepared
 from tests.support.runs import metrics, tiny_config
+from trainer.launch.finished import finished_as
 from trainer.loop import train
 
 
@@ -22,4 +23,7 @@ def test_a_run_shorter_than_its_warmup_uses_and_records_a_shorter_one(tmp_path: 
     assert tomllib.loads((run / "config.toml").read_text())["train"]["schedule"]["warmup_steps"] == 1
     rates = [event["lr"] for event in metrics(run, "train")]
     assert max(rates) == rates[1] == config.optim.lr
+    assert "time        about" in caplog.text
     assert train(config) == result, "the same command resumes the run"
+    assert finished_as(config) is not None
+    assert finished_as(config.model_copy(update={"seed": 1})) is None

@@ -5,11 +5,13 @@ import logging
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common.errors import ConfigError
+from tests.support.checkpoints import same
 from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT, losses, metrics, run_command, start_ranks, tiny_config
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint import CheckpointStore, checkpoint_files
 from trainer.loop import train
 
 EXAMPLES = ROOT / "examples"
@@ -124,16 +126,61 @@ def test_the_example_callbacks_keep_a_diary(data: Path, tmp_path: Path) -> None:
 
 
 def test_the_example_callbacks_copy_every_checkpoint_whole(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, copies = tmp_path / "run", CheckpointStore(tmp_path / "copies" / "checkpoints")
-    monkeypatch.setenv("COPY_CHECKPOINTS_TO", str(copies.directory))
+    run, copies = tmp_path / "run", tmp_path / "copies"
+    monkeypatch.setenv("COPY_CHECKPOINTS_TO", str(copies))
     train(tiny_config(data, run, extension=EXAMPLES / "callbacks.py", checkpoint={"keep_last": 2}))
-    assert set(copies.steps()) >= {5, 10, 12}
-    for step in copies.steps():
-        copies.verify(step)
-    original, copy = (store.load(12) for store in (CheckpointStore(run / "checkpoints"), copies))
-    assert original.model.keys() == copy.model.keys()
-    assert all(tensor.equal(copy.model[name]) for name, tensor in original.model.items())
-    assert original.state == copy.state
+    assert {int(copy.name.removeprefix("step-")) for copy in copies.iterdir()} >= {5, 10, 12}
+    for copy in copies.iterdir():
+        store = CheckpointStore(copy)
+        [step] = store.steps()
+        assert copy.name == store.path(step).name
+        store.verify(step)
+        assert len(list((copy / "objects").iterdir())) == len(set(checkpoint_files(store.path(step)))) - 1, "nothing else is in it"
+    original, last = (store.load(12) for store in (CheckpointStore(run / "checkpoints"), CheckpointStore(copies / "step-00000012")))
+    assert same(original, last)
+    assert not (run / ".saved").exists()
+
+
+def test_what_hooks_log_is_in_every_sink_once_also_after_a_resume(data: Path, tmp_path: Path) -> None:
+    extension, run, whole = tmp_path / "logs.py", tmp_path / "run", tmp_path / "whole"
+    extension.write_text(
+        "def on_step_end(run, metrics):\n    run.log_scalar('own/step', run.progress.step / 2)\n"
+        "def on_evaluate(run, evaluation):\n    run.log_scalar('own/loss', evaluation.loss)\n"
+        "def on_save(run, step, path):\n    run.log_scalar('saved', step)\n"
+    )
+    train(tiny_config(data, whole, extension=extension))
+    train(tiny_config(data, run, extension=extension, limits={"steps": 7}))
+    train(tiny_config(data, run, extension=extension))
+
+    def logged(of: Path, hook: str) -> list[tuple[int, dict[str, float]]]:
+        return [(event["step"], event["values"]) for event in metrics(of, "scalars") if event["hook"] == hook]
+
+    assert logged(whole, "on_step_end") == [(step, {"own/step": step / 2}) for step in range(1, 13)]
+    evaluations = [(event["step"], {"own/loss": event["val_loss"]}) for event in metrics(whole, "eval")]
+    assert logged(whole, "on_evaluate") == evaluations
+    assert {step for step, _ in logged(whole, "on_save")} >= {5, 10, 12}
+    for hook in ("on_step_end", "on_save"):
+        assert sorted({step for step, _ in logged(run, hook)}) == sorted(step for step, _ in logged(run, hook))
+    assert logged(run, "on_step_end") == logged(whole, "on_step_end")
+    for of in (whole, run):
+        events = EventAccumulator(str(of / "tensorboard"), size_guidance={"scalars": 0})
+        events.Reload()
+        assert [point.step for point in events.Scalars("extension/own/step")] == list(range(1, 13))
+        assert [point.step for point in events.Scalars("extension_evaluation/own/loss")] == [
+            event["step"] for event in metrics(of, "eval")
+        ]
+
+
+def test_a_loss_that_returns_a_mean_is_warned_of_in_the_first_step(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    extension = tmp_path / "mean.py"
+    text = "from torch.nn.functional import cross_entropy\ndef loss(logits_BLV, targets_BL, weights_BL):\n    return cross_entropy("
+    for reduction, expected in (("sum", 0), ("mean", 1)):
+        extension.write_text(f"{text}logits_BLV.flatten(0, 1).float(), targets_BL.flatten(), reduction={reduction!r})\n")
+        caplog.clear()
+        train(tiny_config(data, tmp_path / reduction, extension=extension, limits={"steps": 3}))
+        assert sum("a loss must be the sum over all targets" in record.getMessage() for record in caplog.records) == expected
 
 
 def test_the_example_loss_is_minimised_and_validation_stays_cross_entropy(
@@ -147,9 +194,10 @@ def test_the_example_loss_is_minimised_and_validation_stays_cross_entropy(
     assert metrics(run, "eval")[0] | {"perplexity": 0} == metrics(plain[0], "eval")[0] | {"perplexity": 0}
 
 
-def test_the_example_model_trains_resumes_exactly_and_can_be_evaluated(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("example", ["model.py", "decoder.py"])
+def test_the_example_model_trains_resumes_exactly_and_can_be_evaluated(data: Path, tmp_path: Path, example: str) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    extension = EXAMPLES / "model.py"
+    extension = EXAMPLES / example
     last_line = train(tiny_config(data, whole, extension=extension))
     train(tiny_config(data, stopped, extension=extension, limits={"steps": 5}))
     assert train(tiny_config(data, stopped, extension=extension)) == last_line

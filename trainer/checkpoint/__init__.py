@@ -10,7 +10,17 @@ storage can change afterwards.
 """
 
 from trainer.checkpoint.async_saver import AsyncSaver
-from trainer.checkpoint.disk_space import check_space, required_bytes
+from trainer.checkpoint.disk_space import DiskSpace, check_space, required_bytes, space_of
 from trainer.checkpoint.store import Checkpoint, CheckpointStore, checkpoint_files, steps_to_keep
 
-__all__ = ["AsyncSaver", "Checkpoint", "CheckpointStore", "check_space", "checkpoint_files", "required_bytes", "steps_to_keep"]
+__all__ = [
+    "AsyncSaver",
+    "Checkpoint",
+    "CheckpointStore",
+    "DiskSpace",
+    "check_space",
+    "checkpoint_files",
+    "required_bytes",
+    "space_of",
+    "steps_to_keep",
+]

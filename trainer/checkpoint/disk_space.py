@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import ConfigError
 
-__all__ = ["check_space", "required_bytes"]
+__all__ = ["DiskSpace", "check_space", "required_bytes", "space_of"]
 
 _PER_TENSOR_BYTES = 8192  # upper bound: entries in manifest and header, 1 KiB, and the last block of a file
 _COPIES = 2
@@ -21,6 +22,24 @@ def required_bytes(tensor_bytes: Iterable[int]) -> int:
     return sum(sizes) + len(sizes) * _PER_TENSOR_BYTES + _PER_CHECKPOINT_BYTES
 
 
+@dataclass(frozen=True)
+class DiskSpace:
+    """Space of a directory for checkpoints, in bytes."""
+
+    held: int
+    """Size of the files that it holds already."""
+    free: int
+    """Free space on its disk for this user."""
+
+
+def space_of(directory: Path) -> DiskSpace:
+    """Return the space that a directory takes, and the free space of its disk. The directory may not exist yet."""
+    held = sum(path.lstat().st_size for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
+    existing = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
+    status = os.statvfs(existing)
+    return DiskSpace(held, status.f_bavail * status.f_frsize)
+
+
 def check_space(directory: Path, bytes_per_checkpoint: int) -> None:
     """Refuse a directory without room for two checkpoints: the one that is kept and the one that is written.
 
@@ -30,11 +49,9 @@ def check_space(directory: Path, bytes_per_checkpoint: int) -> None:
     Raises:
         ConfigError: there is too little room. The message says how much is needed and how much is free.
     """
-    held = sum(path.lstat().st_size for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
+    space = space_of(directory)
+    held, free = space.held, space.free
     needed = max(_COPIES * bytes_per_checkpoint - held, bytes_per_checkpoint)
-    existing = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
-    status = os.statvfs(existing)
-    free = status.f_bavail * status.f_frsize
     if free < needed:
         raise ConfigError(
             f"{directory}: {free / 1e9:.3f} GB are free, but checkpoints need {needed / 1e9:.3f} GB more ({_COPIES} checkpoints "

@@ -6,6 +6,7 @@ import errno
 import logging
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from common.errors import CheckpointError
+from common.terminal_lines import progress_shown
 from trainer.checkpoint.filesystem import Storage, make_directories, read_file, remove_directory, sync_directory, write_file
 from trainer.checkpoint.manifest import MAX_MANIFEST_BYTES, CheckpointManifest, OtherFormatError, encode_manifest, parse_manifest
 from trainer.checkpoint.objects import LARGE_BYTES, ObjectFiles, damage_named
@@ -138,9 +140,11 @@ class CheckpointStore:
         groups: dict[str, dict[str, Tensor]] = {group: {} for group in _GROUPS}
         with _advised():
             manifest = self._manifest(step)
-            for full_name, tensor in self._objects.read(manifest):
-                group, _, name = full_name.partition("/")
-                groups[group][name] = tensor
+            with progress_shown(f"reading checkpoint {step}", len(manifest.tensors), sys.stderr) as advance:
+                for full_name, tensor in self._objects.read(manifest):
+                    group, _, name = full_name.partition("/")
+                    groups[group][name] = tensor
+                    advance()
         return Checkpoint(step, state=manifest.state, **groups)
 
     def num_weights(self, step: int) -> int:

@@ -13,7 +13,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from common.settings.effects import OnlyIf
+from common.settings.load import AUTO
 from common.settings.model import Settings
+from trainer.config.automatic import choose_for
 from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig
 from trainer.config.health import AlertsConfig, GuardConfig, WatchdogConfig
 from trainer.config.model import ModelConfig
@@ -51,7 +53,9 @@ class TrainConfig(Settings):
     not_recorded: ClassVar[tuple[str, ...]] = ("resume", "run")
     only_given: ClassVar[tuple[str, ...]] = ("extension", "log.mlflow_uri")
 
-    recipe: str | None = Field(None, description="Recipe: its name in env/recipes, or a .toml file.")
+    recipe: str | None = Field(
+        None, description="Recipe: its name in env/recipes, a .toml file, or auto, which chooses for the text and the time."
+    )
     data: Path = Field(description="Directory that `trainer prepare` wrote.")
     run: Path = Field(
         description="Directory of this run. A run in it is continued; without --data and --recipe, with its own settings."
@@ -105,9 +109,14 @@ class TrainConfig(Settings):
     branch: BranchConfig = Field(BranchConfig(), description="Checkpoint of another run that a new run continues from.")
 
     @classmethod
+    def chosen(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of the recipe `auto`. Raises PreparedDataError if the data is missing or damaged."""
+        return choose_for(given)
+
+    @classmethod
     def recorded_in(cls, given: Mapping[str, Any]) -> Path | None:
-        """Return `config.toml` of an existing run, if a command names the run, and neither data nor a recipe."""
-        if "run" not in given or not given.keys().isdisjoint(("data", "recipe")):
+        """Return `config.toml` of an existing run, if a command names the run and no data and recipe, or the recipe `auto`."""
+        if "run" not in given or (given.get("recipe") != AUTO and not given.keys().isdisjoint(("data", "recipe"))):
             return None
         path = Path(given["run"]) / "config.toml"
         return path if path.is_file() else None

@@ -8,14 +8,17 @@ added without rounding, so the sums of the groups are exactly the total.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from common.terminal_lines import progress_shown
 from data_pipeline.dataset.shards import Rows
 from trainer.data.batch import MicroBatch, micro_batch, share_of_rank
 from trainer.evaluation.results import Evaluation
@@ -65,23 +68,28 @@ def evaluate(
     waiting: _Waiting = deque()
     was_training = loss.training
     loss.eval()
+    shown = progress_shown("validation", num_passes, sys.stderr) if group.is_main else nullcontext(lambda: None)
     try:
-        for place in range(num_passes):
-            if place < len(own):
-                here = chosen[own[place] * size : (own[place] + 1) * size]
-                batch = micro_batch(rows.read(here), with_bounds=backend == "varlen")
-                sources_B = np.zeros(len(here), np.int64) if grouping is UNDIVIDED else rows.source_ids(here)
-                losses_BL = forward_pass(loss, batch, config, group.device, backend, by_row=True)
-                ids = [] if grouping.documents is None else [rows.document_ids(number) for number in here.tolist()]
-                waiting.append((_on_its_way(losses_BL), batch, sources_B, ids))
-                if len(waiting) > 1:
-                    _take(waiting, tally)
-                after_batch()
-            elif config.parallel == "fsdp":
-                forward_pass(loss, empty_micro_batch(size, rows.row_length, backend), config, group.device, backend, by_row=True)
-            asks = (place + 1) % _PASSES_BETWEEN_VOTES == 0 or place + 1 == num_passes
-            if stop is not None and asks and group.smallest(not stop()) == 0:
-                raise EvaluationStopped
+        with shown as advance:
+            for place in range(num_passes):
+                if place < len(own):
+                    here = chosen[own[place] * size : (own[place] + 1) * size]
+                    batch = micro_batch(rows.read(here), with_bounds=backend == "varlen")
+                    sources_B = np.zeros(len(here), np.int64) if grouping is UNDIVIDED else rows.source_ids(here)
+                    losses_BL = forward_pass(loss, batch, config, group.device, backend, by_row=True)
+                    ids = [] if grouping.documents is None else [rows.document_ids(number) for number in here.tolist()]
+                    waiting.append((_on_its_way(losses_BL), batch, sources_B, ids))
+                    if len(waiting) > 1:
+                        _take(waiting, tally)
+                    after_batch()
+                elif config.parallel == "fsdp":
+                    forward_pass(
+                        loss, empty_micro_batch(size, rows.row_length, backend), config, group.device, backend, by_row=True
+                    )
+                asks = (place + 1) % _PASSES_BETWEEN_VOTES == 0 or place + 1 == num_passes
+                if stop is not None and asks and group.smallest(not stop()) == 0:
+                    raise EvaluationStopped
+                advance()
     finally:
         loss.train(was_training)
     while waiting:

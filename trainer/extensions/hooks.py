@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from trainer.config import TrainConfig
 from trainer.extensions.micro_step import MicroStep
 from trainer.extensions.places import described, line_in, line_of, place_of
 from trainer.machine.memory import is_out_of_memory
+from trainer.run.events import ScalarsEvent
 from trainer.run.progress import Progress
 
 __all__ = ["HOOKS", "LIKENESS", "Extension", "RunView"]
@@ -32,6 +34,9 @@ HOOKS = {
     "training_step": ("micro",),
 }
 LIKENESS = 0.8
+_CURVE = re.compile(r"[\w.-]+(?:/[\w.-]+)*", re.ASCII)
+_LONGEST_NAME = 100
+_LOGGING = ("on_step_end", "on_evaluate", "on_save")
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,37 @@ class RunView:
     """The trained model, not a copy: changes to its weights change the run. Under `parallel = fsdp` each rank has a part."""
     progress: Progress
     """The counters of the run."""
+    _scalars: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def is_main(self) -> bool:
         """True on rank 0. Hooks are called on every rank, so check this before you write files or send messages."""
         return self.rank == 0
+
+    def log_scalar(self, name: str, value: float | Tensor) -> None:
+        """Add a point to a curve of your own, at the step `progress.step`.
+
+        The curve is in `metrics.jsonl`, in TensorBoard as `extension/NAME`, and in the other services. Call it on every rank or on
+        some: only the values of rank 0 are kept. It works in `on_step_end`, `on_evaluate` and `on_save`.
+
+        Args:
+            name: up to 100 letters, digits and `_ - . /`.
+            value: a number, or a tensor with one element. It need not be finite.
+
+        Raises:
+            ConfigError: the name or the value cannot be used, or the name was used in this call of the hook already.
+        """
+        if not (isinstance(name, str) and len(name) <= _LONGEST_NAME and _CURVE.fullmatch(name)):
+            raise ConfigError(
+                f"log_scalar: {str(name)[:_LONGEST_NAME]!r} cannot be a name; use 1 to {_LONGEST_NAME} letters, digits and _ - . /"
+            )
+        if name in self._scalars:
+            raise ConfigError(f"log_scalar: {name!r} is logged twice in one call of a hook; use two names")
+        try:
+            self._scalars[name] = float(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            found = described(value)
+            raise ConfigError(f"log_scalar: {name!r} is {found}; a number or a tensor with one element is needed") from None
 
 
 @dataclass(frozen=True)
@@ -72,6 +103,11 @@ class Extension:
         return self.loss_sum if "loss" in self.hooks else None
 
     @property
+    def copies(self) -> bool:
+        """Whether the file defines `on_save`."""
+        return "on_save" in self.hooks
+
+    @property
     def has_step(self) -> bool:
         """Whether the file defines a training step: see `step_loss`."""
         return "training_step" in self.hooks
@@ -85,17 +121,17 @@ class Extension:
         """Call the hook before the first step of this process. This and the next methods raise the errors of `loss_sum`."""
         self._notify("on_train_start", run)
 
-    def step_end(self, run: RunView, metrics: object) -> None:
-        """Call the hook after each step."""
-        self._notify("on_step_end", run, metrics)
+    def step_end(self, run: RunView, metrics: object) -> ScalarsEvent | None:
+        """Call the hook after each step. Return what it logged, as the next two methods do."""
+        return self._notify("on_step_end", run, metrics)
 
-    def evaluated(self, run: RunView, evaluation: object) -> None:
+    def evaluated(self, run: RunView, evaluation: object) -> ScalarsEvent | None:
         """Call the hook after each evaluation."""
-        self._notify("on_evaluate", run, evaluation)
+        return self._notify("on_evaluate", run, evaluation)
 
-    def saved(self, run: RunView, step: int, path: Path) -> None:
-        """Call the hook once a checkpoint is complete."""
-        self._notify("on_save", run, step, path)
+    def saved(self, run: RunView, step: int, path: Path) -> ScalarsEvent | None:
+        """Call the hook once a checkpoint is complete, with a folder that holds nothing else."""
+        return self._notify("on_save", run, step, path)
 
     def train_end(self, run: RunView) -> None:
         """Call the hook after the last save of this process."""
@@ -142,10 +178,10 @@ class Extension:
             raise self._wrong("training_step", "made no backward pass; call micro.backward with a sum of losses")
         return result.detach().float()
 
-    def _notify(self, name: str, run: RunView, *arguments: object) -> None:
+    def _notify(self, name: str, run: RunView, *arguments: object) -> ScalarsEvent | None:
         hook = self.hooks.get(name)
         if hook is None:
-            return
+            return None
         training = run.model.training
         try:
             with torch.no_grad():  # also restores a gradient mode that the hook changes
@@ -155,6 +191,13 @@ class Extension:
         finally:
             if run.model.training != training:
                 run.model.train(training)
+        values = dict(run._scalars)
+        run._scalars.clear()
+        if not values:
+            return None
+        if name not in _LOGGING:
+            raise self._wrong(name, f"calls run.log_scalar; only {', '.join(_LOGGING)} can, because other hooks belong to no step")
+        return ScalarsEvent(run.progress.step, name, values)
 
     def _fail(self, name: str, error: BaseException) -> NoReturn:
         place = f"{place_of(self.path, line_in(self.path, error) or line_of(self.hooks[name]))}, in {name}"

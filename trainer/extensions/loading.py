@@ -5,7 +5,7 @@ The file defines functions with these names, all of them optional:
     on_train_start(run)                        before the first step, also of a resumed run
     on_step_end(run, metrics)                  after each step; metrics: `trainer.api.StepMetrics`
     on_evaluate(run, evaluation)               after each evaluation; evaluation: `trainer.api.Evaluation`
-    on_save(run, step, path)                   once the checkpoint of a step is complete; see `trainer.api.checkpoint_files`
+    on_save(run, step, path)                   once the checkpoint of a step is complete; `path` holds it whole
     on_train_end(run)                          after the last save, also if a signal stopped the training
     build_model(model_config, vocab_size)      returns the model: see `seeded_model`
     loss(logits_BLV, targets_BL, weights_BL)   returns the sum to minimise: see `Extension.loss_sum`

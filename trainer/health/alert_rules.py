@@ -13,7 +13,7 @@ from statistics import fmean
 from trainer.config import AlertAction, AlertsConfig
 from trainer.distributed.stragglers import SlowRank
 from trainer.health.alerts import Alert, Rule, Severity
-from trainer.health.detectors import RECOVERED, Debounce, IdleShare, MemoryTrend, SpeedDrop, WaitShare
+from trainer.health.detectors import LASTING_FALL_S, RECOVERED, Debounce, IdleShare, MemoryTrend, SpeedDrop, WaitShare
 from trainer.machine.gpus import GpuReading
 from trainer.machine.sampler import HardwareReading
 
@@ -76,15 +76,16 @@ class AlertRules:
                 share,
                 config.loader_wait_share,
             )
-        slower = self._speed.observe(tokens_per_s)
+        slower = self._speed.observe(tokens_per_s, seconds or 0.0)
         if slower is not None:
             now, usual = slower
             alerts += self._alert(
                 "throughput",
                 step,
                 "warning",
-                f"step {step}: {now:,.0f} tokens/s, {1 - now / usual:.0%} below the usual {usual:,.0f} and more than "
-                f"alerts.throughput_drop = {config.throughput_drop:g}. Look at the hardware curves and at other programs there",
+                f"step {step}: {now:,.0f} tokens/s, {1 - now / usual:.0%} below the usual {usual:,.0f} for "
+                f"{LASTING_FALL_S / 60:.0f} minutes, more than alerts.throughput_drop = {config.throughput_drop:g}. Look at the "
+                "hardware curves and at other programs there",
                 now,
                 usual * (1 - config.throughput_drop),
             )

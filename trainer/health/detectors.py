@@ -7,10 +7,12 @@ from statistics import fmean, median
 
 from trainer.health.trend import trend
 
-__all__ = ["RECOVERED", "Debounce", "IdleShare", "MemoryTrend", "SpeedDrop", "WaitShare"]
+__all__ = ["LASTING_FALL_S", "RECOVERED", "Debounce", "IdleShare", "MemoryTrend", "SpeedDrop", "WaitShare"]
 
 _RECENT_RATES = 10
 _REFERENCE_RATES = 200
+LASTING_FALL_S = 300.0
+"""Seconds that the speed must be low before it is an alert."""
 RECOVERED = 0.8
 """Share of a limit below which a state counts as good again; between that and the limit the state does not change."""
 _WARM_UP_READINGS, _MEMORY_READINGS, _LEAST_MEMORY_READINGS = 6, 60, 30
@@ -96,31 +98,38 @@ class IdleShare:
 
 
 class SpeedDrop:
-    """Falls of the speed: compares the median of the last 10 steps with that of up to 200 steps before them.
+    """Falls of the speed that last: compares the median of the last 10 steps with that of up to 200 steps before them.
 
-    The reference does not change while the speed is bad, so a run that stays slow is reported once.
+    Other programs slow a run down for seconds at a time, and that is no fault. So a fall counts once it has lasted for `least_s`
+    seconds of steps without a pause. The reference does not change while the speed is low, so a run that stays slow is reported
+    once.
 
     Args:
         window: steps in the reference before it is used.
         drop: share by which the speed must fall.
+        least_s: seconds that it must last.
     """
 
-    def __init__(self, window: int, drop: float) -> None:
-        self._window, self._drop = window, drop
+    def __init__(self, window: int, drop: float, least_s: float = LASTING_FALL_S) -> None:
+        self._window, self._drop, self._least_s = window, drop, least_s
         self._recent: deque[float] = deque(maxlen=_RECENT_RATES)
         self._reference: deque[float] = deque(maxlen=max(window, _REFERENCE_RATES))
         self._state = Debounce()
+        self._fallen_s: float | None = None
+        """How long the speed has been low; None if it is not."""
 
-    def observe(self, rate: float) -> tuple[float, float] | None:
-        """Take the rate of a step. Returns the present and the usual rate if the speed turns bad with this step, else None."""
-        if len(self._recent) == _RECENT_RATES and not self._state.is_bad:
+    def observe(self, rate: float, seconds: float) -> tuple[float, float] | None:
+        """Take the rate and the duration of a step. Returns the present and the usual rate if a lasting fall is found with it."""
+        if len(self._recent) == _RECENT_RATES and self._fallen_s is None:
             self._reference.append(self._recent[0])
         self._recent.append(rate)
         if len(self._reference) < self._window:
             return None
         now, usual = median(self._recent), median(self._reference)
         fallen = now < usual * (1 - self._drop * (RECOVERED if self._state.is_bad else 1))
-        return (now, usual) if self._state.begins(bad=fallen) else None
+        self._fallen_s = (self._fallen_s or 0.0) + seconds if fallen else None
+        lasts = self._fallen_s is not None and self._fallen_s >= self._least_s
+        return (now, usual) if self._state.begins(bad=lasts) else None
 
 
 class MemoryTrend:

@@ -30,6 +30,7 @@ GuardRule = Literal["non_finite", "exploding", "vanishing", "spike", "drop"]
 """The setting `guard.RULE` is the action of the rule."""
 
 _SEVERITY: dict[Action, int] = {"log": 0, "skip": 1, "rollback": 2, "stop": 3}
+_PATIENCE = 3
 _LEAST_HISTORY = 8
 """Losses that a reliable estimate of the noise needs; with fewer, no loss is a drop."""
 _SURE_HISTORY = 12
@@ -59,8 +60,14 @@ class Verdict:
 
     @property
     def is_news(self) -> bool:
-        """Whether to report it: a rollback or stop always, a rule that stays broken at the 1st, 2nd, 4th, 8th … step."""
-        return self.action in ("rollback", "stop") or (self.streak > 0 and self.streak & (self.streak - 1) == 0)
+        """Whether to report it: a rollback or stop always, a rule that stays broken at the 1st, 2nd, 4th, 8th … step.
+
+        A gradient that is too large and only logged is reported from the third step in a row on, at the 3rd, 6th, 12th … step: a
+        single one is clipped, and healthy runs have some in their first steps.
+        """
+        patience = _PATIENCE if (self.rule, self.action) == ("exploding", "log") else 1
+        times, rest = divmod(self.streak, patience)
+        return self.action in ("rollback", "stop") or (times > 0 and rest == 0 and times & (times - 1) == 0)
 
 
 @dataclass(frozen=True)

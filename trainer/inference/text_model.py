@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from common.terminal_lines import progress_shown
 from data_pipeline.tokenizer import Tokenizer
 from trainer.inference.sampling import GumbelNoise, Sampling, choose_tokens
 from trainer.model.attention import make_layout
@@ -88,8 +89,9 @@ class TextModel:
         if not prompts:
             return []
         batch = _Batch(self, prompts, sampling, first_row=first_row)
-        for _ in batch.steps():
-            pass
+        with progress_shown(f"writing {len(prompts)} text{'s' * (len(prompts) > 1)}", sampling.max_tokens, sys.stderr) as advance:
+            for _ in batch.steps():
+                advance()
         return [writer.continuation() for writer in batch.writers]
 
     def prompt_tokens(self, prompt: str) -> list[int]:

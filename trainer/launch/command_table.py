@@ -23,6 +23,13 @@ _TRAIN = Command(
     "Trains a model on prepared data. Under torchrun, every rank runs this command.",
     shortcut="trainer.launch.finished:report_finished",
 )
+_PLAN = Command(
+    "plan",
+    "show the length, memory, disk space and time of a training, without training",
+    "trainer.config:TrainConfig",
+    "trainer.commands.plan:run",
+    "Shows what a training with the same settings will do. Five steps are measured; nothing is written.",
+)
 _SCHEMA = Command(
     "schema",
     "print the JSON Schema of the settings of `train`; --env prints their environment variables",
@@ -31,6 +38,7 @@ _SCHEMA = Command(
 )
 _ROWS = (
     _TRAIN,
+    _PLAN,
     _command("evaluate", "EvaluateOptions", "compute validation loss and perplexity of a checkpoint"),
     _command("generate", "GenerateOptions", "write text with the model of a checkpoint"),
     _command(

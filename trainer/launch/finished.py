@@ -62,7 +62,7 @@ def finished_as(config: TrainConfig) -> dict[str, Any] | None:
     """
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, ProjectError, UnusableFileError, ValidationError):
         record = unsealed(read_run_file(config.run / "record.json", MAX_RECORD_BYTES, config.run))
-        if record["status"] != "finished" or not _is_same(config, _recorded(config.run)):
+        if record["status"] != "finished" or not _is_same(_as_used(config, record["step"]), _recorded(config.run)):
             return None
         if (config.data / MANIFEST).exists() and read_manifest(config.data).root_digest != record["data"]["root_digest"]:
             return None
@@ -92,6 +92,14 @@ def longer_command(config: TrainConfig, ended_by: str) -> str:
 
 def _recorded(run: Path) -> TrainConfig:
     return TrainConfig.model_validate(parse_toml(read_run_file(run / "config.toml", MAX_SETTINGS_BYTES, run))["train"])
+
+
+def _as_used(config: TrainConfig, num_steps: int) -> TrainConfig:
+    """Return the settings with the warm-up that a run of so many steps has used: see `trainer.run.limits.with_shorter_warmup`."""
+    schedule, used = config.schedule, _recorded(config.run).schedule.warmup_steps
+    if schedule.decay_steps is not None or not used < num_steps <= schedule.warmup_steps:
+        return config
+    return config.model_copy(update={"schedule": schedule.model_copy(update={"warmup_steps": used})})
 
 
 def _is_same(config: TrainConfig, recorded: TrainConfig) -> bool:

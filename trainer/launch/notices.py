@@ -10,13 +10,15 @@ from common.terminal import printable
 __all__ = ["say"]
 
 _STDERR = 2
+_CLEAR_LINE = "\r\x1b[K"
 
 
 def say(line: str) -> None:
     """Write a line of the launcher to stderr.
 
     This is safe inside a signal handler, where a buffered stream may be in use. Write errors are ignored, because the launcher must
-    keep waiting for its ranks.
+    keep waiting for its ranks. On a terminal, the line replaces the bar of rank 0, which rank 0 then draws again below it.
     """
     with suppress(OSError):
-        os.write(_STDERR, f"train: {printable(line)}\n".encode(errors="backslashreplace"))
+        clear = _CLEAR_LINE if os.isatty(_STDERR) else ""
+        os.write(_STDERR, f"{clear}train: {printable(line)}\n".encode(errors="backslashreplace"))

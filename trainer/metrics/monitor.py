@@ -16,7 +16,7 @@ from trainer.metrics.layers import LayerReading
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.step_metrics import StepMetrics
 from trainer.metrics.totals import RunningNumbers
-from trainer.run.events import Event, HardwareEvent, SampleEvent, SaveEvent, ScoresEvent
+from trainer.run.events import Event, HardwareEvent, SampleEvent, SaveEvent, ScalarsEvent, ScoresEvent
 from trainer.run.metrics_file import Known
 
 __all__ = ["Monitor"]
@@ -119,6 +119,11 @@ class Monitor:
         """Report the texts that the model wrote in one evaluation, and their scores."""
         for sink in self._sinks:
             sink.samples(step, samples, scores)
+
+    def scalars(self, event: ScalarsEvent | None) -> None:
+        """Report what a hook of an extension logged, if it logged anything."""
+        if event is not None:
+            self.write(event)
 
     def saving(self, step: int, stall_s: float) -> None:
         """Report how long training waited for the checkpoint of a step. A second checkpoint of that step is not reported."""

@@ -78,7 +78,7 @@ def _sinks(config: TrainConfig, last_step: int | None, known: Known | None) -> I
     run, settings = config.run, config.log
     yield JsonLinesSink(run / METRICS, known)
     yield TensorBoardSink(run / "tensorboard", known, settings.every_steps)
-    yield TerminalSink(0 if known is None else known.step, last_step, settings.every_steps)
+    yield TerminalSink(0 if known is None else known.step, last_step, settings.every_steps, settings.average_steps)
     if settings.wandb_project is not None:
         yield WandbSink(run, settings.wandb_project, settings.every_steps)
     if settings.mlflow_uri is not None:

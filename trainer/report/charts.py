@@ -9,7 +9,8 @@ import numpy as np
 from common.html.chart import WIDE, Chart, Line
 from common.html.curves import Curve, average_window, moving_average
 from common.untrusted import number
-from trainer.report.recorded_run import RecordedRun
+from trainer.config import TrainConfig
+from trainer.report.recorded_run import RecordedRun, part
 from trainer.run.events import HardwareEvent, LayersEvent
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "hardware_charts",
     "hardware_curves",
     "layer_charts",
+    "loss_window",
     "main_charts",
     "smoothed",
     "speed_charts",
@@ -46,7 +48,7 @@ _MAX_GPUS = 8
 def main_charts(run: RecordedRun) -> list[Chart]:
     """Return the charts of loss, perplexity, learning rate and gradient norm."""
     loss, average = run.curve("loss"), smoothed(run, "loss")
-    window = average_window(len(loss))
+    window = loss_window(run)
     validation, perplexity = run.validation("val_loss"), run.validation("perplexity")
     smooth = f"training, mean of {window} steps" if window > 1 else "training"
     step_by_step = Line("training, each step", loss, look=6, faint=True)
@@ -89,9 +91,15 @@ def speed_charts(run: RecordedRun) -> list[Chart]:
 
 
 def smoothed(run: RecordedRun, name: str) -> Curve:
-    """Return the moving average of a metric of the training steps."""
+    """Return the moving average of a metric of the training steps; that of the loss is the `loss_average` of the metrics."""
     curve = run.curve(name)
-    return moving_average(curve, average_window(len(curve)))
+    return moving_average(curve, loss_window(run) if name == "loss" else average_window(len(curve)))
+
+
+def loss_window(run: RecordedRun) -> int:
+    """Return the number of steps in the mean that is called the training loss: `log.average_steps`, or all if there are fewer."""
+    wanted = number(part(run.config, "log").get("average_steps")) or TrainConfig.model_fields["log"].default.average_steps
+    return max(1, min(len(run.curve("loss")), round(wanted)))
 
 
 def convergence_charts(run: RecordedRun) -> list[Chart]:

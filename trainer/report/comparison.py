@@ -119,7 +119,12 @@ def _curves(named: Mapping[str, RecordedRun]) -> list[Chart]:
 
     return [
         Chart("Validation loss", "nats per token", _lines(named, validation, points=True), log_from=WIDE),
-        Chart("Training loss, moving average", "nats per token", _lines(named, lambda run: smoothed(run, "loss")), log_from=WIDE),
+        Chart(
+            "Training loss, mean of the last `log.average_steps` steps",
+            "nats per token",
+            _lines(named, lambda run: smoothed(run, "loss")),
+            log_from=WIDE,
+        ),
         Chart(
             "Validation loss by tokens",
             "nats per token",

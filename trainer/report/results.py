@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.html.chart import Chart, measured
-from common.html.curves import average_window
 from common.html.page import UNKNOWN, or_unknown
 from common.text import count, duration, rate, share
 from common.untrusted import number
-from trainer.report.charts import GROUPS, hardware_charts, hardware_curves, smoothed
+from trainer.report.charts import GROUPS, hardware_charts, hardware_curves, loss_window, smoothed
 from trainer.report.recorded_run import RecordedRun, part
 from trainer.run.events import EvalEvent, HardwareEvent, SampleEvent, SaveEvent, Score, ScoresEvent
 
@@ -75,7 +74,7 @@ def headline(run: RecordedRun) -> list[tuple[str, str, str]]:
     """Return the most important numbers: name, value and remark."""
     best, mfu = run.best, run.curve("mfu").finite
     tokens, average = run.curve("targets").last, smoothed(run, "loss").last
-    window = average_window(len(run.curve("loss")))
+    window = loss_window(run)
     last = run.curve("loss").last
     steps = number(part(run.config, "limits").get("steps"))
     return [

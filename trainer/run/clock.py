@@ -13,6 +13,7 @@ __all__ = ["UNTIMED_STEPS", "Clock"]
 UNTIMED_STEPS = 3
 """The first steps of a process compile code, so their times say little about later steps."""
 _NUM_RECENT = 10
+_FIRST_STEPS = 5
 
 
 class Clock:
@@ -53,6 +54,10 @@ class Clock:
         if self._num_laps > UNTIMED_STEPS:
             self._laps_s.append(lap)
         return lap
+
+    def first_steps_s(self) -> float | None:
+        """Return the median seconds of the first five timed steps, after the last of them; None at any other time."""
+        return median(self._laps_s) if self._num_laps == UNTIMED_STEPS + _FIRST_STEPS else None
 
     @contextmanager
     def paused(self) -> Iterator[None]:

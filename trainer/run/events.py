@@ -27,6 +27,7 @@ __all__ = [
     "LayersEvent",
     "SampleEvent",
     "SaveEvent",
+    "ScalarsEvent",
     "Score",
     "ScoresEvent",
     "TrainEvent",
@@ -238,6 +239,16 @@ class ScoresEvent(_Event):
 
 
 @dataclass(frozen=True)
+class ScalarsEvent(_Event):
+    """The numbers that a hook of an extension logged in one call."""
+
+    name: ClassVar = "scalars"
+    step: int
+    hook: str
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class LayersEvent(_Event):
     """Norms of each layer in one step, by the name of the layer."""
 
@@ -331,7 +342,18 @@ class UnknownEvent:
         return dict(self.facts)
 
 
-_Known = TrainEvent | EvalEvent | SampleEvent | ScoresEvent | LayersEvent | HardwareEvent | SaveEvent | AlertEvent | EndEvent
+_Known = (
+    TrainEvent
+    | EvalEvent
+    | SampleEvent
+    | ScoresEvent
+    | ScalarsEvent
+    | LayersEvent
+    | HardwareEvent
+    | SaveEvent
+    | AlertEvent
+    | EndEvent
+)
 Event = _Known | UnknownEvent
 _CLASSES: dict[str, type[_Known]] = {event.name: event for event in get_args(_Known)}
 

@@ -92,6 +92,8 @@ class Plan:
     """Step at which the learning rate reaches its floor; 0 if it does not depend on the last step, or if that is not known."""
     certain_step: int | None
     """The step at which the limits on steps and epochs end the run."""
+    expected_steps: int
+    """The number of steps until the first of the limits on steps, epochs and tokens; 0 if none is set."""
     eval: EvalConfig
     """Its patience may end the run before the limits."""
     may_cool_early: bool = False
@@ -158,6 +160,7 @@ def plan_run(config: TrainConfig, manifest: Manifest, num_rows: int) -> Plan:
         seconds=None if limits.minutes is None else limits.minutes * 60,
         decay_steps=decay_steps,
         certain_step=length.certain_step,
+        expected_steps=length.expected_steps,
         eval=config.eval,
         may_cool_early=schedule.kind == "wsd" and schedule.decay_steps is None and limits.minutes is not None,
     )

@@ -16,6 +16,7 @@ from trainer.run.events import (
     EvalEvent,
     Event,
     SampleEvent,
+    ScalarsEvent,
     ScoresEvent,
     TrainEvent,
     check_exact_losses,
@@ -114,7 +115,8 @@ def lines_until(path: Path, known: Known) -> Iterator[tuple[bytes, Event]]:
             except _TornLineError:
                 continue
             rule, action = (event.rule, event.action) if isinstance(event, AlertEvent) else ("", "")
-            if selection.keeps(event.step, type(event), rule, action):
+            kind = EvalEvent if isinstance(event, ScalarsEvent) and event.hook == "on_evaluate" else type(event)
+            if selection.keeps(event.step, kind, rule, action):
                 yield line, event
     except FileNotFoundError:
         return

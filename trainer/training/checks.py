@@ -15,7 +15,7 @@ from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
-from trainer.checkpoint import CheckpointStore, check_space, required_bytes
+from trainer.checkpoint import CheckpointStore, check_space
 from trainer.config import Precision, TrainConfig
 from trainer.data.adjustments import Adjustments
 from trainer.data.mixture import build_order
@@ -25,9 +25,9 @@ from trainer.extensions.hooks import Extension
 from trainer.machine.memory import PeakMeter
 from trainer.machine.precision import ChosenPrecision, with_precision
 from trainer.model.attention import backend_of
-from trainer.model.memory_estimate import estimate
-from trainer.optim.optimizers import check_optimizer, state_bytes_per_weight
+from trainer.optim.optimizers import check_optimizer
 from trainer.parallel.fsdp import check_parallel
+from trainer.planning.checkpoints import checkpoint_bytes
 from trainer.run.clock import Clock
 from trainer.run.context import RunContext
 from trainer.run.directory import check_places
@@ -49,9 +49,20 @@ from trainer.training.micro_batch_size import with_micro
 from trainer.training.trainable import RunData
 from trainer.watchdog.files import clear_heartbeats
 
-__all__ = ["Checked", "check"]
+__all__ = ["Checked", "Fitted", "check", "check_ranks", "fit"]
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A run whose settings fit the data and the machine. No file was changed."""
+
+    context: RunContext
+    precision: ChosenPrecision
+    data: RunData
+    limits: Plan
+    memory: PeakMeter
 
 
 @dataclass(frozen=True)
@@ -75,8 +86,8 @@ class Checked:
     clock: Clock
 
 
-def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension, clock: Clock) -> Checked:
-    """Compare the settings with the data, the machine and the existing run. Raises the errors of `setup.opened_run`."""
+def fit(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension) -> Fitted:
+    """Compare the settings with the data and the machine, and choose those that are `auto`. Raises the errors of `opened_run`."""
     if config.run.resolve() == config.data.resolve():  # both have a report.html, a tokenizer and a lock
         raise ConfigError(f"{config.run}: run and data are the same folder; name another folder for the run (--run)")
     stack.enter_context(naming(config.run))  # a file that cannot be written from here on is a file of the run
@@ -95,8 +106,16 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     check_optimizer(context.config)
     config = with_shorter_warmup(context.config, manifest, len(train_rows))
     context = replace(context, config=config)
-    limits = plan_run(config, manifest, len(train_rows))
     order = build_order(config.seed, train_rows, manifest.sources, config.mixture.weights)
+    limits = plan_run(config, manifest, len(train_rows))
+    return Fitted(context, precision, RunData(context, train_rows, val_rows, order, tokenizer), limits, memory)
+
+
+def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension, clock: Clock) -> Checked:
+    """Compare the settings with the data, the machine and the existing run. Raises the errors of `setup.opened_run`."""
+    fitted = fit(stack, config, group, extension)
+    context, limits = fitted.context, fitted.limits
+    config, manifest = context.config, context.manifest
     identity = identity_of(context, decay_steps=limits.decay_steps, extension_digest=extension.digest)
     checkpoints = CheckpointStore(config.run / "checkpoints")
     before: list[Before] = []
@@ -105,9 +124,7 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
         stack.enter_context(locked_run(config.run))
         begin_branch(config)
         newest, record = _checked_run(config, checkpoints, identity)
-        # Only an estimate, because an extension may build another model.
-        whole = estimate(config, manifest.vocab_size, config.model.context, 1, 1, state_bytes_per_weight(config.optim))
-        check_space(config.run / "checkpoints", required_bytes([whole.weights, whole.optimizer, whole.average]))
+        check_space(config.run / "checkpoints", checkpoint_bytes(config, manifest.vocab_size))
         clear_heartbeats(config.run)
         if record is not None and newest is not None:
             check_cooldown(config, record, newest, limits.decay_steps)
@@ -119,16 +136,16 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     check_shared(config.run, group)
     return Checked(
         context=context,
-        precision=precision,
+        precision=fitted.precision,
         extension=extension,
-        data=RunData(context, train_rows, val_rows, order, tokenizer),
+        data=fitted.data,
         limits=limits,
         identity=identity,
         checkpoints=checkpoints,
         before=before[0] if before else None,
         newest=newest,
         adjustments=Adjustments.from_json(recorded),
-        memory=memory,
+        memory=fitted.memory,
         clock=clock,
     )
 
@@ -187,9 +204,18 @@ def _check_fit(config: TrainConfig, manifest: Manifest, train_rows: int, val_row
             raise PreparedDataError(f"{config.data}: no {split} rows; prepare from more text")
     if not any(shard.targets for shard in manifest.shards if shard.split == "train"):
         raise PreparedDataError(f"{config.data}: no token of the training rows has a loss; prepare from more text")
-    if config.batch.micro_batches < group.world_size:
+    check_ranks(config, group.world_size)
+
+
+def check_ranks(config: TrainConfig, num_ranks: int) -> None:
+    """Refuse a global batch with too few micro-batches for the ranks.
+
+    Raises:
+        ConfigError: it has too few.
+    """
+    if config.batch.micro_batches < num_ranks:
         raise ConfigError(
             f"batch.global_rows = {config.batch.global_rows} and batch.micro = {config.batch.micro} make "
-            f"{config.batch.micro_batches} micro-batches, too few for {group.world_size} ranks; use "
-            f"batch.micro = {max(1, config.batch.global_rows // group.world_size)} or less, or more rows"
+            f"{config.batch.micro_batches} micro-batches, too few for {num_ranks} ranks; use "
+            f"batch.micro = {max(1, config.batch.global_rows // num_ranks)} or less, or more rows"
         )

@@ -72,7 +72,7 @@ class Evaluator:
             events = [SampleEvent(progress.step, one.prompt, one.text) for one in texts]
             monitor.samples(progress.step, events, None if scores is None else ScoresEvent(progress.step, scores.to_json()))
         monitor.convergence(judge_convergence(after.evaluations, config.eval))
-        extension.evaluated(trainable.view(after), evaluation)
+        monitor.scalars(extension.evaluated(trainable.view(after), evaluation))
         self.saver.saved_step = None  # the saved state lacks this evaluation
         return after
 

@@ -9,12 +9,15 @@ from typing import Any
 
 from common.errors import GuardError
 from trainer.distributed.stragglers import StragglerDetector
+from trainer.extensions.initial_loss import initial_loss_warning
 from trainer.health.alerts import Alert, guard_alert
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
 from trainer.machine.peak_rates import mfu
 from trainer.metrics import Monitor, StepFacts, StepMetrics
 from trainer.metrics.layers import LayerObserver
+from trainer.planning.forecast import Forecast
+from trainer.planning.lines import time_lines
 from trainer.run.clock import Clock
 from trainer.run.context import RunContext
 from trainer.run.events import EndEvent
@@ -74,6 +77,10 @@ class Reporter:
     peak: float | None
     """Peak rate of one device in floating-point operations per second, None if unknown."""
     stragglers: StragglerDetector
+    own_loss: bool
+    """Whether the training minimises a loss of an extension."""
+    forecast: Forecast | None = None
+    """The expected length of the run, on rank 0."""
 
     @property
     def stop_requested(self) -> bool:
@@ -84,6 +91,9 @@ class Reporter:
         """Write the numbers of a step to the sinks, and its rows to the ledger."""
         seconds = self.clock.lap()
         self.limits.pace.add(result.step - 1, result.seconds)
+        if self.forecast is not None and (step_s := self.clock.first_steps_s()) is not None:
+            for line in time_lines(self.forecast, step_s):
+                _log.info("%s", line)
         tokens_per_s = facts.num_targets / seconds
         metrics = StepMetrics(
             step=result.step,
@@ -99,6 +109,8 @@ class Reporter:
             seconds=seconds,
         )
         self.train_losses.add(result.loss)
+        if result.step == 1 and self.own_loss:
+            self._check_own_loss(result.loss, facts.progress)
         metrics = self.monitor.train(metrics)
         self.monitor.layers(self.observer.reading(result.step))
         for adjustment in self.adjuster.adjustments.beginning_at(result.step):
@@ -109,6 +121,11 @@ class Reporter:
         self.ending.step = result.step
         self.monitor.slow_rank(result.step, self.stragglers.observe(result.own_times, seconds))
         return metrics
+
+    def _check_own_loss(self, loss: float, progress: Progress) -> None:
+        warning = initial_loss_warning(loss, progress.evaluations, self.context.manifest.vocab_size)
+        if warning and self.context.group.is_main:
+            _log.warning("%s", warning)
 
     def judge(self, result: StepResult, facts: StepFacts) -> None:
         """Let the guard judge a step, and raise an alert if a rule is broken.

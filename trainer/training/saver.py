@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from dataclasses import dataclass, field, replace
 
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore
+from trainer.checkpoint.complete_folder import link_checkpoint
 from trainer.checkpoint.weights import check_finite
 from trainer.distributed.replica_check import ReplicaCheck
+from trainer.extensions.hooks import RunView
 from trainer.run.limits import Plan
 from trainer.run.progress import Progress
 from trainer.training.reporter import Reporter
@@ -15,6 +18,9 @@ from trainer.training.step_report import StepResult
 from trainer.training.trainable import Trainable
 
 __all__ = ["Saver"]
+
+_FOR_HOOKS = ".saved"
+"""Name of the folder in the run in which `on_save` finds a checkpoint."""
 
 
 @dataclass
@@ -90,4 +96,18 @@ class Saver:
     def _acknowledge(self, newest: int) -> None:
         for step in sorted(step for step in self.submitted if step <= newest):
             view = self.trainable.view(self.submitted.pop(step))
-            self.trainable.extension.saved(view, step, self.checkpoints.path(step))
+            if self.trainable.extension.copies:
+                self._call_hook(view, step)
+
+    def _call_hook(self, view: RunView, step: int) -> None:
+        """Call the hook for a checkpoint, unless the checkpoint was deleted in the meantime."""
+        group, extension = self.trainable.context.group, self.trainable.extension
+        folder = view.config.run / _FOR_HOOKS
+        whole = group.on_main(lambda: link_checkpoint(self.checkpoints.path(step), folder))
+        if whole is None:
+            return
+        try:
+            self.reporter.monitor.scalars(extension.saved(view, step, whole))
+        finally:
+            if group.is_main:
+                shutil.rmtree(folder, ignore_errors=True)

@@ -14,7 +14,9 @@ import torch
 
 from common.errors import ConfigError
 from common.redaction import RedactingFormatter, secrets_of
+from common.settings.load import AUTO
 from common.storage_errors import naming
+from common.terminal_lines import LineHandler
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, steps_to_keep
 from trainer.config import CheckpointConfig, TrainConfig, settings_without_effect
 from trainer.data.adjustments import Adjustments
@@ -22,6 +24,7 @@ from trainer.distributed.group import Group, joined_group
 from trainer.distributed.replica_check import ReplicaCheck
 from trainer.distributed.stragglers import DeviceMark, HostMark, OwnTimer, StragglerDetector
 from trainer.evaluation.tally import Grouping
+from trainer.extensions.hooks import Extension
 from trainer.extensions.loading import load_extension
 from trainer.extensions.trust import note_trained_with
 from trainer.extensions.user_model import seeded_model
@@ -40,6 +43,9 @@ from trainer.model.forward import LossModule
 from trainer.model.parameters import parameters_by_name
 from trainer.optim.optimizers import build_optimizers
 from trainer.optim.weight_average import WeightAverage
+from trainer.planning.forecast import Forecast, forecast
+from trainer.planning.lines import brief_lines
+from trainer.planning.preparation import other_preparation
 from trainer.report import report_at_end
 from trainer.run.bounds import check_model_size
 from trainer.run.clock import Clock
@@ -120,7 +126,13 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
 
 def build(checked: Checked) -> tuple[Trainable, Adjustments]:
     """Return the model with new weights, wrapped for training, and the adjustments, with those that were needed to fit it."""
-    context, extension = checked.context, checked.extension
+    return build_trainable(checked.context, checked.extension, checked.adjustments, (checked.newest or 0) + 1)
+
+
+def build_trainable(
+    context: RunContext, extension: Extension, adjustments: Adjustments, step: int
+) -> tuple[Trainable, Adjustments]:
+    """Return the model for a step with new weights, wrapped for training, and the adjustments, with those that it needed to fit."""
     config, group = context.config, context.group
     if extension.build_model is not None and config.model.base_width is not None:
         raise ConfigError("model.base_width scales the built-in model, and the extension builds another one; remove one of them")
@@ -132,7 +144,7 @@ def build(checked: Checked) -> tuple[Trainable, Adjustments]:
     if config.number_format == "float8":
         convert_to_float8(model, group.device)
     loss = LossModule(model, config.loss, extension.own_loss)
-    module, accumulation, adjustments = wrapped(loss, context, checked.adjustments, (checked.newest or 0) + 1)
+    module, accumulation, adjustments = wrapped(loss, context, adjustments, step)
     trainable = Trainable(
         context=context,
         extension=extension,
@@ -215,6 +227,7 @@ def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: 
         flops_each=flops_per_token(config.model, manifest.vocab_size, manifest.row_length),
         peak=peak_flops(device_name(group.device), rate_kind(config.number_format, tf32=config.tf32)),
         stragglers=StragglerDetector(),
+        own_loss=restored.trainable.extension.own_loss is not None or restored.trainable.extension.has_step,
     )
     if restored.state is not None:
         reporter.restore(restored.state, rolled_back=False)
@@ -226,16 +239,52 @@ def introduce(run: TrainingRun, *, continued: bool) -> None:
     context, monitor = run.data.context, run.reporter.monitor
     config, device = context.config, context.group.device
     _log.info("%s", _describe(run, continued=continued))
+    if (other := other_preparation(config.recipe, context.manifest)) and not continued:
+        _log.info("%s", other)
+    if config.recipe == AUTO and not continued:
+        _log.info("%s", _chosen(run))
     _log.info("%s; attention %s", run.data.order.description, describe_backend(context.backend))
     if context.group.is_main:
         if unlocked := unlocked_here():
             _log.warning("%s; results may differ from those of an installation from the lock", unlocked)
         _warn_of_settings(context, run.trainable)
+        run.reporter.forecast = _forecast(run)
+        for line in brief_lines(run.reporter.forecast):
+            _log.info("%s", line)
     if run.reporter.peak is None and device.type == "cuda":
         gpu = torch.cuda.get_device_name(device)
         _log.info("%s", unknown_mfu(gpu, rate_kind(config.number_format, tf32=config.tf32)))
     if not continued and context.group.is_main and run.extension.build_model is None:  # a user's model may need real values
         monitor.model(model_graph(partial(Decoder, config.model, context.manifest.vocab_size), context.manifest.row_length))
+
+
+def _forecast(run: TrainingRun) -> Forecast:
+    context, data = run.data.context, run.data
+    return forecast(
+        context.config,
+        context.manifest,
+        run.limits,
+        num_weights=_num_weights(run),
+        num_rows=(len(data.train_rows), len(data.val_rows)),
+        done=run.resumed,
+        memory=run.expected_memory,
+    )
+
+
+def _num_weights(run: TrainingRun) -> int:
+    return sum(parameter.numel() for parameter in run.trainable.parameters)
+
+
+def _chosen(run: TrainingRun) -> str:
+    """Return what the recipe `auto` has chosen, in one sentence."""
+    config = run.data.context.config
+    model, limits = config.model, config.limits
+    bounds = {name: getattr(limits, name) for name in ("minutes", "epochs", "steps", "tokens")}
+    ends = " or ".join(f"limits.{name} = {value:g}" for name, value in bounds.items() if value is not None)
+    return (
+        f"recipe auto: {model.layers} layers of width {model.width}, {config.batch.global_rows} rows in a step, "
+        f"{config.optim.kind}, until {ends}; settings that you give are kept (docs/guide/model-size.md)"
+    )
 
 
 def _warn_of_settings(context: RunContext, trainable: Trainable) -> None:
@@ -254,10 +303,9 @@ def _warn_of_settings(context: RunContext, trainable: Trainable) -> None:
 def _describe(run: TrainingRun, *, continued: bool) -> str:
     context, data = run.data.context, run.data
     config, group = context.config, context.group
-    num_weights = sum(parameter.numel() for parameter in run.trainable.parameters)
     return (
         f"{f'resuming {config.run} at step {run.resumed.step}' if continued else f'training in {config.run}'}  "
-        f"{num_weights / 1e6:.2f}M weights, vocabulary {context.manifest.vocab_size}, {len(data.train_rows)} training and "
+        f"{_num_weights(run) / 1e6:.2f}M weights, vocabulary {context.manifest.vocab_size}, {len(data.train_rows)} training and "
         f"{len(data.val_rows)} validation rows of {context.manifest.row_length} tokens, "
         f"{group.world_size} rank{'s' * (group.world_size > 1)} on {group.device.type}, {config.number_format}"
     )
@@ -297,7 +345,7 @@ def _opened_monitor(checked: Checked, state: RunState | None, ending: Ending) ->
 
 
 def _log_to_stderr(level: int, secrets: Iterable[str]) -> None:
-    handler = logging.StreamHandler()
+    handler = LineHandler()
     handler.setFormatter(RedactingFormatter("%(message)s", secrets))
     logging.basicConfig(level=level, handlers=[handler])
 

@@ -120,8 +120,8 @@ def test_what_a_command_returns_is_its_exit_code() -> None:
     assert run_command(lambda _: None, []) == ExitCode.DONE
 
 
-def test_the_readme_lists_every_exit_code() -> None:
-    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| exit code |")[2]
+def test_the_reference_lists_every_exit_code() -> None:
+    table = (ROOT / "docs/reference/exit-codes.md").read_text(encoding="utf-8").partition("| exit code |")[2]
     listed = re.findall(r"^\| (\d+) \| ", table, re.MULTILINE)
     assert listed == [str(int(code)) for code in sorted(ExitCode)]
 

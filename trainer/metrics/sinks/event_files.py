@@ -20,6 +20,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 from common.errors import CheckpointError
 from common.files import UnusableFileError, open_input, write_atomic
+from trainer.metrics.sinks.points import EXTENSION_EVALUATION
 from trainer.run.events import AlertEvent, EvalEvent, SampleEvent, ScoresEvent
 from trainer.run.metrics_file import Known, Selection
 
@@ -28,7 +29,13 @@ __all__ = ["cut_event_files"]
 _HEAD_BYTES, _TAIL_BYTES = 12, 4
 _OF_EACH_START = ("custom_scalars__config__", "_hparams_/", "data/document_lengths")
 """Tags of records that are written again at each start."""
-_KINDS: dict[str, type] = {"validation": EvalEvent, "sample": SampleEvent, "scores": ScoresEvent, "alert/": AlertEvent}
+_KINDS: dict[str, type] = {
+    "validation": EvalEvent,
+    EXTENSION_EVALUATION: EvalEvent,
+    "sample": SampleEvent,
+    "scores": ScoresEvent,
+    "alert/": AlertEvent,
+}
 """Beginnings of tags, and the event that they show."""
 _ALERT = re.compile(r"\*\*(\w+)\*\* \(\w+, (\w+)\)")
 """Rule and action in the text of an alert."""

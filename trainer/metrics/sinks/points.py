@@ -6,14 +6,16 @@ from typing import Any
 
 from trainer.health.alerts import Alert
 from trainer.metrics.step_metrics import StepMetrics, encodable
-from trainer.run.events import EvalEvent, Event, HardwareEvent, LayersEvent, SaveEvent, ScoresEvent
+from trainer.run.events import EvalEvent, Event, HardwareEvent, LayersEvent, SaveEvent, ScalarsEvent, ScoresEvent
 
-__all__ = ["FINAL_METRICS", "Points", "points_of"]
+__all__ = ["EXTENSION_EVALUATION", "FINAL_METRICS", "Points", "points_of"]
 
 Points = dict[str, float]
 
 FINAL_METRICS = ("validation/loss", "validation/perplexity", "train/loss_average", "speed/tokens_per_s", "health/non_finite_steps")
 """The curves whose last value runs are compared by."""
+EXTENSION_EVALUATION = "extension_evaluation/"
+"""The beginning of the names of curves that an extension logs in evaluations."""
 
 
 def points_of(event: Event) -> Points:
@@ -47,6 +49,9 @@ def points_of(event: Event) -> Points:
                 points |= {encodable(f"validation_{by}/{name}"): score.perplexity for name, score in scores.items()}
         case ScoresEvent():
             points = {f"scores/{name}": value for name, value in event.numbers.items()}
+        case ScalarsEvent():
+            folder = EXTENSION_EVALUATION if event.hook == "on_evaluate" else "extension/"
+            points = {f"{folder}{name}": value for name, value in event.values.items()}
         case LayersEvent():
             for layer in event.gradient_norm:
                 points[f"gradient_norm/{layer}"] = event.gradient_norm[layer]

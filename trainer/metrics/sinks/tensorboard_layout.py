@@ -9,7 +9,10 @@ __all__ = ["LAYOUT", "hyper_parameters"]
 
 LAYOUT: dict[str, dict[str, list[Any]]] = {
     "Loss": {
-        "training, its average, validation": ["Multiline", ["train/loss$", "train/loss_average$", "validation/loss$"]],
+        "training, its mean over log.average_steps steps, validation": [
+            "Multiline",
+            ["train/loss$", "train/loss_average$", "validation/loss$"],
+        ],
         "gap: validation less training": ["Multiline", ["validation/gap$"]],
         "trend of the validation loss, per 1,000 steps": ["Multiline", ["validation/trend_per_1000_steps$"]],
         "perplexity": ["Multiline", ["train/perplexity$", "validation/perplexity$"]],

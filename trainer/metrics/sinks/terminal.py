@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import time
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from tqdm import tqdm
 
 from common.terminal import printable
+from common.terminal_lines import Colour, write_line
+from common.text import duration, rate
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.step_metrics import StepMetrics
 from trainer.run.events import AlertEvent, EvalEvent, Event, SampleEvent, ScoresEvent
@@ -15,16 +20,47 @@ from trainer.run.metrics_file import Known
 
 __all__ = ["TerminalSink"]
 
+_SAMPLE_LINES = 12
+_SCORES = {"perplexity": "perplexity", "repetition": "repetition", "distinct_2": "distinct pairs"}
+"""The scores that are shown, with their names for people."""
+_BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+
 
 class TerminalSink(Sink):
-    """Shows a progress bar on a terminal, and elsewhere one line every few steps. It does not show layers and hardware."""
+    """Shows a progress bar on a terminal, and elsewhere one line every few steps. It does not show layers and hardware.
 
-    def __init__(self, resume_step: int, last_step: int | None, every_steps: int, stream: IO[str] | None = None) -> None:
+    Args:
+        resume_step: steps that are done already.
+        last_step: the last step; None if it is not known.
+        every_steps: steps between two lines.
+        average_steps: steps in the mean of the loss.
+        stream: stderr if it is None.
+        clock: returns seconds that never go back.
+        now: returns the time of the day as text, which begins the lines in a pipe or file.
+    """
+
+    def __init__(
+        self,
+        resume_step: int,
+        last_step: int | None,
+        every_steps: int,
+        average_steps: int,
+        stream: IO[str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], str] = lambda: time.strftime("%H:%M:%S"),
+    ) -> None:
         self._stream = stream or sys.stderr
-        self._every_steps = every_steps
+        self._every_steps, self._average_steps = every_steps, average_steps
+        self._clock, self._now = clock, now
+        self._begin = clock()
+        self._timed_from: tuple[float, int] | None = None
+        self._lowest = math.inf
         self._bar: tqdm[Any] | None = None
         if self._stream.isatty():
-            self._bar = tqdm(total=last_step, initial=resume_step, unit="step", file=self._stream, dynamic_ncols=True)
+            form = None if last_step is None else _BAR
+            self._bar = tqdm(
+                total=last_step, initial=resume_step, unit="step", file=self._stream, dynamic_ncols=True, bar_format=form
+            )
 
     def write(self, event: Event) -> None:
         """Advance the bar after a step, or write a line if the step is due; write a line for the other events that people read."""
@@ -32,19 +68,32 @@ class TerminalSink(Sink):
             case StepMetrics():
                 self._train(event)
             case EvalEvent():
+                bits = "" if event.bits_per_byte is None else f"  {event.bits_per_byte:.3f} bits per byte"
+                lowest = event.val_loss < self._lowest
+                self._lowest = min(self._lowest, event.val_loss)
                 self._line(
-                    f"step {event.step}  validation loss {event.val_loss:.4f}  perplexity {event.perplexity:.2f}  "
-                    f"({event.targets} targets in {event.num_rows} rows)"
+                    f"step {event.step}  validation loss {event.val_loss:.4f}  perplexity {event.perplexity:.2f}{bits}  "
+                    f"({event.targets} targets in {event.num_rows} rows)",
+                    "green" if lowest else None,
                 )
-            case SampleEvent():
-                self._line(f"step {event.step}  sample {event.whole!r}")
-            case ScoresEvent(numbers=numbers) if numbers:
-                self._line(f"step {event.step}  scores  " + "  ".join(f"{name} {value:.4g}" for name, value in numbers.items()))
             case AlertEvent():
-                self._line(printable(f"{event.severity}: {event.message}"))
+                self._line(printable(f"{event.severity}: {event.message}"), "red" if event.severity == "critical" else "yellow")
+
+    def samples(self, step: int, samples: Sequence[SampleEvent], scores: ScoresEvent | None) -> None:
+        """Show the first sample with its line breaks, and three scores. The files of the run have all of them."""
+        if samples:
+            others = f" (1 of {len(samples)}; the others are in the report)" if len(samples) > 1 else ""
+            lines = printable(samples[0].whole).splitlines() or [""]
+            shown = [*lines[:_SAMPLE_LINES], *(["…"] if len(lines) > _SAMPLE_LINES else [])]
+            self._line("\n".join((f"step {step}  sample{others}:", *(f"    {line}" for line in shown))))
+        found = {} if scores is None else {label: scores.numbers[name] for name, label in _SCORES.items() if name in scores.numbers}
+        if found:
+            texts = ", ".join(f"{label} {value:.3g}" for label, value in found.items())
+            self._line(f"step {step}  scores of the samples: {texts}")
 
     def rewind(self, known: Known) -> None:
         """Move the bar back."""
+        self._timed_from = None
         if self._bar is not None:
             self._bar.n = known.step
             self._bar.refresh()
@@ -55,22 +104,35 @@ class TerminalSink(Sink):
             self._bar.close()
 
     def _train(self, metrics: StepMetrics) -> None:
+        if self._timed_from is None:  # the first step compiles code and fills caches
+            self._timed_from = (self._clock(), metrics.step)
         if self._bar is not None:
+            if metrics.last_step:  # known, or earlier than it was, once the time that is left decides about the end
+                self._bar.total = metrics.last_step
+                self._bar.bar_format = _BAR
             self._bar.update()
-            self._bar.set_postfix_str(f"loss {metrics.loss:.4f}, {metrics.tokens_per_s / 1e3:.1f}k tok/s", refresh=False)
+            self._bar.set_postfix_str(f"loss {metrics.loss:.4f}, {rate(metrics.tokens_per_s)} tok/s", refresh=False)
         elif metrics.is_due(self._every_steps):
             of_total = f"/{metrics.last_step}" if metrics.last_step else ""
-            average = "" if metrics.loss_average is None or metrics.step == 1 else f" (average {metrics.loss_average:.4f})"
+            window = min(metrics.step, self._average_steps)
+            average = "" if metrics.loss_average is None or window == 1 else f" (mean of {window} steps {metrics.loss_average:.4f})"
             muon = "" if metrics.muon_lr is None else f", muon {metrics.muon_lr:.2e}"
             mfu = "" if metrics.mfu is None else f"  MFU {metrics.mfu:.1%}"
             self._line(
                 f"step {metrics.step}{of_total}  loss {metrics.loss:.4f}{average}  grad norm {metrics.grad_norm:.3f}  "
-                f"lr {metrics.learning_rate:.2e}{muon}  {metrics.tokens_per_s / 1e3:.1f}k tok/s{mfu}  loader wait "
-                f"{metrics.loader_wait_s * 1e3:.1f} ms"
+                f"lr {metrics.learning_rate:.2e}{muon}  {rate(metrics.tokens_per_s)} tok/s{mfu}  loader wait "
+                f"{metrics.loader_wait_s * 1e3:.1f} ms  {self._time(metrics)}"
             )
 
-    def _line(self, text: str) -> None:
-        if self._bar is not None:
-            self._bar.write(text, file=self._stream)
-        else:
-            print(text, file=self._stream, flush=True)
+    def _time(self, metrics: StepMetrics) -> str:
+        """Return the time since the start of this process, and the time until the last step at the pace so far."""
+        now = self._clock()
+        begin, first = self._timed_from or (now, metrics.step)
+        elapsed = f"{duration(now - self._begin)} so far"
+        if metrics.last_step is None or metrics.step <= first:
+            return elapsed
+        left = (metrics.last_step - metrics.step) * (now - begin) / (metrics.step - first)
+        return f"{elapsed}, about {duration(left)} left"
+
+    def _line(self, text: str, colour: Colour | None = None) -> None:
+        write_line(text if self._bar is not None else f"{self._now()}  {text}", self._stream, colour)

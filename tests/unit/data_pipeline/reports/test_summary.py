@@ -59,7 +59,7 @@ def test_the_next_command_can_be_run_as_it_is(manifest: Manifest, tmp_path: Path
     config = _parsed(next_command(manifest, _config(tmp_path)))
     assert (config.data, config.run) == (tmp_path / "books", Path("runs/books"))
     assert config.model.context == manifest.row_length
-    assert config.limits.steps is not None
+    assert (config.recipe, config.limits.minutes) == ("auto", 10)
 
 
 def test_the_next_command_names_the_recipe_alone_if_its_settings_fit(manifest: Manifest, tmp_path: Path) -> None:

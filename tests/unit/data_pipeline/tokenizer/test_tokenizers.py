@@ -18,7 +18,7 @@ from data_pipeline.tokenizer import (
     save_tokenizer,
     sentence_pieces,
 )
-from data_pipeline.tokenizer.training import alphabet_of, sample_pieces, train_tokenizer
+from data_pipeline.tokenizer.training import alphabet_of, fitting_vocab_size, sample_pieces, train_tokenizer
 
 WORDS = [
     a + b + c
@@ -219,3 +219,34 @@ def test_characters_beyond_the_coverage_are_encoded_as_bytes() -> None:
         for share in (0.999, 1.0)
     ]
     assert lengths == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "size"), [(0, 1024), (2_000_000, 1024), (2_000_001, 4096), (10**9, 16_384), (10**15, 65_536)]
+)
+def test_the_size_of_a_vocabulary_follows_from_the_amount_of_text(num_bytes: int, size: int) -> None:
+    assert fitting_vocab_size(num_bytes) == size
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_size_that_is_chosen_fits_repetitive_text_and_text_of_many_characters(kind: str) -> None:
+    settings = TokenizerSettings(kind=kind, vocab_size="auto", character_coverage=1)
+    repetitive = train_tokenizer(["the same words again\n" * 50], settings)
+    assert 264 <= repetitive.vocab_size < 1024
+    characters = "".join(map(chr, range(0x4E00, 0x4E00 + 3000)))
+    many = train_tokenizer([characters[start : start + 40] for start in range(0, 3000, 8)], settings)
+    assert many.vocab_size > 3000
+    for tokenizer in (repetitive, many):
+        assert tokenizer.decode(tokenizer.encode("the 一二 \U0001f600")) == "the 一二 \U0001f600"
+
+
+def test_a_size_that_is_given_is_kept_or_refused() -> None:
+    assert trained("bpe").vocab_size == 400
+    with pytest.raises(ConfigError, match="allows"):
+        train_tokenizer(["the same words again\n" * 50], TokenizerSettings(vocab_size=1024))
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_space_is_a_space_also_for_a_model_of_text_without_one(kind: str) -> None:
+    tokenizer = train_tokenizer(["abcdefgh" * 9, "badcfehg" * 9], TokenizerSettings(kind=kind, vocab_size="auto"))
+    assert tokenizer.decode(tokenizer.encode("ab c\u2581 d")) == "ab c\u2581 d"

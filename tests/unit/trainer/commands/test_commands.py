@@ -112,7 +112,7 @@ def test_an_option_that_would_change_nothing_is_refused(words: tuple[str, ...], 
 def test_help_names_every_command_and_another_word_is_refused_with_them(capsys: pytest.CaptureFixture[str]) -> None:
     main([])
     commands = [line.split()[0] for line in capsys.readouterr().out.split("commands:\n")[1].splitlines()]
-    assert commands[:3] == ["train", "evaluate", "generate"]
+    assert commands[:3] == ["train", "plan", "evaluate"]
     with pytest.raises(ConfigError, match=f"the commands are {', '.join(commands)}$"):
         main(["trian"])
 

@@ -21,6 +21,7 @@ from trainer.extensions.loading import load_extension
 from trainer.extensions.user_model import seeded_model
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model
+from trainer.run.events import ScalarsEvent
 from trainer.run.progress import Progress
 
 MODEL = ModelConfig(layers=1, width=16, heads=2, context=8, vocab_multiple=1)
@@ -321,3 +322,37 @@ def test_the_example_callbacks_end_a_run_that_gets_no_better(tmp_path: Path) -> 
         '{"event": "evaluation", "step": 2999, "loss": 1.5}',
         '{"event": "evaluation", "step": 3000, "loss": 1.5}',
     ]
+
+
+def test_what_a_hook_logs_is_returned_with_its_step(write: Write, run: RunView) -> None:
+    lines = "def on_step_end(run, metrics):\n    run.log_scalar('a/b', torch.tensor([2.5]))\n    run.log_scalar('c', 3)\n"
+    extension = load_extension(write(f"import torch\n{lines}def on_evaluate(run, evaluation): pass\n"))
+    assert extension.step_end(run, "metrics") == ScalarsEvent(3, "on_step_end", {"a/b": 2.5, "c": 3.0})
+    assert extension.evaluated(run, "evaluation") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("'', 1", r"'' cannot be a name; use 1 to 100 letters, digits and _ - . /"),
+        ("'a b', 1", r"'a b' cannot be a name"),
+        ("'a//b', 1", r"'a//b' cannot be a name"),
+        ("'x' * 101, 1", r"'x{100}' cannot be a name"),
+        ("3, 1", r"'3' cannot be a name"),
+        ("'a', 'much'", r"'a' is .*; a number or a tensor with one element is needed"),
+        ("'a', torch.zeros(2)", r"'a' is .*; a number or a tensor with one element is needed"),
+        ("'a', None", r"'a' is .*; a number or a tensor with one element is needed"),
+        ("'a', 1) or run.log_scalar('a', 2", r"'a' is logged twice in one call of a hook"),
+    ],
+)
+def test_what_cannot_be_logged_is_refused_with_the_place(write: Write, run: RunView, words: str, message: str) -> None:
+    extension = load_extension(write(f"import torch\ndef on_step_end(run, metrics):\n    run.log_scalar({words})\n"))
+    with pytest.raises(ConfigError, match=rf"mine\.py, line 3, in on_step_end: log_scalar: {message}"):
+        extension.step_end(run, "metrics")
+
+
+@pytest.mark.parametrize("name", ["on_train_start", "on_train_end"])
+def test_a_hook_that_belongs_to_no_step_cannot_log(write: Write, run: RunView, name: str) -> None:
+    extension = load_extension(write(f"def {name}(run): run.log_scalar('a', 1)\n"))
+    with pytest.raises(ConfigError, match=rf"{name} calls run.log_scalar; only on_step_end, on_evaluate, on_save can"):
+        extension.train_start(run) if name == "on_train_start" else extension.train_end(run)

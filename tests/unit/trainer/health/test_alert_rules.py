@@ -13,7 +13,7 @@ from trainer.config import AlertsConfig, GuardConfig
 from trainer.distributed.stragglers import SlowRank
 from trainer.health.alert_rules import AlertRules
 from trainer.health.alerts import Alert, Rule, guard_alert
-from trainer.health.detectors import Debounce, IdleShare, MemoryTrend, SpeedDrop, WaitShare
+from trainer.health.detectors import LASTING_FALL_S, Debounce, IdleShare, MemoryTrend, SpeedDrop, WaitShare
 from trainer.health.guard import Guard
 from trainer.machine.gpus import GpuReading
 from trainer.machine.host import HostReading
@@ -94,27 +94,46 @@ def test_a_first_window_that_is_not_full_says_nothing_of_waiting() -> None:
 
 
 def test_a_fall_of_the_speed_is_told_when_most_of_the_last_ten_steps_are_slow() -> None:
-    watch = SpeedDrop(50, 0.3)
-    found = [watch.observe(1000.0 if step < 100 else 600.0) for step in range(200)]
+    watch = SpeedDrop(50, 0.3, least_s=0)
+    found = [watch.observe(1000.0 if step < 100 else 600.0, 1.0) for step in range(200)]
     assert [step for step, drop in enumerate(found) if drop] == [105]
     assert found[105] == (600.0, 1000.0)
 
 
 def test_the_speed_may_fall_again_after_it_was_well() -> None:
-    watch = SpeedDrop(50, 0.3)
+    watch = SpeedDrop(50, 0.3, least_s=0)
     rates = [1000.0] * 100 + [500.0] * 300 + [1000.0] * 50 + [500.0] * 20
-    assert [step for step, rate in enumerate(rates) if watch.observe(rate)] == [105, 455]
+    assert [step for step, rate in enumerate(rates) if watch.observe(rate, 1.0)] == [105, 455]
+
+
+@given(st.lists(st.tuples(st.integers(15, 290), st.integers(15, 60)), max_size=8))
+def test_falls_that_other_programs_cause_for_less_than_five_minutes_are_no_alert(phases: list[tuple[int, int]]) -> None:
+    watch = SpeedDrop(50, 0.3)
+    rates = [1000.0] * 100 + [rate for slow, fast in phases for rate in [400.0] * slow + [1000.0] * fast]
+    assert not any(watch.observe(rate, 1.0) for rate in rates)
+
+
+@pytest.mark.parametrize("seconds", [0.01, 1.0, 40.0])
+def test_a_fall_that_lasts_is_told_after_five_minutes_however_long_a_step_is(seconds: float) -> None:
+    watch, slow = SpeedDrop(50, 0.3), 0.0
+    for step in range(40_000):
+        rate = 1000.0 if step < 300 else 500.0
+        slow += seconds if step >= 305 else 0.0
+        if watch.observe(rate, seconds):
+            assert slow == pytest.approx(LASTING_FALL_S, abs=1.01 * seconds)
+            return
+    pytest.fail("the fall was not told")
 
 
 @pytest.mark.parametrize("slow_steps", [[150], [150, 160, 170, 180], list(range(150, 154))])
 def test_single_slow_steps_are_no_fall_of_the_speed(slow_steps: list[int]) -> None:
-    watch = SpeedDrop(50, 0.3)
-    assert not any(watch.observe(50.0 if step in slow_steps else 1000.0) for step in range(300))
+    watch = SpeedDrop(50, 0.3, least_s=0)
+    assert not any(watch.observe(50.0 if step in slow_steps else 1000.0, 1.0) for step in range(300))
 
 
 def test_a_run_that_grows_faster_is_never_told_to_be_slow() -> None:
     watch = SpeedDrop(50, 0.3)
-    assert not any(watch.observe(100.0 + 10 * step) for step in range(500))
+    assert not any(watch.observe(100.0 + 10 * step, 1.0) for step in range(500))
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(1, 200), st.integers(1, 2000))
@@ -402,7 +421,7 @@ def test_scripted_troubles_are_told_each_once_at_the_right_step() -> None:
     found = paced(rules(), rates.tolist(), waits.tolist())
     assert [rule for rule, _ in found] == ["throughput", "loader_wait"]
     (_, slow), (_, waiting) = found
-    assert 805 <= slow <= 807
+    assert 953 <= slow <= 958
     assert 1515 <= waiting <= 1519
 
 
@@ -411,7 +430,7 @@ def alerts_with(found: Iterable[Sequence[Alert]]) -> set[str]:
 
 
 def test_the_limits_of_speed_and_waiting_are_those_that_are_set() -> None:
-    slower = [1000.0] * 100 + [600.0] * 50
+    slower = [1000.0] * 100 + [600.0] * 200
     assert [alerts_with(speeds(AlertRules(AlertsConfig(throughput_drop=drop)), slower)) for drop in (0.3, 0.5)] == [
         {"throughput"},
         set(),

@@ -1,7 +1,9 @@
 import io
+import itertools
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from common.errors import ConfigError, StorageError
 from tests.support.runs import tiny_config
 from tests.support.step_metrics import step_metrics
+from tests.support.terminals import terminal_as
 from trainer.config import AlertsConfig, LogConfig
 from trainer.distributed.group import Group
 from trainer.distributed.stragglers import SlowRank
@@ -238,23 +241,45 @@ def test_an_alert_and_samples_are_kept_with_all_their_facts(tmp_path: Path) -> N
 
 def test_without_a_terminal_there_is_one_line_every_few_steps() -> None:
     stream = io.StringIO()
-    sink = TerminalSink(0, 100, 10, stream)
+    sink = TerminalSink(0, 100, 10, 100, stream, clock=itertools.count(0.0, 2.0).__next__, now=lambda: "12:00:00")
     for number in range(1, 101):
         sink.write(step_metrics(number))
     lines = stream.getvalue().splitlines()
-    assert [line.split()[1] for line in lines] == ["1/100", *(f"{number}/100" for number in range(10, 101, 10))]
+    assert [line.split()[2] for line in lines] == ["1/100", *(f"{number}/100" for number in range(10, 101, 10))]
     assert "loss 2.5000" in lines[0]
+    assert all(line.startswith("12:00:00  step ") for line in lines)
+    assert re.search(r"so far, about .* left$", lines[5])
+
+
+def test_a_bar_ends_at_the_step_at_which_the_run_ends() -> None:
+    with terminal_as("stderr") as shown:
+        sink = TerminalSink(0, 1000, 10, 100, sys.stderr)
+        for number in (1, 2, 3):
+            sink.write(step_metrics(number, last_step=4 if number > 1 else 1000))
+        assert sink._bar is not None
+        sink._bar.refresh()
+        assert " 75%|" in shown()
+        sink.close()
 
 
 def test_alerts_samples_and_scores_are_lines_for_people() -> None:
     stream = io.StringIO()
-    sink = TerminalSink(0, 100, 10, stream)
+    sink = TerminalSink(0, 100, 10, 100, stream, now=lambda: "12:00:00")
     sink.write(step_metrics(20, loss_average=2.75))
     sink.write(ALERT)
-    sink.samples(20, (SampleEvent(20, "a", "b\nc"),), ScoresEvent(20, {"distinct_1": 0.51234, "words": ["x"]}))
+    samples = (SampleEvent(20, "a", "b\n  c\x1b[2J"), SampleEvent(20, "other", " text"))
+    sink.samples(20, samples, ScoresEvent(20, {"distinct_2": 0.51234, "mtld": 9.0, "words": ["x"]}))
+    sink.samples(30, (SampleEvent(30, "", "\n" * 40),), None)
     first, *rest = stream.getvalue().splitlines()
-    assert "loss 2.5000 (average 2.7500)" in first
-    assert rest == ["warning: step 7: loss 9 is above 3", "step 20  sample 'ab\\nc'", "step 20  scores  distinct_1 0.5123"]
+    assert "loss 2.5000 (mean of 20 steps 2.7500)" in first
+    assert rest[:5] == [
+        "12:00:00  warning: step 7: loss 9 is above 3",
+        "12:00:00  step 20  sample (1 of 2; the others are in the report):",
+        "    ab",
+        "      c⟨U+001B⟩[2J",
+        "12:00:00  step 20  scores of the samples: distinct pairs 0.512",
+    ]
+    assert rest[5:] == ["12:00:00  step 30  sample:", *["    "] * 12, "    …"]
 
 
 def test_perplexity_of_a_hopeless_model_is_infinite_and_of_no_number_is_no_number() -> None:
@@ -383,8 +408,8 @@ def test_a_slow_rank_and_slow_steps_reach_the_sinks_as_alerts() -> None:
     monitor.slow_rank(9, None)
     monitor.slow_rank(9, SlowRank(3, 2.5, "data", 0.5, 0.2))
     for number in range(1, 200):
-        monitor.train(step_metrics(number, tokens_per_s=1000.0 if number < 100 else 300.0))
-    assert [(alert.rule, alert.step) for alert in sink.alerts] == [("slow_rank", 9), ("throughput", 104)]
+        monitor.train(step_metrics(number, tokens_per_s=1000.0 if number < 100 else 300.0, seconds=30.0))
+    assert [(alert.rule, alert.step) for alert in sink.alerts] == [("slow_rank", 9), ("throughput", 113)]
 
 
 def test_a_rank_without_sinks_judges_nothing() -> None:

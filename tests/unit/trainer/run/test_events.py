@@ -18,6 +18,7 @@ from trainer.run.events import (
     LayersEvent,
     SampleEvent,
     SaveEvent,
+    ScalarsEvent,
     Score,
     ScoresEvent,
     TrainEvent,
@@ -56,6 +57,10 @@ WRITTEN: list[tuple[Event, str]] = [
     ),
     (SampleEvent(3, "Once ", "upon"), '{"event": "sample", "step": 3, "prompt": "Once ", "text": "Once upon"}'),
     (ScoresEvent(4, {"mtld": None, "distinct_1": 0.5}), '{"event": "scores", "step": 4, "mtld": null, "distinct_1": 0.5}'),
+    (
+        ScalarsEvent(3, "on_step_end", {"own/curve": 0.5, "n": math.nan}),
+        '{"event": "scalars", "step": 3, "hook": "on_step_end", "values": {"own/curve": 0.5, "n": "nan"}}',
+    ),
     (
         LayersEvent(5, {"norm": 1.0}, {"norm": 0.0}, {"norm": math.inf}),
         '{"event": "layers", "step": 5, "gradient_norm": {"norm": 1.0}, "weight_norm": {"norm": 0.0}, '

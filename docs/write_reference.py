@@ -1,0 +1,96 @@
+"""Writes docs/reference/settings.md and docs/reference/commands.md from the code (`make docs`).
+
+    python -m docs.write_reference
+
+`tests/unit/test_reference_pages.py` checks that the pages are those of the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+
+from common.command_line import PROGRAM, Command
+from common.settings.model import Settings
+from common.settings.options import SettingText, option_texts, setting_texts
+from data_pipeline.commands.table import COMMANDS as OF_DATA
+from data_pipeline.config import PrepareConfig
+from trainer.config import TrainConfig
+from trainer.launch.command_table import COMMANDS as OF_TRAINER
+from trainer.program import DATA_COMMANDS
+
+__all__ = ["commands_page", "settings_page"]
+
+REFERENCE = Path(__file__).parent / "reference"
+_NOTE = "<!-- Made by `python -m docs.write_reference`; do not edit. -->\n"
+
+
+def settings_page() -> str:
+    """Return the page with every setting of `prepare` and `train`."""
+    parts = [
+        _NOTE,
+        "# Settings\n",
+        "Each setting has one name and three places: `--optim.lr 3e-4` on the command line, `TRAIN_OPTIM__LR=3e-4` in the\n"
+        "environment, and `lr = 3e-4` below `[train.optim]` in a recipe. The first of them that sets it wins. For `prepare` the\n"
+        "variables begin with `PREP_`, and the tables with `[prepare…]`. `none` unsets a setting that may be unset.\n",
+    ]
+    for model, command in ((PrepareConfig, "prepare"), (TrainConfig, "train")):
+        parts.append(f"## {PROGRAM} {command}\n")
+        for section, title, rows in _sections(model):
+            parts += [f"### {command}: {section or 'main settings'}\n", f"{title}\n" if title else ""]
+            parts.append(_table(("setting", "value", "default", "meaning"), ((f"`{one.name}`", *_cells(one)) for one in rows)))
+    return "\n".join(part for part in parts if part)
+
+
+def commands_page() -> str:
+    """Return the page with every command and its options."""
+    parts = [
+        _NOTE,
+        "# Commands\n",
+        f"`{PROGRAM} COMMAND --help` prints the same. The last line of stdout of a command is for programs, and does not change.\n",
+    ]
+    named = {own: name for name, own in DATA_COMMANDS.items()}
+    for name, command in [*((named[one], row) for one, row in OF_DATA.items() if one in named), *OF_TRAINER.items()]:
+        parts += [f"## {PROGRAM} {name}\n", f"{command.summary[:1].upper()}{command.summary[1:]}.\n"]
+        model = _settings_of(command)
+        if issubclass(model, Settings):
+            parts.append(f"It has the settings of [`{name}`](settings.md#trainer-{name}).\n")
+        elif rows := option_texts(model):
+            parts.append(_table(("option", "value", "default", "meaning"), ((f"`{one.name}`", *_cells(one)) for one in rows)))
+    return "\n".join(parts)
+
+
+def _settings_of(command: Command) -> type:
+    module, _, name = command.settings.partition(":")
+    found: type = getattr(import_module(module), name)
+    return found
+
+
+def _sections(model: type[Settings]) -> Iterable[tuple[str, str, list[SettingText]]]:
+    sections: dict[str, list[SettingText]] = {}
+    for one in setting_texts(model):
+        sections.setdefault(one.name.rpartition(".")[0], []).append(one)
+    for section, rows in sections.items():
+        yield section, (model.model_fields[section].description or "") if section else "", rows
+
+
+def _cells(one: SettingText) -> tuple[str, str, str]:
+    values = f"`{one.values}`{f', {one.bounds}' if one.bounds else ''}" if one.values else ""
+    needs = f" Needs {one.needs}." if one.needs else ""
+    return values, f"`{one.default}`" if one.default else "", f"{one.description}{needs}"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join(f"| {' | '.join(map(_cell, line))} |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    REFERENCE.mkdir(exist_ok=True)
+    (REFERENCE / "settings.md").write_text(settings_page())
+    (REFERENCE / "commands.md").write_text(commands_page())

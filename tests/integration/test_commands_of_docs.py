@@ -1,0 +1,81 @@
+"""Every command in README.md and docs/guide/ is run in the order of its page, on a small text, or has a reason why it cannot be."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.runs import ROOT
+
+PAGES = [Path("README.md"), *sorted(path.relative_to(ROOT) for path in (ROOT / "docs/guide").glob("*.md"))]
+NOT_RUN = {
+    "make demo": "installs packages and trains for minutes; .ci/run and the tests of env/demo run it",
+    "make up": "needs a Docker engine; tests/containers runs it",
+    "docker compose up": "needs a Docker engine; tests/containers runs it",
+    "env/make-venv .venv": "installs packages; every installation runs it",
+    "source .venv/bin/activate": "changes the shell",
+    "TENSORBOARD_LOGDIR=runs entrypoints/tensorboard": "serves until it is stopped; tests/containers runs it",
+}
+LANGUAGES = {"sh", "text", "python", "toml", ""}
+"""The languages of code blocks. Commands are in blocks of the language `sh`."""
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+
+
+def commands(page: Path) -> list[str]:
+    return [line for language, text in blocks(page) if language == "sh" for line in text.splitlines()]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with small documents, an empty folder for containers, the entrypoints, and the program on the path."""
+    (tmp_path / "my-text").mkdir()
+    for number in range(40):
+        lines = [
+            f"chapter {number}",
+            *(f"The {word} of page {number * line} turns {line} times." for line, word in enumerate(WORDS)),
+        ]
+        (tmp_path / f"my-text/page-{number}.md").write_text("\n".join(lines))
+    (tmp_path / "text").mkdir()
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin/trainer"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "from trainer.program import main; main()" "$@"\n')
+    program.chmod(0o755)
+    return tmp_path
+
+
+WORDS = ["wheel", "river", "engine", "letter", "garden", "window", "market", "bridge", "candle", "forest"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_the_commands_of_a_page_work_one_after_the_other(page: Path, place: Path) -> None:
+    own = {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    for command in commands(page):
+        if command in NOT_RUN:
+            continue
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=place, env=os.environ | own, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        assert "Traceback" not in done.stderr
+
+
+def test_no_reason_is_left_of_a_command_that_is_gone() -> None:
+    assert NOT_RUN.keys() <= {command for page in PAGES for command in commands(page)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_commands_are_in_blocks_that_are_run(page: Path) -> None:
+    for language, text in blocks(page):
+        assert language in LANGUAGES
+        assert language == "sh" or not re.search(r"^(\$ )?(trainer|make|docker|env/\S+) \S", text, re.MULTILINE), text
+    assert all(shlex.split(command) for command in commands(page))

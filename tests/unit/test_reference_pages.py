@@ -1,0 +1,48 @@
+"""The pages that are made from the code are those of this code, and the site has every page of docs/."""
+
+from pathlib import Path
+
+import pytest
+
+from common.settings.model import setting_names
+from data_pipeline.config import PrepareConfig
+from docs.site_links import without_outside_links
+from docs.write_reference import commands_page, settings_page
+from trainer.config import TrainConfig
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(("name", "made"), [("settings.md", settings_page), ("commands.md", commands_page)])
+def test_a_page_is_what_the_code_makes(name: str, made: object) -> None:
+    assert callable(made)
+    assert (ROOT / "docs/reference" / name).read_text() == made(), "run `make reference`"
+
+
+@pytest.mark.parametrize("model", [PrepareConfig, TrainConfig])
+def test_every_setting_is_on_the_page(model: type) -> None:
+    page = settings_page()
+    assert [name for name in setting_names(model) if f"| `{name}` |" not in page] == []
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    text = (ROOT / "mkdocs.yml").read_text()
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert {page for page in pages if f": {page}\n" not in text} == set()
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "expected"),
+    [
+        ("data.md", "[security](security.md#a) and [x](https://a.b/c)", "[security](security.md#a) and [x](https://a.b/c)"),
+        ("data.md", "see [recipes](../env/recipes)", "see recipes (`env/recipes`)"),
+        ("guide/a.md", "[`examples/model.py`](../../examples/model.py#x)", "`examples/model.py`"),
+        (
+            "guide/a.md",
+            "[t](../training.md) ![p](../pictures/a.png) [h](#here)",
+            "[t](../training.md) ![p](../pictures/a.png) [h](#here)",
+        ),
+    ],
+)
+def test_links_out_of_the_pages_become_names(page: str, text: str, expected: str) -> None:
+    assert without_outside_links(text, page) == expected

@@ -1,0 +1,17 @@
+"""`plan`: shows what a training will do."""
+
+from __future__ import annotations
+
+from trainer.config import TrainConfig
+from trainer.planning.lines import plan_lines
+from trainer.training.rehearsal import rehearse
+
+__all__ = ["run"]
+
+
+def run(config: TrainConfig) -> None:
+    """Print the plan. Raises the errors of `rehearse`."""
+    found = rehearse(config)
+    ranks = f"{found.num_ranks} rank{'s' * (found.num_ranks > 1)}"
+    place = f"{found.device}, {ranks}, {found.forecast.config.number_format}"
+    print("\n".join(plan_lines(found.forecast, place=place, free_bytes=found.free_bytes, step_s=found.step_s)))

@@ -1,0 +1,1 @@
+"""What a training will do, before it begins: its length, its memory, its checkpoints and its time."""

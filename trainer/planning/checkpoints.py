@@ -1,0 +1,31 @@
+"""The space that the checkpoints of a run need on the disk."""
+
+from __future__ import annotations
+
+from trainer.checkpoint import required_bytes
+from trainer.config import CheckpointConfig, TrainConfig
+from trainer.model.memory_estimate import estimate
+from trainer.optim.optimizers import state_bytes_per_weight
+
+__all__ = ["checkpoint_bytes", "most_checkpoints"]
+
+
+def checkpoint_bytes(config: TrainConfig, vocab_size: int) -> int:
+    """Return the bytes of one checkpoint. This is an estimate, because an extension may build another model."""
+    whole = estimate(config, vocab_size, config.model.context, 1, 1, state_bytes_per_weight(config.optim))
+    return required_bytes([whole.weights, whole.optimizer, whole.average])
+
+
+def most_checkpoints(settings: CheckpointConfig, num_steps: int) -> int:
+    """Return the largest number of checkpoints that are on the disk at one time.
+
+    A save writes a checkpoint before it deletes an old one. The best checkpoint by validation loss is kept too.
+
+    Args:
+        settings: of the checkpoints. Saves after `every_minutes` are not counted.
+        num_steps: of the run; 0 if the number is not known.
+    """
+    kept = settings.keep_last + 2
+    if settings.keep_every is not None:
+        kept += num_steps // settings.keep_every
+    return min(kept, -(-num_steps // settings.every_steps)) if num_steps else kept

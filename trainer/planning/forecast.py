@@ -1,0 +1,118 @@
+"""The facts about a training before its first step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_pipeline.dataset.manifest import Manifest
+from trainer.checkpoint import DiskSpace, space_of
+from trainer.config import TrainConfig
+from trainer.model.memory_estimate import MemoryEstimate
+from trainer.planning.checkpoints import checkpoint_bytes, most_checkpoints
+from trainer.run.limits import Plan
+from trainer.run.progress import Progress
+
+__all__ = ["Forecast", "forecast"]
+
+_FORWARD_SHARE = 1 / 3
+"""Time of a forward pass, relative to a forward and a backward pass."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a training will do."""
+
+    config: TrainConfig
+    manifest: Manifest
+    num_weights: int
+    num_train_rows: int
+    num_val_rows: int
+    num_steps: int
+    """Steps until a limit on steps, epochs or tokens ends the run; 0 if only `limits.minutes` does."""
+    done: Progress
+    """What an earlier start of the run has done."""
+    memory: MemoryEstimate
+    """Memory of one rank."""
+    bytes_per_checkpoint: int
+    num_checkpoints: int
+    """Most checkpoints that are on the disk at one time."""
+    disk: DiskSpace
+
+    @property
+    def steps_left(self) -> int:
+        """Steps until the end of the run; 0 if their number is not known."""
+        return max(0, self.num_steps - self.done.step)
+
+    @property
+    def num_epochs(self) -> float:
+        """Passes over the training rows; 0 if the number of steps is not known."""
+        return self.num_steps * self.config.batch.global_rows / self.num_train_rows
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all steps, padding excluded, rounded; 0 if the number of steps is not known."""
+        tokens = sum(shard.tokens for shard in self.manifest.shards if shard.split == "train")
+        return round(tokens * self.num_epochs)
+
+    @property
+    def rows_per_evaluation(self) -> int:
+        """Validation rows of one evaluation."""
+        return min(self.num_val_rows, self.config.eval.max_rows or self.num_val_rows)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes that the checkpoints take on the disk at most, with those that exist already."""
+        return max(self.disk.held, self.num_checkpoints * self.bytes_per_checkpoint)
+
+    def steps_in(self, minutes: float, step_s: float) -> int:
+        """Return how many steps fit into a time, with the evaluations."""
+        each_s = step_s + self._evaluation_s(step_s) / self.config.eval.every_steps
+        return max(1, math.floor((60 * minutes - 2 * self._evaluation_s(step_s)) / each_s))
+
+    def seconds(self, step_s: float) -> float:
+        """Return the time until the end of the run, with evaluations, if a step takes `step_s` seconds."""
+        minutes = self.config.limits.minutes
+        num_evaluations = 2 + self.steps_left // self.config.eval.every_steps  # the first and the last step are evaluated too
+        seconds = self.steps_left * step_s + num_evaluations * self._evaluation_s(step_s) if self.num_steps else math.inf
+        return min(seconds, math.inf if minutes is None else max(0.0, 60 * minutes - self.done.seconds))
+
+    def _evaluation_s(self, step_s: float) -> float:
+        return self.rows_per_evaluation / self.config.batch.global_rows * step_s * _FORWARD_SHARE
+
+
+def forecast(
+    config: TrainConfig,
+    manifest: Manifest,
+    limits: Plan,
+    *,
+    num_weights: int,
+    num_rows: tuple[int, int],
+    done: Progress,
+    memory: MemoryEstimate,
+) -> Forecast:
+    """Return the facts about a training.
+
+    Args:
+        config: settings, with a number for each that was `auto`.
+        manifest: of its data.
+        limits: the end of the run.
+        num_weights: of the model.
+        num_rows: training and validation rows.
+        done: what an earlier start of the run has done.
+        memory: the estimate for one rank.
+    """
+    return Forecast(
+        config=config,
+        manifest=manifest,
+        num_weights=num_weights,
+        num_train_rows=num_rows[0],
+        num_val_rows=num_rows[1],
+        num_steps=limits.expected_steps,
+        done=done,
+        memory=memory,
+        bytes_per_checkpoint=checkpoint_bytes(config, manifest.vocab_size),
+        num_checkpoints=most_checkpoints(config.checkpoint, limits.expected_steps),
+        disk=space_of(Path(config.run, "checkpoints")),
+    )

@@ -1,0 +1,109 @@
+"""A forecast as text that fits a terminal of 80 columns and 24 lines."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+from common.text import count, duration, rate, size, visible
+from trainer.planning.forecast import Forecast
+
+__all__ = ["brief_lines", "plan_lines", "time_lines"]
+
+_COLUMNS = 79
+_NAME_COLUMNS = 12
+_PATH_CHARS = 60
+
+
+def plan_lines(forecast: Forecast, *, place: str, free_bytes: int, step_s: float | None) -> list[str]:
+    """Return the lines of `plan`.
+
+    Args:
+        forecast: the facts.
+        place: device, ranks and number format, as text.
+        free_bytes: free memory for one rank.
+        step_s: measured seconds of a step; None if they could not be measured.
+    """
+    config, manifest, model = forecast.config, forecast.manifest, forecast.config.model
+    batch, micro = config.batch, config.batch.micro_rows
+    evaluations = f"every {count(config.eval.every_steps)} steps, on {_counted(forecast.rows_per_evaluation, 'row')}"
+    lines = {
+        "data": f"{_short(config.data)}: {_counted(forecast.num_train_rows, 'training row')} and "
+        f"{_counted(forecast.num_val_rows, 'validation row')} of {count(manifest.row_length)} tokens",
+        "tokenizer": f"{manifest.tokenizer_kind}, {count(manifest.vocab_size)} tokens",
+        "model": f"{rate(forecast.num_weights)} weights: {_counted(model.layers, 'layer')}, width {count(model.width)}, "
+        f"{_counted(model.heads, 'head')}",
+        "runs on": place,
+        "batch": f"{_counted(batch.global_rows, 'row')} ({rate(batch.global_rows * manifest.row_length)} tokens) for each step, in "
+        f"micro-batches of {_counted(micro, 'row')}",
+        "length": _length(forecast, step_s),
+        "evaluation": evaluations,
+        "memory": f"about {size(forecast.memory.total)} for each rank, {_free(free_bytes, forecast.memory.total)}",
+        "disk": _disk(forecast),
+        "time": _time(forecast, step_s),
+    }
+    return _table(lines)
+
+
+def brief_lines(forecast: Forecast) -> list[str]:
+    """Return the lines for the start of a training."""
+    memory = f"about {size(forecast.memory.total)} for each rank"
+    return _table({"length": _length(forecast, None), "memory": memory, "disk": _disk(forecast)})
+
+
+def time_lines(forecast: Forecast, step_s: float) -> list[str]:
+    """Return the lines for a training that has measured its first steps."""
+    return _table({"time": _time(forecast, step_s)})
+
+
+def _table(lines: Mapping[str, str]) -> list[str]:
+    """Return named texts as lines of at most 79 columns, the names in the first column."""
+    wrapped = []
+    for name, text in lines.items():
+        parts = textwrap.wrap(visible(text), _COLUMNS - _NAME_COLUMNS, break_long_words=True, break_on_hyphens=False)
+        wrapped += [f"{name if number == 0 else '':<{_NAME_COLUMNS}}{part}" for number, part in enumerate(parts)]
+    return wrapped
+
+
+def _length(forecast: Forecast, step_s: float | None) -> str:
+    minutes, steps = forecast.config.limits.minutes, forecast.num_steps
+    within = "" if minutes is None else f"until limits.minutes = {minutes:g} ends the run"
+    if not steps:
+        return within if step_s is None else f"about {_counted(forecast.steps_in(minutes or 0, step_s), 'step')}, {within}"
+    passes = f"{forecast.num_epochs:.3g} epoch{'s' * (forecast.num_epochs != 1)}"
+    begun = f", of which {count(forecast.done.step)} are done" if forecast.done.step else ""
+    text = f"{_counted(steps, 'step')}{begun}: {rate(forecast.num_tokens)} tokens, {passes}"
+    return f"{text}, or {within}" if within else text
+
+
+def _disk(forecast: Forecast) -> str:
+    copies = _counted(forecast.num_checkpoints, "checkpoint")
+    needed = f"up to {copies} of {size(forecast.bytes_per_checkpoint)}: {size(forecast.disk_bytes)}"
+    held = f", {size(forecast.disk.held)} of it written" if forecast.disk.held else ""
+    return f"{needed}{held}; {_free(forecast.disk.free, forecast.disk_bytes - forecast.disk.held)}"
+
+
+def _free(free_bytes: int, needed_bytes: int) -> str:
+    return f"{'only ' if free_bytes < needed_bytes else ''}{size(free_bytes)} free"
+
+
+def _time(forecast: Forecast, step_s: float | None) -> str:
+    if step_s is None:
+        return "not measured: the steps need more memory than one rank has"
+    steps = f" for {_counted(forecast.steps_left, 'step')}" if forecast.steps_left else ""
+    return f"about {duration(forecast.seconds(step_s))}{steps}, at {_step(step_s)} for each, with evaluations"
+
+
+def _step(step_s: float) -> str:
+    return f"{1000 * step_s:.0f} ms" if step_s < 1 else duration(step_s)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{count(number)} {noun}{'s' * (number != 1)}"
+
+
+def _short(path: Path) -> str:
+    """Return a path, without its beginning if it is long."""
+    text = str(path)
+    return text if len(text) <= _PATH_CHARS else f"…{text[1 - _PATH_CHARS :]}"

@@ -1,0 +1,47 @@
+"""Whether data was prepared as the recipe of a training prepares it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from common.files import UnusableFileError, read_input
+from common.settings.load import AUTO, MAX_SETTINGS_BYTES, recipe_path
+from common.settings.toml import parse_toml
+from data_pipeline.dataset.manifest import Manifest
+
+__all__ = ["other_preparation"]
+
+_SHOWN = 3
+_OF_WORK = ("partition_bytes",)
+"""Settings that divide the work. They change the order of the rows and nothing that a user means."""
+
+
+def other_preparation(recipe: str | None, manifest: Manifest) -> str | None:
+    """Return a sentence with the settings of `prepare` in which a recipe and the data differ; None if there are none.
+
+    Only settings that shape the data are compared. A recipe that cannot be read any more is not compared.
+    """
+    wanted: Any = {}
+    if recipe not in (None, AUTO):
+        with suppress(OSError, ValueError, UnusableFileError):
+            wanted = parse_toml(read_input(recipe_path(str(recipe)), MAX_SETTINGS_BYTES)).get("prepare")
+    used = dict(_flat(manifest.config))
+    found = [
+        f"{name} = {used[name]} instead of {value}"
+        for name, value in (_flat(wanted) if isinstance(wanted, Mapping) else ())
+        if name in used and name not in _OF_WORK and used[name] != value
+    ]
+    if not found:
+        return None
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f"the data was not prepared with the recipe {recipe}: it has {', '.join(found[:_SHOWN])}{more}"
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
