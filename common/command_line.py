@@ -119,9 +119,11 @@ def run_command(
     except (ProjectError, OSError, UnusableFileError, KeyboardInterrupt) as error:
         code = exit_code_of(error)
         explanation = explain_file_error(error) if isinstance(error, OSError | UnusableFileError) else str(error)
-        message = redacted(explanation) or ("" if isinstance(error, ProjectError) else type(error).__name__)
+        message = redacted(explanation)
         if isinstance(error, KeyboardInterrupt):
-            message = "interrupted with Ctrl-C"
+            message = message or "interrupted with Ctrl-C"
+        elif not isinstance(error, ProjectError):
+            message = message or type(error).__name__
         if message:
             stopped = code in (ExitCode.STOPPED, ExitCode.INTERRUPTED)
             (announce or _print)(printable(f"{'stopped' if stopped else 'error'}: {message}"), code)

@@ -23,8 +23,8 @@ MOUNT = ("unshare", "--user", "--map-root-user", "--mount", "bash", "-c")
 
 
 def errors(text: str) -> list[str]:
-    """Return the lines that are no ordinary output of a training."""
-    return [line for line in text.splitlines() if line.startswith(("error", "warning", "WARNING", "Traceback", " "))]
+    """Return the error and warning lines, and those of tracebacks."""
+    return [line for line in text.splitlines() if line.startswith(("error", "warning", "WARNING", "Traceback", "  File"))]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -86,7 +86,7 @@ def test_an_arpa_model_of_words_is_a_reference(source: Path, tmp_path: Path) -> 
 def test_a_reference_that_cannot_be_one_is_refused(source: Path, good: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "record.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"is the folder of a training run.* trainer generate"):
+    with pytest.raises(ConfigError, match=r"is the folder of a training run.*`trainer generate`"):
         prepared(tmp_path / "out", source, tmp_path / "run")
     with pytest.raises(ConfigError, match=r"quality\.reference = .*missing: cannot be read"):
         prepared(tmp_path / "out", source, tmp_path / "missing")

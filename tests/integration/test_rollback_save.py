@@ -34,10 +34,11 @@ def test_a_checkpoint_that_is_written_again_is_told_of_once_it_is_durable(tmp_pa
         return pending
 
     def saved(_: Extension, __: object, number: int, path: Path) -> None:
-        told.append((number, len(CheckpointStore(path.parent).load(number).state["progress"]["left_out"])))
+        told.append((number, len(CheckpointStore(path).load(number).state["progress"]["left_out"])))
 
     monkeypatch.setattr(setup, "_write", slowly)
     monkeypatch.setattr(loop, "train_step", spiking)
+    monkeypatch.setattr(Extension, "copies", True)
     monkeypatch.setattr(Extension, "saved", saved)
     changes: dict[str, Any] = {"checkpoint": {"every_steps": 4, "keep_last": 9}, "eval": {"every_steps": 12, "sample_tokens": 0}}
     train(tiny_config(data, tmp_path / "run", guard={"non_finite": "rollback", "window_steps": 1}, **changes))
