@@ -104,7 +104,7 @@ def fit(stack: ExitStack, config: TrainConfig, group: Group, extension: Extensio
     backend = backend_of(config, group.device)
     memory = PeakMeter(group.device)
     context = RunContext(config, manifest, group, backend, extension.has_step or objective.step is not None)
-    context = with_micro(context, extension, objective, recorded_rows)
+    context = with_micro(context, extension, recorded_rows, objective)
     _check_fit(context.config, manifest, len(train_rows), len(val_rows), group)
     check_parallel(context.config, group)
     check_optimizer(context.config)

@@ -14,7 +14,7 @@ from common.text import format_bytes
 from trainer.config import BatchConfig, TrainConfig
 from trainer.extensions.hooks import Extension
 from trainer.extensions.micro_step import MicroStep
-from trainer.finetuning.objective import Objective
+from trainer.finetuning.objective import LANGUAGE, Objective
 from trainer.machine.memory import USABLE_SHARE, available_bytes, fits_in_memory, isolated_rng, release_memory
 from trainer.model.forward import empty_micro_batch
 from trainer.model.memory_estimate import MemoryEstimate, estimate
@@ -109,14 +109,14 @@ def expected_memory(context: RunContext, micro: int) -> MemoryEstimate:
     return estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, micro, state, context.backend, device)
 
 
-def with_micro(context: RunContext, extension: Extension, objective: Objective, recorded: int | None) -> RunContext:
+def with_micro(context: RunContext, extension: Extension, recorded: int | None, objective: Objective = LANGUAGE) -> RunContext:
     """Return the context with a number for `batch.micro = auto`. The rank with the least memory decides.
 
     Args:
         context: settings, data and ranks. It is returned unchanged if `batch.micro` is a number.
         extension: may replace the model and the loss.
-        objective: may do so too.
         recorded: the number of an earlier start of the run. It is used again, because the bits depend on it.
+        objective: may replace both too.
 
     Raises:
         ConfigError: no size fits into memory.

@@ -20,7 +20,7 @@ from trainer.data.order import RowOrder
 from trainer.extensions.hooks import Extension, RunView
 from trainer.extensions.micro_step import MicroStep
 from trainer.extensions.user_model import seeded_model
-from trainer.finetuning.objective import Objective
+from trainer.finetuning.objective import LANGUAGE, Objective
 from trainer.model.forward import LossModule
 from trainer.model.parameters import parameters_by_name
 from trainer.optim.optimizers import optimizer_tensors, restore_optimizer
@@ -70,7 +70,6 @@ class Trainable:
 
     context: RunContext
     extension: Extension
-    objective: Objective
     loss: LossModule
     """The model with its loss, without the exchange between ranks."""
     module: nn.Module
@@ -80,6 +79,7 @@ class Trainable:
     optimizers: tuple[torch.optim.Optimizer, ...]
     average: WeightAverage | None = None
     """The moving average of the weights, None if the settings turn it off."""
+    objective: Objective = LANGUAGE
 
     @property
     def model(self) -> nn.Module:
