@@ -71,6 +71,8 @@ class Reason(StrEnum):
     EMPTY = "empty", Stage.JUDGE
     TOO_SHORT = "too-short", Stage.JUDGE
     TOO_LONG = "too-long", Stage.JUDGE
+    NO_LABEL = "no-label", Stage.JUDGE
+    UNKNOWN_LABEL = "unknown-label", Stage.JUDGE
     LANGUAGE_UNWANTED = "language-unwanted", Stage.JUDGE
     LANGUAGE_UNCERTAIN = "language-uncertain", Stage.JUDGE
     GOPHER_WORD_COUNT = "gopher-word-count", Stage.JUDGE

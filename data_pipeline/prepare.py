@@ -29,7 +29,7 @@ from data_pipeline.stages.order import stage_names
 from data_pipeline.stages.pack import pack_all
 from data_pipeline.stages.read import read_all
 from data_pipeline.stages.rejects import write_rejects
-from data_pipeline.stages.select import cuts_of_sources, documents_of, select_all
+from data_pipeline.stages.select import cuts_of_sources, documents_of, labels_of, select_all
 from data_pipeline.stages.split import split_all
 from data_pipeline.stages.tokenize import tokenize_all
 from data_pipeline.stages.train_quality import train_quality, trained_reference
@@ -84,7 +84,9 @@ def prepare(config: PrepareConfig) -> Manifest:
             checks.check_selected(selected)
             rejects = write_rejects(job, read, split, selected, cuts)
             documents = documents_of(job, tokenized, selected)
-            packed = pack_all(run, config.row_length, config.packing, tokenizer, documents, work)
+            labels = labels_of(selected)
+            checks.check_labels(labels, documents)
+            packed = pack_all(run, config.row_length, config.packing, tokenizer, documents, work, list(labels))
 
         rows = [(task.split, result) for task, result in packed]
         results = Results(partitions, read, duplicates, split, tokenizer, classifier, tokenized, cuts, selected, rows, ignored)

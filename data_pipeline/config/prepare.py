@@ -165,11 +165,25 @@ class PrepareConfig(Settings):
                     f"split.by = tail cuts files by position, but {place}text.documents = {config.text.documents}; "
                     f"set {place}text.documents to chunks, or split.by to content"
                 )
-        if self.balance.field is not None and all(self.balance.field not in one.records.metadata for one in of_sources.values()):
+        self._check_labels(of_sources)
+        if self.balance.field is not None and all(self.balance.field not in one.records.kept_fields for one in of_sources.values()):
             raise ValueError(
                 f"balance.field = {self.balance.field}, but no source keeps a field of this name; add it to records.metadata"
             )
         return self
+
+    def _check_labels(self, of_sources: Mapping[str, PrepareConfig]) -> None:
+        labelled = [place for place, config in of_sources.items() if config.records.label_field is not None]
+        if labelled and len(labelled) < len(of_sources):
+            place = next(place for place in of_sources if place not in labelled)
+            raise ValueError(
+                f"some sources have labels, but {place}records.label_field is not set; set it, or prepare the source into "
+                "another folder"
+            )
+        if labelled and self.packing.method == "greedy":
+            raise ValueError(
+                "packing.method = greedy cuts documents at the end of a row, and a piece has no label; use best-fit or one-per-row"
+            )
 
     @property
     def by_place(self) -> dict[str, PrepareConfig]:

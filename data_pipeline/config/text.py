@@ -44,11 +44,25 @@ class RecordSettings(Section):
     prompt_end: Annotated[str, OnlyIf("records.prompt_field")] = Field(
         "\n", description="Characters between prompt and text. They have no loss either. See prompt_field."
     )
+    label_field: str | None = Field(
+        None,
+        min_length=1,
+        description="Name of the field or column that holds the label of a document, for classification. Documents without a label "
+        "are rejected, and longer ones than a row are cut to it. none: no labels.",
+    )
+    labels: Annotated[tuple[str, ...], OnlyIf("records.label_field")] = Field(
+        (), description="Names of the labels; documents with another label are rejected. Empty: all labels that occur."
+    )
     metadata: tuple[str, ...] = Field(
         (), description="Names of the fields that are kept with each document: strings, numbers and booleans."
     )
     quotes: bool = Field(True, description="Whether double quotes enclose fields in CSV and TSV. false: a quote is text.")
     markup: Literal["plain", "html"] = Field("plain", description="Form of the text field. html: it is turned into plain text.")
+
+    @property
+    def kept_fields(self) -> tuple[str, ...]:
+        """The fields that are kept with each document: `metadata` and the label."""
+        return self.metadata if self.label_field is None else (*self.metadata, self.label_field)
 
     @model_validator(mode="after")
     def _prompt_is_plain_text(self) -> Self:

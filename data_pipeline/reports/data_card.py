@@ -50,6 +50,7 @@ def render_card(manifest: Manifest) -> str:
         "What was not read": _ignored(report),
         "What was removed": _removed(report),
         "Splits": _splits(report),
+        "Labels": _labels(report),
         "Tokenizer": _tokenizer(manifest, report),
         "Lengths": _lengths(manifest, report),
         "Known limits": _limits(manifest, report),
@@ -281,6 +282,15 @@ def _splits(report: Report) -> str:
     else:
         parts.append("`trainer leaks DIR` counts copies of validation documents in training.")
     return "\n\n".join(parts)
+
+
+def _labels(report: Report) -> str:
+    found = part(report, "labels", "documents")
+    lines = [(_escaped(name), _number(counts, "train"), _number(counts, "val")) for name, counts in found.items()]
+    if not lines:
+        return ""
+    words = "The number of documents with each label. A document with more tokens than a row has is cut to the row."
+    return f"{words}\n\n{_table(('label', 'training', 'validation'), lines, numbers=2)}"
 
 
 def _tokenizer(manifest: Manifest, report: Report) -> str:

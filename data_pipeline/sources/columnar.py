@@ -49,7 +49,7 @@ def read_rows_of_columns(
         "bytes": num_bytes,
         "text_field": records.text_field,
         "prompt_field": records.prompt_field,
-        "metadata": list(records.metadata),
+        "metadata": list(records.kept_fields),
         "max_text_bytes": limits.max_line_bytes,
         "memory_bytes": limits.reader_memory_bytes,
     }

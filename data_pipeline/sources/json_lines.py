@@ -34,11 +34,11 @@ def parse_json_line(line: Line, origin: Origin, records: RecordSettings, limits:
         if not data.strip():
             raise MalformedError(Reason.EMPTY, "an empty line")
         value = parse_quickly(data, limits.max_json_depth)
-        if value is None or any(_may_be_rounded(value.get(name)) for name in records.metadata):
+        if value is None or any(_may_be_rounded(value.get(name)) for name in records.kept_fields):
             value = parse_strictly(data, limits.max_json_depth)
         text = _text_of(value, records.text_field, "text_field")
         prompt = "" if records.prompt_field is None else _text_of(value, records.prompt_field, "prompt_field")
-        metadata = metadata_json(value, records.metadata)
+        metadata = metadata_json(value, records.kept_fields)
         return origin.document(text, line.number, line.offset, metadata, with_end(prompt, records))
     except MalformedError as error:
         return Rejection.of_bytes(error.reason, origin.path, line.number, data, str(error))

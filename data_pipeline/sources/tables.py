@@ -147,7 +147,7 @@ class _Columns:
             if has_surrogate(fields[name]):
                 raise MalformedError(Reason.INVALID_UTF8, f"column {name!r} is not UTF-8; convert the file to UTF-8")
         prompt = with_end(fields[names["prompt_field"]], self.records) if "prompt_field" in names else ""
-        text, metadata = fields[self.records.text_field], metadata_json(fields, self.records.metadata)
+        text, metadata = fields[self.records.text_field], metadata_json(fields, self.records.kept_fields)
         return origin.document(text, line.number, line.offset, metadata, prompt)
 
     def _check_named_once(self, setting: str, name: str) -> None:

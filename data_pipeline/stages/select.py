@@ -20,6 +20,7 @@ from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.documents import Reason
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
+from data_pipeline.filters.labels import label_of
 from data_pipeline.quality.bounds import FATES, Bounds, judge, resolve_bounds
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
 from data_pipeline.quality.perplexity import perplexity
@@ -36,6 +37,7 @@ __all__ = [
     "cuts_of_sources",
     "documents_of",
     "explain_selection",
+    "labels_of",
     "reasons_of",
     "repeats_of_groups",
     "select_all",
@@ -85,6 +87,7 @@ def select_all(job: Job, tokenized: Sequence[TokenizeResult], cuts: Mapping[str,
             repeats,
             job.config.split.seed,
             job.place(CHOSEN, number),
+            job.config.for_source(source).records.label_field,
         )
         for number, source in enumerate(sources)
     ]
@@ -94,9 +97,22 @@ def select_all(job: Job, tokenized: Sequence[TokenizeResult], cuts: Mapping[str,
 def documents_of(job: Job, tokenized: Sequence[TokenizeResult], selected: Sequence[SelectResult]) -> list[DocumentsOf]:
     """Return the tokenized documents of every partition."""
     return [
-        DocumentsOf(partition.source, number, job.work, chosen.tokens, {TOKENS: encoded.sha256, CHOSEN: chosen.sha256})
+        DocumentsOf(
+            partition.source,
+            number,
+            job.work,
+            chosen.tokens,
+            {TOKENS: encoded.sha256, CHOSEN: chosen.sha256},
+            job.config.for_source(partition.source).records.label_field,
+        )
         for number, (partition, encoded, chosen) in enumerate(zip(job.partitions, tokenized, selected, strict=True))
     ]
+
+
+def labels_of(selected: Sequence[SelectResult]) -> dict[str, Counts]:
+    """Return the number of documents by label and split, in the order of the labels' names; empty if there are no labels."""
+    names = sorted({name for result in selected for name in result.labels})
+    return {name: add_counts(result.labels.get(name, {}) for result in selected) for name in names}
 
 
 _TRAIN = SPLITS.index("train")
@@ -145,6 +161,8 @@ class SelectTask:
     """Mean number of copies, by group; None if nothing is balanced."""
     seed: int
     output: Path
+    label_field: str | None = None
+    """The field of the metadata that holds the label; None if the source has no labels."""
 
 
 @dataclass
@@ -170,6 +188,8 @@ class SelectResult:
     """The first rejected documents of each reason."""
     offered: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     """Number of documents to select from."""
+    labels: dict[str, Counts] = field(default_factory=dict)
+    """Number of documents by label and split; empty if the source has no labels."""
 
 
 def select_partition(task: SelectTask) -> SelectResult:
@@ -181,6 +201,8 @@ def select_partition(task: SelectTask) -> SelectResult:
         for batch in read_batches(task.tokens):
             copies_D = _copies(batch, task, rejected)
             _count(batch, copies_D, result, lengths)
+            if task.label_field is not None:
+                _count_labels(batch, copies_D, task.label_field, result)
             table.write(pa.RecordBatch.from_arrays([pa.array(copies_D)], schema=CHOSEN_SCHEMA))
     result.rejected = dict(rejected.counts)
     result.samples = rejected.show(task.text)
@@ -267,6 +289,14 @@ def _count(batch: pa.RecordBatch, copies_D: NDArray[np.uint8], result: SelectRes
         counts["tokens"] += int(tokens_D[members_D & kept_D].sum())
     for kind, count in Counter(batch.column("kind").to_numpy()[kept_D].tolist()).items():
         result.kinds[KINDS[kind]] = result.kinds.get(KINDS[kind], 0) + count
+
+
+def _count_labels(batch: pa.RecordBatch, copies_D: NDArray[np.uint8], label_field: str, result: SelectResult) -> None:
+    split_D = batch.column("split").to_numpy()
+    for metadata, split, copies in zip(batch.column("metadata").to_pylist(), split_D.tolist(), copies_D.tolist(), strict=True):
+        if copies:
+            counts = result.labels.setdefault(label_of(metadata, label_field), dict.fromkeys(SPLITS, 0))
+            counts[SPLITS[split]] += 1
 
 
 def _reasons(batch: pa.RecordBatch, cuts: Cuts) -> NDArray[np.object_]:
