@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -75,6 +75,8 @@ class Trainable:
     optimizers: tuple[torch.optim.Optimizer, ...]
     average: WeightAverage | None = None
     """The moving average of the weights, None if the settings turn it off."""
+    new_weights: frozenset[str] = frozenset()
+    """Names of weights that fine-tuning adds to a model, so that the run `init` may lack them."""
 
     @property
     def model(self) -> nn.Module:
@@ -100,6 +102,16 @@ class Trainable:
         moments = full_tensors(optimizer_tensors(self.model, self.optimizers), self.context.group)
         average = full_tensors(self.average.tensors(), self.context.group) if self.average else {}
         return Checkpoint(state.progress.step, self.weights(), moments, state.to_json(), average)
+
+    def begin_with(self, weights: Mapping[str, Tensor]) -> None:
+        """Replace the weights of a new model, and its moving average, by those of another run. `new_weights` are kept.
+
+        Raises:
+            CheckpointError: names or shapes differ from those of the model.
+        """
+        load_full(self.model, weights, new=self.new_weights, remedy="choose another init, or the extension that built its model")
+        if self.average is not None:
+            self.average.begin_again()
 
     def restore(self, checkpoint: Checkpoint, state: RunState) -> None:
         """Restore the weights, the state of the optimizers, the moving average and the scaler."""

@@ -1,0 +1,1 @@
+"""What fine-tuning adds to the training of a new model."""
