@@ -87,9 +87,10 @@ def test_a_resume_has_the_same_bits_without_the_other_run(
     config = tiny_config(other_data, tmp_path / "whole", init=base)
     whole = train(config)
     stopped = config.model_copy(update={"run": tmp_path / "stopped"})
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+    with monkeypatch.context() as patch:
         stop_after(5, patch)
-        train(stopped)
+        with pytest.raises(RuntimeError, match="killed"):
+            train(stopped)
     initial = read_record(tmp_path / "stopped")["initial"]
     shutil.rmtree(base)
     assert train(stopped) == whole
@@ -104,16 +105,17 @@ def test_a_start_that_saved_nothing_reads_the_other_run_again(
     base: Path, other_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config(other_data, tmp_path / "run", init=base)
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+    with monkeypatch.context() as patch:
         patch.setattr(loop, "train_on", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
-        train(config)
+        with pytest.raises(RuntimeError, match="killed"):
+            train(config)
     assert train(config) == train(config.model_copy(update={"run": tmp_path / "whole"}))
 
 
 def test_a_run_that_began_otherwise_is_not_continued_with_init(base: Path, other_data: Path, tmp_path: Path) -> None:
     new = tiny_config(other_data, tmp_path / "new")
     train(new)
-    with pytest.raises(ConfigError, match="this run began with new weights, and init = .*base names others; leave out init"):
+    with pytest.raises(ConfigError, match=r"this run began with new weights, and init = .*base names others; leave out init"):
         train(new.model_copy(update={"init": base}))
     run = tiny_config(other_data, tmp_path / "run", init=base)
     digest = train(run)
@@ -154,15 +156,15 @@ def test_other_settings_of_the_model_may_differ_and_a_longer_context_is_reported
 
 
 def test_data_of_another_tokenizer_is_refused_with_the_command_that_prepares_it_again(base: Path, tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("\n\n".join(f"the {number} birds of the sea sang to the cat" for number in range(400)))
-    words = ("--input", str(text), "--row_length", "32", "--workers", "1")
-    assert run_command("trainer", "prepare", *words, "--output", str(tmp_path / "char"), "--tokenizer.kind", "char").returncode == 0
+    (tmp_path / "text.txt").write_text("\n\n".join(f"the {number} birds of the sea sang to the cat" for number in range(400)))
+    words = f"prepare --sources {tmp_path}/text.txt --row_length 32 --workers 1 --text.documents paragraphs --output".split()
+    done = run_command("data_pipeline", *words, f"{tmp_path}/char", "--tokenizer.kind", "char")
+    assert done.returncode == 0, done.stderr
     with pytest.raises(ConfigError, match="another tokenizer") as refused:
         train(tiny_config(tmp_path / "char", tmp_path / "run", init=base))
     option = f"--tokenizer.path {base}"
-    assert f"trainer prepare {option}" in str(refused.value)
-    done = run_command("trainer", "prepare", *words, "--output", str(tmp_path / "data"), *option.split())
+    assert f"trainer prepare {option} " in str(refused.value)
+    done = run_command("data_pipeline", *words, f"{tmp_path}/data", *option.split())
     assert done.returncode == 0, done.stderr
     train(tiny_config(tmp_path / "data", tmp_path / "run", init=base))
 
@@ -214,7 +216,7 @@ def test_integrity_and_a_replay_from_step_0_are_verified_as_long_as_the_other_ru
     assert "bitwise equal: 12 steps (1 to 12)" in outcomes["replay"].text
     shutil.rmtree(base)
     assert "bitwise equal: 2 steps (11 to 12)" in list(verify_run(run, train=train, num_steps=2, start=10))[-1].text
-    with pytest.raises(CheckpointError, match="a replay from step 0 needs them: put that run back to .*base, or begin with"):
+    with pytest.raises(CheckpointError, match=r"a replay from step 0 needs them: put that run back to .*base, or begin with"):
         list(verify_run(run, train=train, num_steps=2, start=0))
 
 
