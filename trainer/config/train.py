@@ -94,6 +94,7 @@ class TrainConfig(Settings):
     attention: Literal["auto", "varlen", "flex", "documents", "sdpa"] = Field(
         "auto", description="Kernel of the attention; auto: the fastest that the machine has."
     )
+    objective: Literal["language"] = Field("language", description="Kind of training: language predicts the next token.")
     extension: Path | None = Field(None, description="Python file with your own callbacks, loss, model or training step.")
     compile: Literal["auto", "on", "off"] = Field("auto", description="Whether torch.compile is used; auto: on CUDA only.")
     verify_data: bool = Field(True, description="Whether a shard's digest is checked when it is first opened.")

@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, cast, get_args
 
 import torch
@@ -34,6 +35,7 @@ from common.files import (
     commit_directory,
     is_unfinished,
     open_input,
+    own_folder,
     parse_json,
     sealed,
     unfinished_path,
@@ -109,12 +111,14 @@ _SETTINGS_THAT_CHANGE_BITS = (
     "reproducibility",
     "parallel",
     "compile",
+    "objective",
 )
 
 _FIXED = (
     *(f"model.{name}" for name in ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "tie_embeddings")),
     "model.vocab_multiple",
     "optim.kind",
+    "objective",
 )
 """Settings that decide about the names and shapes of the tensors in checkpoints."""
 
@@ -140,12 +144,12 @@ class Origin:
 
 
 def identity_of(
-    context: RunContext, *, decay_steps: int, extension_digest: str | None, initial: Origin | None = None
+    context: RunContext, *, decay_steps: int, extension_digest: str | None, digests: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Any]:
     """Return all that the bits of a run depend on, flat: `{"optim.lr": 0.001, "data": "sha256:…", "world_size": 2, …}`.
 
-    Under `elastic` the number of ranks is not part of it. `not_compared` names the values that count only on some devices.
-    `init` is the digest of the weights of another run, in a run that began with them.
+    `digests` has further digests: of the files of an objective, and of the weights that the run began with. Under `elastic` the
+    number of ranks is not part of the identity. `not_compared` names the values that count only on some devices.
     """
     config, group = context.config, context.group
     settings = config.model_dump(mode="json", include=set(_SETTINGS_THAT_CHANGE_BITS))
@@ -159,9 +163,8 @@ def identity_of(
         "torch": torch.__version__,
         "nodes": group.num_nodes,
         "nccl": nccl_version() if group.device.type == "cuda" else None,
+        **digests,
     }
-    if initial is not None:
-        identity["init"] = initial.weights
     return identity if config.reproducibility == "elastic" else identity | {"world_size": group.world_size}
 
 
@@ -300,9 +303,12 @@ def open_record(
     adjustments: Adjustments,
     before: Before | None,
     precision: ChosenPrecision,
+    of_objective: Mapping[str, bytes] = MappingProxyType({}),
     initial: Origin | None = None,
 ) -> None:
     """Write `config.toml`, the tokenizer, the extension's source and `record.json` of a run that starts or resumes.
+
+    `of_objective` has the files of the objective by name, which the folder `objective` keeps.
 
     A run that resumes from `before` logs how identity, environment and settings differ from those of the start before.
     """
@@ -323,8 +329,17 @@ def open_record(
         write_atomic(run / "extension.py", extension)
     else:
         (run / "extension.py").unlink(missing_ok=True)
+    if of_objective:
+        own_folder(run / "objective")
+    for name, data in of_objective.items():
+        write_atomic(run / "objective" / name, data)
     tokenizer = sorted(path.relative_to(run).as_posix() for path in (run / "tokenizer").iterdir())
-    names = ["config.toml", *tokenizer, *(["extension.py"] if extension is not None else [])]
+    names = [
+        "config.toml",
+        *tokenizer,
+        *(f"objective/{name}" for name in of_objective),
+        *(["extension.py"] if extension is not None else []),
+    ]
     record = {
         "format": 1,
         "status": "training",
