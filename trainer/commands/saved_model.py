@@ -8,9 +8,8 @@ from pathlib import Path
 
 from torch import nn
 
-from common.errors import CheckpointError, ConfigError
+from common.errors import ConfigError
 from data_pipeline.tokenizer import load_tokenizer
-from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import TrainConfig
 from trainer.distributed.group import joined_group
 from trainer.extensions.trust import run_extension
@@ -21,29 +20,10 @@ from trainer.parallel.fsdp import load_full
 from trainer.run.bounds import check_model_size
 from trainer.run.directory import load_config, settings_here
 from trainer.run.record import read_record
-from trainer.run.state import load_whole
+from trainer.run.state import load_checkpoint
 from trainer.training.trainable import new_model
 
-__all__ = ["check_writes", "load_checkpoint", "load_model", "opened_text_model"]
-
-
-def load_checkpoint(run: Path, which: str) -> Checkpoint:
-    """Return the verified checkpoint that `which` names: `latest`, `best` or a step.
-
-    Raises:
-        CheckpointError: the checkpoint does not exist or is damaged.
-    """
-    store = CheckpointStore(run / "checkpoints")
-    steps = store.steps()
-    if not steps:
-        raise CheckpointError(f"{run}: the run has no checkpoint yet; train until the first one is saved")
-    if which not in ("latest", "best") and not which.isdecimal():
-        raise CheckpointError(f"--checkpoint {which}: use latest, best, or one of the steps {', '.join(map(str, steps))}")
-    if which.isdecimal():
-        return load_whole(store, int(which))[0]
-    latest, state = load_whole(store, steps[-1])
-    best = state.progress.best_step
-    return latest if which == "latest" or best is None else load_whole(store, best)[0]
+__all__ = ["check_writes", "load_model", "opened_text_model"]
 
 
 def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool = False) -> tuple[nn.Module, int]:

@@ -4,6 +4,7 @@
 `changes` lists the adjustments: from which step on micro-batches were smaller than in the identity, shards were left out, or the
 learning rate fell in time for the end of `limits.minutes`.
 `origin` names the checkpoint of another run that a branch began with.
+`initial` names the checkpoint of another run whose weights this run began with; their digest is also part of the identity.
 `precision` holds the setting, the number format that it gave, and the reason; the identity and `config.toml` hold the format.
 `earlier` lists starts of the run with another identity or environment, oldest first: the last step, and the differing values.
 The record is sealed with a digest, and `files` holds the digests of the other files. It contains no host, user or path, and only
@@ -76,6 +77,7 @@ from trainer.run.metrics_file import METRICS, Known, events_until
 
 __all__ = [
     "Before",
+    "Origin",
     "check_identity",
     "check_nothing_saved",
     "complete_record",
@@ -86,12 +88,13 @@ __all__ = [
     "read_record",
     "read_record_if_any",
     "recorded_adjustments",
+    "recorded_initial",
     "recorded_micro",
     "recorded_precision",
 ]
 
 _log = logging.getLogger(__name__)
-_UNREPORTED = ("branch", "data", "recipe", "resume", "run")
+_UNREPORTED = ("branch", "data", "init", "init_checkpoint", "recipe", "resume", "run")
 _MAX_RANKS, _MAX_MICRO = 1 << 20, 65536
 _SETTINGS_THAT_CHANGE_BITS = (
     "model",
@@ -129,13 +132,24 @@ class Before:
     """Step of the checkpoint from which the run resumes."""
 
 
+@dataclass(frozen=True)
+class Origin:
+    """A checkpoint of another run that a run began with."""
+
+    record: str
+    """Digest of the other run's `record.json`."""
+    step: int
+    weights: str
+    """Digest of the weights: those of the checkpoint, or their moving average."""
+
+
 def identity_of(
-    context: RunContext, *, decay_steps: int, extension_digest: str | None, of_objective: Mapping[str, str] = MappingProxyType({})
+    context: RunContext, *, decay_steps: int, extension_digest: str | None, digests: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Any]:
     """Return all that the bits of a run depend on, flat: `{"optim.lr": 0.001, "data": "sha256:…", "world_size": 2, …}`.
 
-    `of_objective` has further digests, of the files of an objective. Under `elastic` the number of ranks is not part of the
-    identity. `not_compared` names the values that count only on some devices.
+    `digests` has further digests: of the files of an objective, and of the weights that the run began with. Under `elastic` the
+    number of ranks is not part of the identity. `not_compared` names the values that count only on some devices.
     """
     config, group = context.config, context.group
     settings = config.model_dump(mode="json", include=set(_SETTINGS_THAT_CHANGE_BITS))
@@ -149,7 +163,7 @@ def identity_of(
         "torch": torch.__version__,
         "nodes": group.num_nodes,
         "nccl": nccl_version() if group.device.type == "cuda" else None,
-        **of_objective,
+        **digests,
     }
     return identity if config.reproducibility == "elastic" else identity | {"world_size": group.world_size}
 
@@ -290,6 +304,7 @@ def open_record(
     before: Before | None,
     precision: ChosenPrecision,
     of_objective: Mapping[str, bytes] = MappingProxyType({}),
+    initial: Origin | None = None,
 ) -> None:
     """Write `config.toml`, the tokenizer, the extension's source and `record.json` of a run that starts or resumes.
 
@@ -336,6 +351,8 @@ def open_record(
         "earlier": earlier,
         "files": _digests(run, names),
     }
+    if initial is not None:
+        record["initial"] = asdict(initial)
     if before is not None and "origin" in before.record:
         record["origin"] = before.record["origin"]
     write_atomic(run / "record.json", sealed(record))
@@ -485,6 +502,7 @@ class _RecordForm(Form):
     changes: list[Any] = Field(default_factory=list)
     earlier: list[_EarlierForm] = Field(default_factory=list)
     origin: _OriginForm | None = None
+    initial: _OriginForm | None = None
     step: Count | None = None
     weights: str | None = None
     ended_by: str | None = None
@@ -495,6 +513,12 @@ class _RecordForm(Form):
     def _check_adjustments(cls, changes: list[Any]) -> list[Any]:
         Adjustments.from_json(changes)
         return changes
+
+
+def recorded_initial(record: Mapping[str, Any] | None) -> Origin | None:
+    """Return the checkpoint of another run whose weights a run began with; None if there is none."""
+    found = None if record is None else record.get("initial")
+    return None if found is None else Origin(found["record"], found["step"], found["weights"])
 
 
 def recorded_micro(run: Path, record: Mapping[str, Any] | None) -> int | None:

@@ -22,6 +22,7 @@ from trainer.distributed.group import Group
 from trainer.distributed.shared_folders import check_same_data, check_shared
 from trainer.extensions.hooks import Extension
 from trainer.finetuning.choice import objective_of
+from trainer.finetuning.initial_weights import check_initial, check_same_initial, choose_initial
 from trainer.finetuning.objective import Objective
 from trainer.machine.memory import PeakMeter
 from trainer.machine.precision import ChosenPrecision, with_precision
@@ -36,12 +37,14 @@ from trainer.run.limits import Plan, plan_run, with_shorter_warmup
 from trainer.run.lock import locked_run
 from trainer.run.record import (
     Before,
+    Origin,
     check_identity,
     check_nothing_saved,
     identity_of,
     read_record,
     read_record_if_any,
     recorded_adjustments,
+    recorded_initial,
     recorded_micro,
     recorded_precision,
 )
@@ -78,6 +81,8 @@ class Checked:
     data: RunData
     limits: Plan
     identity: Mapping[str, Any]
+    initial: Origin | None
+    """The checkpoint of another run whose weights the run began or begins with, None if there is none."""
     checkpoints: CheckpointStore
     before: Before | None
     """The previous start of the run, None if there is none. None on all ranks except rank 0."""
@@ -99,7 +104,7 @@ def fit(stack: ExitStack, config: TrainConfig, group: Group, extension: Extensio
     objective = group.on_all(lambda: objective_of(config, manifest, extension.hooks))
     train_rows = objective.rows(config.data, manifest, "train", verify=config.verify_data)
     val_rows = objective.rows(config.data, manifest, "val", verify=config.verify_data)
-    recorded_rows, recorded_format = group.on_main(lambda: _first_look(config))
+    recorded_rows, recorded_format = group.on_main(lambda: _first_look(config, manifest))
     config, precision = with_precision(config, group, recorded_format)
     backend = backend_of(config, group.device)
     memory = PeakMeter(group.device)
@@ -120,11 +125,12 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     fitted = fit(stack, config, group, extension)
     context, limits = fitted.context, fitted.limits
     config, manifest = context.config, context.manifest
+    initial = group.on_main(lambda: _initial(config))
     identity = identity_of(
         context,
         decay_steps=limits.decay_steps,
         extension_digest=extension.digest,
-        of_objective=fitted.objective.digests,
+        digests=fitted.objective.digests | ({} if initial is None else {"init": initial.weights}),
     )
     checkpoints = CheckpointStore(config.run / "checkpoints")
     before: list[Before] = []
@@ -151,6 +157,7 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
         data=fitted.data,
         limits=limits,
         identity=identity,
+        initial=initial,
         checkpoints=checkpoints,
         before=before[0] if before else None,
         newest=newest,
@@ -167,7 +174,7 @@ def _open_data(stack: ExitStack, config: TrainConfig, group: Group) -> tuple[Man
     return manifest, _tokenizer(config.data, manifest)
 
 
-def _first_look(config: TrainConfig) -> tuple[int | None, Precision | None]:
+def _first_look(config: TrainConfig, manifest: Manifest) -> tuple[int | None, Precision | None]:
     """Return micro-batch and number format of an earlier start, or of the run to branch off.
 
     No file of the run may be read before its places are checked.
@@ -176,7 +183,18 @@ def _first_look(config: TrainConfig) -> tuple[int | None, Precision | None]:
     run = continued_run(config)
     record = read_record_if_any(run)
     continues = CheckpointStore(run / "checkpoints").steps()  # otherwise no weights exist that depend on the format
+    if not continues:
+        check_initial(config, manifest)
     return recorded_micro(run, record), recorded_precision(run, record) if continues else None
+
+
+def _initial(config: TrainConfig) -> Origin | None:
+    """Return the checkpoint of `init` that a new run begins with, or the recorded one of a run that continues."""
+    run = continued_run(config)
+    if not CheckpointStore(run / "checkpoints").steps():
+        return choose_initial(config)
+    check_same_initial(config, run)
+    return recorded_initial(read_record(run))
 
 
 def _checked_run(

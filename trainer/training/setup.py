@@ -27,6 +27,7 @@ from trainer.evaluation.tally import Grouping
 from trainer.extensions.hooks import Extension
 from trainer.extensions.loading import load_extension
 from trainer.extensions.trust import note_trained_with
+from trainer.finetuning.initial_weights import read_initial
 from trainer.finetuning.objective import Objective
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
@@ -160,12 +161,15 @@ def build_trainable(
 
 
 def restore(checked: Checked, built: tuple[Trainable, Adjustments], heartbeat: Heartbeat) -> Restored:
-    """Restore the tensors of the newest checkpoint, if there is one."""
+    """Restore the tensors of the newest checkpoint, if there is one. Otherwise load the weights that a new run begins with."""
     trainable, adjustments = built
-    state = None
+    init, origin, state = checked.context.config.init, checked.initial, None
     if checked.newest is not None:
         checkpoint, state = load_whole(checked.checkpoints, checked.newest)
         trainable.restore(checkpoint, state)
+    elif init is not None and origin is not None:
+        trainable.begin_with(checked.context.group.on_all(lambda: read_initial(init, origin)))
+        _log.info("the weights are those of step %d of %s", origin.step, init)
     return Restored(trainable, state, adjustments, heartbeat)
 
 
@@ -174,8 +178,8 @@ def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: St
     context, trainable, heartbeat = checked.context, restored.trainable, restored.heartbeat
     config, group, step = context.config, context.group, restored.progress.step
     source, before, precision = checked.extension.source, checked.before, checked.precision
-    files = checked.objective.files
-    group.on_main(lambda: write_record(context, checked.identity, source, restored.adjustments, before, precision, files))
+    files, initial = checked.objective.files, checked.initial
+    group.on_main(lambda: write_record(context, checked.identity, source, restored.adjustments, before, precision, files, initial))
     if group.is_main and config.log.report:
         stack.callback(report_at_end, config.run)  # after everything else is closed, for any end of the run
     ending = stack.enter_context(opened_ending(config, group, step))

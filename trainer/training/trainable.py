@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -105,6 +105,19 @@ class Trainable:
         moments = full_tensors(optimizer_tensors(self.model, self.optimizers), self.context.group)
         average = full_tensors(self.average.tensors(), self.context.group) if self.average else {}
         return Checkpoint(state.progress.step, self.weights(), moments, state.to_json(), average)
+
+    def begin_with(self, weights: Mapping[str, Tensor]) -> None:
+        """Replace the weights of a new model, and its moving average, by those of another run.
+
+        The objective names the weights that only one of the two models has.
+
+        Raises:
+            CheckpointError: other names, or the shapes, differ from those of the model.
+        """
+        common = {name: weight for name, weight in weights.items() if name not in self.objective.dropped}
+        load_full(self.model, common, new=self.objective.fresh, remedy="choose another init, or the extension that built its model")
+        if self.average is not None:
+            self.average.begin_again()
 
     def restore(self, checkpoint: Checkpoint, state: RunState) -> None:
         """Restore the weights, the state of the optimizers, the moving average and the scaler."""
