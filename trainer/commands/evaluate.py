@@ -70,7 +70,7 @@ def evaluate_run(options: EvaluateOptions) -> str:
             lost = _quarantined(run, manifest, step)
             backend = choose_backend(config.attention, group.device, config.number_format, config.model.head_size)
             context = RunContext(config.model_copy(update={"eval": settings}), manifest, group, backend)
-            grouping = Grouping.of(directory, manifest, tokenizer)
+            grouping = Grouping.of(directory, manifest, tokenizer if objective.predicts_tokens else None)
             loss = new_loss(model, Extension(), objective, config)
             result = evaluate(loss, context, rows.without(lost), grouping=grouping, measures=objective.measures)
     measured = None if result.measured is None else result.measured(step)

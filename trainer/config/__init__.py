@@ -2,6 +2,7 @@
 
 from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig
 from trainer.config.effects import settings_without_effect
+from trainer.config.finetuning import ClassificationConfig
 from trainer.config.health import Action, AlertAction, AlertsConfig, GuardConfig
 from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
@@ -16,6 +17,7 @@ __all__ = [
     "BatchConfig",
     "BranchConfig",
     "CheckpointConfig",
+    "ClassificationConfig",
     "EmaConfig",
     "EvalConfig",
     "GuardConfig",

@@ -17,6 +17,7 @@ from common.settings.load import AUTO
 from common.settings.model import Settings
 from trainer.config.automatic import choose_for
 from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig
+from trainer.config.finetuning import ClassificationConfig
 from trainer.config.health import AlertsConfig, GuardConfig, WatchdogConfig
 from trainer.config.initial import initial_model
 from trainer.config.model import ModelConfig
@@ -94,7 +95,15 @@ class TrainConfig(Settings):
     attention: Literal["auto", "varlen", "flex", "documents", "sdpa"] = Field(
         "auto", description="Kernel of the attention; auto: the fastest that the machine has."
     )
-    objective: Literal["language"] = Field("language", description="Kind of training: language predicts the next token.")
+    objective: Literal["language", "classification"] = Field(
+        "language",
+        description="What the model learns. language: the next token; classification: the label of each document.",
+    )
+    encoder: Annotated[Path | None, OnlyIf("objective = classification")] = Field(
+        None,
+        description="Directory with an encoder of Hugging Face (config.json and *.safetensors) that classification trains; "
+        "none: the decoder of `model`.",
+    )
     extension: Path | None = Field(None, description="Python file with your own callbacks, loss, model or training step.")
     compile: Literal["auto", "on", "off"] = Field("auto", description="Whether torch.compile is used; auto: on CUDA only.")
     verify_data: bool = Field(True, description="Whether a shard's digest is checked when it is first opened.")
@@ -104,6 +113,7 @@ class TrainConfig(Settings):
     batch: BatchConfig = Field(BatchConfig(), description="Rows of one step.")
     mixture: MixtureConfig = Field(MixtureConfig(), description="Shares of the sources.")
     loss: LossConfig = Field(LossConfig(), description="Loss that is minimised.")
+    classification: ClassificationConfig = Field(ClassificationConfig(), description="Classification of documents.")
     optim: OptimConfig = Field(OptimConfig(), description="Optimizer and clipping.")
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="Learning rate over the steps.")
     ema: EmaConfig = Field(EmaConfig(), description="Moving average of the weights.")
@@ -158,6 +168,14 @@ class TrainConfig(Settings):
                 f"{schedule.needs_length} needs a number of steps, and limits.minutes gives none; set schedule.decay_steps or "
                 "another limit, or use schedule.kind = wsd, whose cool-down can begin in time for the end"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_encoder(self) -> Self:
+        if self.encoder is not None and self.init is not None:
+            raise ValueError("init and encoder both name the weights that the run begins with; remove one of them")
+        if self.encoder is not None and self.parallel == "fsdp":
+            raise ValueError("parallel = fsdp cannot split an encoder, whose micro-batches have different shapes; use ddp")
         return self
 
     @model_validator(mode="after")

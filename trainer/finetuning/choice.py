@@ -11,6 +11,7 @@ from common.errors import CheckpointError, ConfigError
 from common.untrusted import digest_run_file, read_run_file
 from data_pipeline.dataset.manifest import Manifest
 from trainer.config import TrainConfig
+from trainer.finetuning import classification
 from trainer.finetuning.objective import LANGUAGE, Kind, Objective
 from trainer.run.record import read_record
 
@@ -23,6 +24,7 @@ _REPLACED = ("build_model", "loss", "training_step")
 
 KINDS: dict[str, Kind] = {
     "language": Kind(lambda _config, _manifest: {}, lambda _config, _files: LANGUAGE),
+    "classification": Kind(classification.gather, classification.make),
 }
 
 

@@ -88,6 +88,11 @@ class Objective:
     """Whether the model continues texts. If not, evaluations have no samples, and `generate` refuses the run."""
 
     @property
+    def predicts_tokens(self) -> bool:
+        """Whether the targets are tokens of the text."""
+        return self.rows is Rows
+
+    @property
     def digests(self) -> dict[str, str]:
         """The entries of the run's identity for `files`."""
         return {f"objective.{name}": f"sha256:{hashlib.sha256(data).hexdigest()}" for name, data in sorted(self.files.items())}

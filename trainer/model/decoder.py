@@ -9,6 +9,7 @@ Parameters have the names and meanings of Qwen3 in Hugging Face transformers, so
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from functools import partial
 from typing import cast
 
@@ -26,7 +27,7 @@ from trainer.model.layers import DecoderLayer, RMSNorm, rotary_bytes, rotary_tab
 from trainer.model.linear import Linear, product_operators
 from trainer.model.parameters import parameters_by_name
 
-__all__ = ["LAST_NORM", "Decoder", "activation_bytes", "build_model", "flops_per_token", "num_weights"]
+__all__ = ["LAST_NORM", "Decoder", "DecoderBody", "activation_bytes", "build_body", "build_model", "flops_per_token", "num_weights"]
 
 
 LAST_NORM = "model.norm.weight"
@@ -43,17 +44,13 @@ class Backbone(nn.Module):
         self.norm = RMSNorm(config.width, config.norm_eps)
 
 
-class Decoder(nn.Module):
-    """A causal language model over packed rows."""
+class DecoderBody(nn.Module):
+    """The decoder without an output: it returns states."""
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
         self.config = config
-        padded = config.padded_vocab(vocab_size)
-        self.model = Backbone(config, padded)
-        self.lm_head = Linear(config.width, padded)
-        if config.tie_embeddings:
-            self.lm_head.weight = self.model.embed_tokens.weight
+        self.model = Backbone(config, config.padded_vocab(vocab_size))
 
     def hidden(self, tokens_BL: Tensor, layout: Layout, shift_BLD: Tensor | None = None) -> Tensor:
         """Return the last normalised state at each position, (B, L, D), in the type of the computation.
@@ -72,6 +69,26 @@ class Decoder(nn.Module):
             of_layer = layout if layout.keys_B is None else layout._replace(keys_B=below(layout.keys_B, number))
             x_BLD = self._through(layer, x_BLD, rotation, of_layer)
         return cast(Tensor, self.model.norm(x_BLD))
+
+    def _through(self, layer: nn.Module, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
+        how = self.config.activation_checkpointing
+        if how == "none" or not self.training:
+            return cast(Tensor, layer(x_BLD, rotation, layout))
+        if how == "full":
+            return cast(Tensor, checkpoint(layer, x_BLD, rotation, layout, use_reentrant=False))
+        keep = [*product_operators(), *attention_operators()]
+        context = partial(create_selective_checkpoint_contexts, keep)
+        return cast(Tensor, checkpoint(layer, x_BLD, rotation, layout, use_reentrant=False, context_fn=context))
+
+
+class Decoder(DecoderBody):
+    """A causal language model over packed rows."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__(config, vocab_size)
+        self.lm_head = Linear(config.width, config.padded_vocab(vocab_size))
+        if config.tie_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, tokens_BL: Tensor, layout: Layout) -> Tensor:
         """Return the logits of the next token, (B, L, V), in the type of the computation."""
@@ -97,16 +114,6 @@ class Decoder(nn.Module):
             x_BTD = layer(x_BTD, rotation, layout, layer_cache)
         return cast(Tensor, self.model.norm(x_BTD))
 
-    def _through(self, layer: nn.Module, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
-        how = self.config.activation_checkpointing
-        if how == "none" or not self.training:
-            return cast(Tensor, layer(x_BLD, rotation, layout))
-        if how == "full":
-            return cast(Tensor, checkpoint(layer, x_BLD, rotation, layout, use_reentrant=False))
-        keep = [*product_operators(), *attention_operators()]
-        context = partial(create_selective_checkpoint_contexts, keep)
-        return cast(Tensor, checkpoint(layer, x_BLD, rotation, layout, use_reentrant=False, context_fn=context))
-
 
 def build_model(config: ModelConfig, vocab_size: int, seed: int) -> Decoder:
     """Return a decoder with initial weights on the CPU in fp32. The same seed gives the same weights on every machine.
@@ -121,9 +128,15 @@ def build_model(config: ModelConfig, vocab_size: int, seed: int) -> Decoder:
     stays 1/sqrt(H). Use the same H at each width, so that a wider model has more heads.
     """
     model = Decoder(config, vocab_size)
+    build_body(model, config, seed)
+    return model
+
+
+def build_body(model: DecoderBody, config: ModelConfig, seed: int, but: Collection[str] = ()) -> torch.Generator:
+    """Give a model its initial weights (see `build_model`), except the parameters `but`. Return the generator for these."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in parameters_by_name(model).items():
-        if parameter.ndim < 2:
+        if parameter.ndim < 2 or name in but:
             continue
         writes_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
         std = config.init_std / math.sqrt(2 * config.layers) if writes_residual else config.init_std
@@ -133,7 +146,7 @@ def build_model(config: ModelConfig, vocab_size: int, seed: int) -> Decoder:
             parameter.normal_(0.0, std, generator=generator)
     with torch.no_grad():
         model.model.norm.weight.div_(config.width_ratio)
-    return model
+    return generator
 
 
 def num_weights(config: ModelConfig, vocab_size: int) -> int:

@@ -94,7 +94,7 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-_UNREPORTED = ("branch", "data", "init", "init_checkpoint", "recipe", "resume", "run")
+_UNREPORTED = ("branch", "data", "encoder", "init", "init_checkpoint", "recipe", "resume", "run")
 _MAX_RANKS, _MAX_MICRO = 1 << 20, 65536
 _SETTINGS_THAT_CHANGE_BITS = (
     "model",
@@ -112,6 +112,7 @@ _SETTINGS_THAT_CHANGE_BITS = (
     "parallel",
     "compile",
     "objective",
+    "classification",
 )
 
 _FIXED = (

@@ -190,7 +190,8 @@ def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: St
     stack.callback(heartbeat.at, "save")  # runs first, because closing the sinks and writing the report may take long
     compared_steps = 0 if config.parallel == "fsdp" else config.watchdog.replicas_steps
     replica_check = ReplicaCheck(parameters_by_name(trainable.model), group, compared_steps, step)
-    grouping = Grouping.of(config.data, context.manifest, checked.data.tokenizer)
+    tokenizer = checked.data.tokenizer if checked.objective.predicts_tokens else None
+    grouping = Grouping.of(config.data, context.manifest, tokenizer)
     adjuster = Adjuster(context, restored.adjustments, monitor, ledger)
     reporter = _reporter(checked, restored, adjuster, ending, stop)
     saver = Saver(trainable, reporter, checked.limits, replica_check, checked.checkpoints, writer, checked.newest)

@@ -1,0 +1,37 @@
+"""Settings of the objectives of fine-tuning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from common.settings.effects import OnlyIf
+from common.settings.model import Section
+
+__all__ = ["ClassificationConfig"]
+
+_CLASSIFIES = OnlyIf("objective = classification")
+_Weight = Annotated[float, Field(ge=0, le=1e6)]
+
+
+class ClassificationConfig(Section):
+    """Classification of documents by their labels."""
+
+    class_weights: Annotated[Literal["none", "balanced", "list"], _CLASSIFIES] = Field(
+        "none",
+        description="Weight of a document's loss by its label. none: 1; balanced: documents / (labels * documents with this label) "
+        "in training; list: classification.weights.",
+    )
+    weights: Annotated[tuple[_Weight, ...], _CLASSIFIES, OnlyIf("classification.class_weights = list")] = Field(
+        (), description="Weight of each label, in the order of the labels' names."
+    )
+    pooling: Annotated[Literal["mean", "cls"], _CLASSIFIES, OnlyIf("encoder")] = Field(
+        "mean", description="State of a document that an encoder hands to the head. mean: of all tokens; cls: of the first token."
+    )
+
+    @model_validator(mode="after")
+    def _check_weights(self) -> Self:
+        if self.class_weights == "list" and (len(self.weights) < 2 or not any(self.weights)):
+            raise ValueError("class_weights = list needs classification.weights, with a number for each label and one above 0")
+        return self
