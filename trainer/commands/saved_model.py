@@ -38,9 +38,9 @@ def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool =
     tokenizer = load_tokenizer(run / "tokenizer")
     weights = checkpoint.average or checkpoint.model
     objective = saved_objective(run, config)
-    if extension.build_model is None and objective.model is None:
-        # Before the model takes memory, because the settings may not match the checkpoint.
-        check_model_size(config.model, tokenizer.vocab_size, sum(tensor.numel() for tensor in checkpoint.model.values()))
+    if extension.build_model is None:  # before the model takes memory, because the settings may not match the checkpoint
+        saved = sum(tensor.numel() for tensor in checkpoint.model.values())
+        check_model_size(config.model, tokenizer.vocab_size, saved, objective.num_weights)
     model = new_model(extension, objective, config, tokenizer.vocab_size)
     load_full(model, weights)
     return model.eval(), checkpoint.step

@@ -9,7 +9,7 @@ B rows   L tokens of a row   N documents   C labels   D width
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,10 +27,18 @@ from data_pipeline.dataset.document_labels import label_names
 from data_pipeline.dataset.layout import MAX_LABELS
 from data_pipeline.dataset.manifest import MAX_ROW_LENGTH, Manifest
 from trainer.config import LossConfig, ModelConfig, TrainConfig
+from trainer.finetuning.encoder import (
+    ENCODER_FILE,
+    build_encoder,
+    check_length,
+    encoder_files,
+    num_encoder_weights,
+    read_encoder,
+)
 from trainer.finetuning.labelled_rows import LabelledRows
 from trainer.finetuning.objective import Objective
 from trainer.model.attention import Layout
-from trainer.model.decoder import DecoderBody, build_body
+from trainer.model.decoder import DecoderBody, build_body, flops_per_token, num_weights
 from trainer.model.forward import LossFunction, PassInputs
 from trainer.model.loss import cross_entropy_rows, cross_entropy_sum
 from trainer.run.events import MeasuresEvent
@@ -60,7 +68,7 @@ def gather(config: TrainConfig, manifest: Manifest) -> dict[str, bytes]:
     """Return `labels.json` for labelled data.
 
     Raises:
-        ConfigError: the data has no labels, or there are not as many weights as labels.
+        ConfigError: the data has no labels, there are not as many weights as labels, or the encoder does not fit the data.
     """
     names = label_names(config.data, manifest)
     counts = manifest.totals["labels"].get("documents", {})
@@ -77,7 +85,11 @@ def gather(config: TrainConfig, manifest: Manifest) -> dict[str, bytes]:
             f"classification.weights has {len(config.classification.weights)} numbers, but the data has {len(names)} labels: "
             f"{', '.join(names)}; give one number for each, in this order"
         )
-    return {LABELS_FILE: canonical_json(facts.model_dump())}
+    files = {LABELS_FILE: canonical_json(facts.model_dump())}
+    if config.encoder is not None:
+        files |= encoder_files(config.encoder, manifest)
+        check_length(build_encoder(files[ENCODER_FILE], 0, len(names), "mean"), manifest.row_length, manifest.vocab_size)
+    return files
 
 
 def facts_in(files: Mapping[str, bytes]) -> LabelFacts:
@@ -105,21 +117,69 @@ def make(config: TrainConfig, files: Mapping[str, bytes]) -> Objective:
     """Return the objective for the files of `gather`. Raises the errors of `facts_in`."""
     facts = facts_in(files)
     weights = class_weights(config, facts)
+    num_labels = len(facts.names)
+    encoder = _EncoderParts(files, num_labels, config) if ENCODER_FILE in files else None
     return Objective(
         rows=LabelledRows,
-        model=partial(decoder_classifier, num_labels=len(facts.names)),
+        model=partial(decoder_classifier, num_labels=num_labels) if encoder is None else encoder.model,
+        num_weights=partial(num_classifier_weights, num_labels=num_labels) if encoder is None else encoder.num_weights,
+        pretrained=None if encoder is None else encoder.pretrained,
+        flops=partial(flops_per_document, facts=facts, num_weights=None if encoder is None else encoder.num_weights),
         fresh=_HEAD,
         dropped=frozenset({"lm_head.weight"}),
         loss=None if weights is None else weighted_loss(weights, config.loss),
         measures=Measures(
             score=score,
-            count=partial(confusion, num_labels=len(facts.names)),
+            count=partial(confusion, num_labels=num_labels),
             event=partial(measured, names=facts.names),
             lines=describe,
         ),
         comparable=weights is None,
         writes=False,
     )
+
+
+@dataclass(frozen=True)
+class _EncoderParts:
+    """The parts of the objective that an encoder decides."""
+
+    files: Mapping[str, bytes]
+    num_labels: int
+    config: TrainConfig
+
+    def model(self, _model: ModelConfig, _vocab_size: int, seed: int) -> nn.Module:
+        """See `Objective.model`."""
+        return build_encoder(self.files[ENCODER_FILE], seed, self.num_labels, self.config.classification.pooling)
+
+    def num_weights(self, _model: ModelConfig, _vocab_size: int) -> int:
+        """See `Objective.num_weights`."""
+        return num_encoder_weights(self.files[ENCODER_FILE], self.num_labels)
+
+    def pretrained(self) -> Mapping[str, Tensor]:
+        """See `Objective.pretrained`."""
+        assert self.config.encoder is not None
+        return read_encoder(self.config.encoder, self.files, self.num_labels, self.config.classification.pooling)
+
+
+def num_classifier_weights(config: ModelConfig, vocab_size: int, num_labels: int) -> int:
+    """Return the number of weights of a decoder with a head."""
+    body = num_weights(config.model_copy(update={"tie_embeddings": True}), vocab_size)
+    return body + (config.width + 1) * num_labels
+
+
+def flops_per_document(
+    config: ModelConfig, manifest: Manifest, facts: LabelFacts, num_weights: Callable[[ModelConfig, int], int] | None
+) -> float:
+    """Return the floating-point operations of a training document of mean length, without the head.
+
+    For an encoder they are six for each weight and token, which counts its embeddings too much and its attention too little.
+    """
+    num_tokens = sum(shard.tokens for shard in manifest.shards if shard.split == "train")
+    if num_weights is not None:
+        of_token = 6.0 * num_weights(config, manifest.vocab_size)
+    else:
+        of_token = flops_per_token(config, 0, manifest.row_length)
+    return of_token * num_tokens / max(1, sum(facts.documents))
 
 
 def class_weights(config: TrainConfig, facts: LabelFacts) -> Tensor | None:

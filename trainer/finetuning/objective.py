@@ -7,6 +7,7 @@ and each part has a default that changes nothing:
     files       `trainer.training.checks.fit`               none
     rows        `checks.fit`, `evaluate`, `audit`           the packed rows, whose targets are the next tokens
     model       `trainer.training.trainable.new_model`      the decoder
+    pretrained  `trainer.training.setup.restore`            new weights
     loss        `LossModule`, in training                   cross-entropy of the targets, with the settings of `loss`
     step        `trainer.training.step.accumulate`          one pass with `loss`, forward and backward
     measures    `LossModule` and `evaluate`                 cross-entropy of the targets
@@ -32,6 +33,7 @@ from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import Rows
 from trainer.config import ModelConfig, TrainConfig
 from trainer.data.batch import MicroBatch
+from trainer.model.decoder import num_weights
 from trainer.model.forward import LossFunction
 from trainer.run.measures import Measures
 
@@ -71,6 +73,14 @@ class Objective:
     model: Callable[[ModelConfig, int, int], nn.Module] | None = None
     """`(model_config, vocab_size, seed)` returns the model on the CPU in fp32, with weights that depend on the arguments alone. Its
     `forward(tokens_BL, layout)` returns logits for `loss`, (B, L, …)."""
+    num_weights: Callable[[ModelConfig, int], int] = num_weights
+    """`(model_config, vocab_size)` returns the number of weights of `model`, without memory for them."""
+    pretrained: Callable[[], Mapping[str, Tensor]] | None = None
+    """Returns the weights by name with which a new training begins, on each rank. It may lack those of `fresh`. None: those of
+    `model`. It is not called for a resume or a saved model."""
+    flops: Callable[[ModelConfig, Manifest], float] | None = None
+    """`(model_config, manifest)` returns the floating-point operations of forward and backward for each target; None: those of the
+    decoder for a token."""
     fresh: frozenset[str] = frozenset()
     """Names of parameters that the decoder lacks, such as those of a head. `--init` leaves them as `model` made them."""
     dropped: frozenset[str] = frozenset()

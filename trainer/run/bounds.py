@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -74,19 +75,22 @@ def check_ranks(recorded: object, threads: int, device: str) -> int:
     return recorded
 
 
-def check_model_size(model: ModelConfig, vocab_size: int, saved: int | None = None) -> None:
-    """Reject a decoder that cannot be built here, before memory is allocated for it.
+def check_model_size(
+    model: ModelConfig, vocab_size: int, saved: int | None = None, counted: Callable[[ModelConfig, int], int] = num_weights
+) -> None:
+    """Reject a model that cannot be built here, before memory is allocated for it.
 
     Args:
         model: its shape.
         vocab_size: number of pieces of the tokenizer.
-        saved: number of weights in a checkpoint of the decoder, if there is one.
+        saved: number of weights in a checkpoint of the model, if there is one.
+        counted: returns the number of weights of the model.
 
     Raises:
         CheckpointError: the checkpoint has another number of weights.
         ConfigError: the weights alone are larger than the free memory.
     """
-    needed = num_weights(model, vocab_size)
+    needed = counted(model, vocab_size)
     if saved is not None and needed != saved:
         raise CheckpointError(
             f"the settings describe a model of {needed} weights, and the checkpoint has {saved}; continue with the settings that "

@@ -17,8 +17,9 @@ from common.redaction import RedactingFormatter, secrets_of
 from common.settings.load import AUTO
 from common.storage_errors import naming
 from common.terminal_lines import LineHandler
+from data_pipeline.dataset.manifest import Manifest
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, steps_to_keep
-from trainer.config import CheckpointConfig, TrainConfig, settings_without_effect
+from trainer.config import CheckpointConfig, ModelConfig, TrainConfig, settings_without_effect
 from trainer.data.adjustments import Adjustments
 from trainer.distributed.group import Group, joined_group
 from trainer.distributed.replica_check import ReplicaCheck
@@ -137,8 +138,8 @@ def build_trainable(
     config, group = context.config, context.group
     if extension.build_model is not None and config.model.base_width is not None:
         raise ConfigError("model.base_width scales the built-in model, and the extension builds another one; remove one of them")
-    if extension.build_model is None and objective.model is None:
-        check_model_size(config.model, context.manifest.vocab_size)
+    if extension.build_model is None:
+        check_model_size(config.model, context.manifest.vocab_size, counted=objective.num_weights)
     model = new_model(extension, objective, config, context.manifest.vocab_size)
     if config.parallel == "ddp" or group.world_size == 1:
         model.to(group.device)  # FSDP moves each part when it cuts the weights
@@ -170,6 +171,8 @@ def restore(checked: Checked, built: tuple[Trainable, Adjustments], heartbeat: H
     elif init is not None and origin is not None:
         trainable.begin_with(checked.context.group.on_all(lambda: read_initial(init, origin)))
         _log.info("the weights are those of step %d of %s", origin.step, init)
+    elif (pretrained := checked.objective.pretrained) is not None:
+        trainable.begin_with(checked.context.group.on_all(pretrained))
     return Restored(trainable, state, adjustments, heartbeat)
 
 
@@ -217,6 +220,7 @@ def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: St
 def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: Ending, stop: StopRequest) -> Reporter:
     context, manifest = checked.context, checked.context.manifest
     config, group = context.config, context.group
+    flops = checked.objective.flops or _flops_per_token
     checked.clock.resume(restored.progress.seconds, restored.progress.ending_s)
     checked.limits.cooldown = restored.adjustments.cooldown()
     reporter = Reporter(
@@ -231,7 +235,7 @@ def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: 
         observer=LayerObserver(restored.trainable.model, group, config.log.layers_every_steps, config.log.histograms_every_steps),
         adjuster=adjuster,
         ending=ending,
-        flops_each=flops_per_token(config.model, manifest.vocab_size, manifest.row_length),
+        flops_each=flops(config.model, manifest),
         peak=peak_flops(device_name(group.device), rate_kind(config.number_format, tf32=config.tf32)),
         stragglers=StragglerDetector(),
         own_loss=restored.trainable.extension.own_loss is not None or restored.trainable.extension.has_step,
@@ -239,6 +243,10 @@ def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: 
     if restored.state is not None:
         reporter.restore(restored.state, rolled_back=False)
     return reporter
+
+
+def _flops_per_token(model: ModelConfig, manifest: Manifest) -> float:
+    return flops_per_token(model, manifest.vocab_size, manifest.row_length)
 
 
 def introduce(run: TrainingRun, *, continued: bool) -> None:
