@@ -44,7 +44,7 @@ from trainer.model.loss import cross_entropy_rows, cross_entropy_sum
 from trainer.run.events import MeasuresEvent
 from trainer.run.measures import Measures
 
-__all__ = ["LABELS_FILE", "DecoderClassifier", "LabelFacts", "gather", "make", "new_head"]
+__all__ = ["LABELS_FILE", "DecoderClassifier", "LabelFacts", "facts_in", "gather", "make", "new_head"]
 
 LABELS_FILE = "labels.json"
 _HEAD = frozenset({"head.weight", "head.bias"})

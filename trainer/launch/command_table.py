@@ -41,6 +41,7 @@ _ROWS = (
     _PLAN,
     _command("evaluate", "EvaluateOptions", "compute validation loss and perplexity of a checkpoint"),
     _command("generate", "GenerateOptions", "write text with the model of a checkpoint"),
+    _command("classify", "ClassifyOptions", "print the label of each text, with the model of a classification"),
     _command(
         "verify",
         "VerifyOptions",

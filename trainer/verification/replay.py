@@ -126,7 +126,9 @@ def replay_run(
         if copy is not None and extension is not None:
             copy.write_bytes(extension)  # executes exactly the bytes that were checked
         initial = _initial_settings(config, record, begin)
-        settings = config.model_copy(update={"data": data_folder(run, data).absolute(), "extension": copy} | initial)
+        settings = config.model_copy(
+            update={"data": data_folder(run, data).absolute(), "extension": copy, "encoder": _absolute(config.encoder)} | initial
+        )
         begin_again(run, again, begin)
         before = begin
         for stop in [*(step for step in store.steps() if begin < step < end), end]:
@@ -161,6 +163,10 @@ def _initial_settings(config: TrainConfig, record: Mapping[str, Any], begin: int
         )
     read_initial(config.init, origin)
     return {"init": config.init.absolute(), "init_checkpoint": str(origin.step)}
+
+
+def _absolute(path: Path | None) -> Path | None:
+    return None if path is None else path.absolute()
 
 
 def choose_start(saved: list[int], last: int, num_steps: int, wanted: int | None) -> int:
