@@ -1,0 +1,22 @@
+"""`import`: makes a run of a published model."""
+
+from __future__ import annotations
+
+from common.command_line import command_text
+from trainer.commands.options.import_model import ImportOptions
+from trainer.exchange.import_model import import_model
+
+__all__ = ["run"]
+
+
+def run(options: ImportOptions) -> None:
+    """Import the model, and print what it is and what can be done with it. Raises the errors of `import_model`."""
+    found, output = import_model(options.directory, options.output), options.output
+    print(
+        f"imported {output}: {found.model_type}, {found.num_weights / 1e6:.2f}M weights from {', '.join(found.types)}, vocabulary "
+        f"{found.vocab_size}\n"
+        f"weights {found.weights}\n"
+        f"write text      {command_text('generate', output, '--prompt', 'The ')}\n"
+        f"prepare data    {command_text('prepare', '--tokenizer.path', output, '--sources', 'TEXT', '--output', 'DATA')}\n"
+        f"train it on     {command_text('train', '--init', output, '--data', 'DATA', '--run', 'RUN', '--recipe', 'auto')}"
+    )
