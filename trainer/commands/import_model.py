@@ -11,12 +11,14 @@ __all__ = ["run"]
 
 def run(options: ImportOptions) -> None:
     """Import the model, and print what it is and what can be done with it. Raises the errors of `import_model`."""
-    found, output = import_model(options.directory, options.output), options.output
+    found, run_folder = import_model(options.directory, options.output), options.output
+    framing = [word for role in found.lacking for word in (f"--tokenizer.add_{role}", "false")]
+    prepare = command_text("prepare", "--tokenizer.path", run_folder, *framing, "--sources", "TEXT", "--output", "DATA")
     print(
-        f"imported {output}: {found.model_type}, {found.num_weights / 1e6:.2f}M weights from {', '.join(found.types)}, vocabulary "
-        f"{found.vocab_size}\n"
+        f"imported {run_folder}: {found.model_type}, {found.num_weights / 1e6:.2f}M weights from {', '.join(found.types)}, "
+        f"vocabulary {found.vocab_size}\n"
         f"weights {found.weights}\n"
-        f"write text      {command_text('generate', output, '--prompt', 'The ')}\n"
-        f"prepare data    {command_text('prepare', '--tokenizer.path', output, '--sources', 'TEXT', '--output', 'DATA')}\n"
-        f"train it on     {command_text('train', '--init', output, '--data', 'DATA', '--run', 'RUN', '--recipe', 'auto')}"
+        f"write text      {command_text('generate', run_folder, '--prompt', 'The ')}\n"
+        f"prepare data    {prepare}\n"
+        f"train it on     {command_text('train', '--init', run_folder, '--data', 'DATA', '--run', 'RUN', '--recipe', 'auto')}"
     )

@@ -48,6 +48,8 @@ class Imported:
     """Types of the numbers in the files."""
     vocab_size: int
     """Tokens of the tokenizer."""
+    lacking: tuple[str, ...]
+    """The roles `bos` and `eos` that no token of the tokenizer has."""
     weights: str
     """Digest of the weights."""
 
@@ -87,7 +89,8 @@ def import_model(directory: Path, output: Path) -> Imported:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     num_weights = sum(weight.numel() for weight in weights.values())
-    return Imported(architecture.model_type, num_weights, published.types, tokenizer.vocab_size, digest)
+    lacking = tuple(role for role, number in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id)) if number is None)
+    return Imported(architecture.model_type, num_weights, published.types, tokenizer.vocab_size, lacking, digest)
 
 
 def _with_vocabulary(directory: Path, model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
