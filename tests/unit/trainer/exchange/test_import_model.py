@@ -104,7 +104,7 @@ def test_the_command_says_what_was_imported_and_what_to_do_next(tmp_path: Path, 
     write_published(tmp_path / "published")
     run(ImportOptions(directory=tmp_path / "published", output=tmp_path / "run"))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"imported {tmp_path}/run: qwen3, 0.05M weights from F32, vocabulary 283"
+    assert lines[0] == f"imported {tmp_path}/run: qwen3, 0.06M weights from F32, vocabulary 283"
     assert lines[1] == f"weights {read_record(tmp_path / 'run')['weights']}"
     assert f"prepare --tokenizer.path {tmp_path}/run --tokenizer.add_bos false --sources TEXT" in lines[3]
     assert f"train --init {tmp_path}/run --data DATA" in lines[4]
