@@ -38,7 +38,6 @@ ENDINGS = {
     ".pl": "perl",
     ".pm": "perl",
     ".sh": "shell",
-    ".txt": "text",
 }
 FOLDERS = ("/usr/include", "/usr/lib", "/usr/share", sysconfig.get_path("stdlib"))
 CHUNK_CHARS = 400
@@ -153,7 +152,7 @@ def measure(folder: Path, *, encoder: bool) -> None:
         (folder / "encoder").mkdir()
         make_encoder(folder / "encoder", [json.loads(line)["text"] for line in chunks.read_text().splitlines()])
         to_prepare += ["--tokenizer.path", folder / "encoder"]
-        to_train += ["--encoder", folder / "encoder"]
+        to_train += ["--encoder", folder / "encoder", "--optim.lr", "2e-3"]
     _, prepare_s = called("data_pipeline", "prepare", *to_prepare)
     _, train_s = called("trainer", "train", *to_train)
     last = metrics(run, "measures")[-1]["values"]

@@ -60,7 +60,7 @@ def evaluate_run(options: EvaluateOptions) -> str:
         manifest, tokenizer = read_manifest(directory), load_tokenizer(run / "tokenizer")
         objective = saved_objective(run, config)
         rows = objective.rows(directory, manifest, "val", verify=config.verify_data)
-        _check_fit(run, directory, manifest, tokenizer, len(rows), config.model.context)
+        _check_fit(run, directory, manifest, tokenizer, len(rows), config.model.context if config.encoder is None else None)
         settings = config.eval if limit is None else config.eval.model_copy(update={"max_rows": limit})
         micro = min(settings.micro or config.batch.micro_rows, most_rows(config.model, manifest.row_length))
         settings = settings.model_copy(update={"micro": micro})
@@ -95,7 +95,7 @@ def _quarantined(run: Path, manifest: Manifest, step: int) -> frozenset[str]:
     return Adjustments.from_json(record.get("changes", ())).quarantined(step)
 
 
-def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, num_rows: int, context: int) -> None:
+def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, num_rows: int, context: int | None) -> None:
     """Raise if the model of a run cannot be evaluated on the data."""
     if manifest.tokenizer_digest != tokenizer.digest:
         raise ConfigError(
@@ -103,7 +103,7 @@ def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, 
             "the text with the tokenizer of the run. To compare models with different tokenizers, prepare the same text with each "
             "tokenizer, and compare bits per byte"
         )
-    if manifest.row_length > context:
+    if context is not None and manifest.row_length > context:
         raise ConfigError(
             f"{data}: its rows have {manifest.row_length} tokens, but the model of {run} accepts {context} (model.context); "
             f"prepare it with --row_length {context}"

@@ -227,7 +227,7 @@ def _tokenizer(data: Path, manifest: Manifest) -> Tokenizer:
 
 
 def _check_fit(config: TrainConfig, manifest: Manifest, train_rows: int, val_rows: int, group: Group) -> None:
-    if manifest.row_length > config.model.context:
+    if config.encoder is None and manifest.row_length > config.model.context:
         raise ConfigError(
             f"the rows in {config.data} have {manifest.row_length} tokens, but "
             f"model.context = {config.model.context}; raise model.context, or prepare with --row_length {config.model.context}"
