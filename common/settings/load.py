@@ -64,10 +64,11 @@ def load_settings(
     own = [variables, _nested(command_line)]
     if (path := model.recorded_in({name: value for layer in own for name, value in layer.items()})) is not None:
         layers = [_recorded(model, path, own), *own]
-    elif recipe == AUTO:
-        layers = [_nested(model.chosen({name: _value(layer, name) for layer in own for name in _flat_names(layer)})), *own]
     else:
-        layers = [_from_recipe(model, recipe), *own]
+        base = {} if recipe == AUTO else _from_recipe(model, recipe)
+        inherited = model.inherited(_flat([base, *own]))
+        base = _nested(model.chosen(inherited | _flat(own))) if recipe == AUTO else base
+        layers = [base, _nested(inherited), *own]
     merged: dict[str, Any] = {}
     for layer in layers:
         _merge(merged, layer)
@@ -93,6 +94,11 @@ def _recorded(model: type[Settings], path: Path, own: Sequence[Mapping[str, Any]
             f"add {options}, or none to leave it out"
         )
     return {name: value for name, value in values.items() if name not in model.not_recorded}
+
+
+def _flat(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings of several layers by their dotted names. The last layer that has a value wins."""
+    return {name: _value(layer, name) for layer in layers for name in _flat_names(layer)}
 
 
 def _value(values: Mapping[str, Any], name: str) -> Any:

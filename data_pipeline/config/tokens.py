@@ -45,7 +45,9 @@ class TokenizerSettings(Section):
         (), description="Names of more special tokens, such as <|user|>, which no text can produce. Not with `path`."
     )
     path: Path | None = Field(
-        None, description="Tokenizer that is used as it is: a tokenizer.json, a SentencePiece .model, or a folder with one."
+        None,
+        description="Tokenizer that is used as it is: a tokenizer.json, a SentencePiece .model, or a folder with one; the folder "
+        "of a run or of prepared data stands for its tokenizer.",
     )
     pad_token: str | None = Field(None, description="Name of the pad token in the tokenizer at path; none: its files name it.")
     unk_token: str | None = Field(None, description="Name of the unk token in the tokenizer at path; none: its files name it.")

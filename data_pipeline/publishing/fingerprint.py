@@ -71,9 +71,13 @@ def _files_at(path: Path) -> list[tuple[str, Path]]:
 
 
 def _files_of_tokenizer(path: Path) -> list[tuple[str, Path]]:
-    """Return the files that a supplied tokenizer is read from."""
+    """Return the files that a supplied tokenizer is read from.
+
+    In a run or prepared data the name of the file decides the kind of the tokenizer, so it counts too.
+    """
     model, *beside = supplied_files(path)
-    return [(_extensions(model), model), *((file.name, file) for file in beside)]
+    name = _extensions(model) if path in (model, model.parent) else model.name
+    return [(name, model), *((file.name, file) for file in beside)]
 
 
 def _extensions(path: Path) -> str:

@@ -18,6 +18,7 @@ from common.settings.model import Settings
 from trainer.config.automatic import choose_for
 from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig
 from trainer.config.health import AlertsConfig, GuardConfig, WatchdogConfig
+from trainer.config.initial import initial_model
 from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
 from trainer.config.run import BranchConfig, CheckpointConfig, EvalConfig, LimitsConfig, LogConfig, ResumeConfig
@@ -60,6 +61,14 @@ class TrainConfig(Settings):
     run: Path = Field(
         description="Directory of this run. A run in it is continued; without --data and --recipe, with its own settings."
     )
+    init: Path | None = Field(
+        None,
+        description="Directory of another run whose weights a new run begins with; none: new weights. Step, schedule and "
+        "optimizer begin anew. A run that has a checkpoint does not read it.",
+    )
+    init_checkpoint: Annotated[str, OnlyIf("init")] = Field(
+        "latest", pattern=r"^(latest|best|[0-9]{1,16})$", description="Checkpoint of `init`: latest, best, or its step."
+    )
     seed: int = Field(1337, ge=0, lt=1 << 63, description="Seed of the initial weights, the order of rows and the samples.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device to compute on; auto: GPUs if the machine has any.")
     threads: int | None = Field(
@@ -85,6 +94,7 @@ class TrainConfig(Settings):
     attention: Literal["auto", "varlen", "flex", "documents", "sdpa"] = Field(
         "auto", description="Kernel of the attention; auto: the fastest that the machine has."
     )
+    objective: Literal["language"] = Field("language", description="Kind of training: language predicts the next token.")
     extension: Path | None = Field(None, description="Python file with your own callbacks, loss, model or training step.")
     compile: Literal["auto", "on", "off"] = Field("auto", description="Whether torch.compile is used; auto: on CUDA only.")
     verify_data: bool = Field(True, description="Whether a shard's digest is checked when it is first opened.")
@@ -112,6 +122,11 @@ class TrainConfig(Settings):
     def chosen(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of the recipe `auto`. Raises PreparedDataError if the data is missing or damaged."""
         return choose_for(given)
+
+    @classmethod
+    def inherited(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the shape of the model of `init`. Raises CheckpointError if it is no run."""
+        return {} if given.get("init") is None else initial_model(given)
 
     @classmethod
     def recorded_in(cls, given: Mapping[str, Any]) -> Path | None:

@@ -58,6 +58,11 @@ class WeightAverage:
         """Return the average by the names of the weights. The tensors are not copied."""
         return dict(self._averages)
 
+    def begin_again(self) -> None:
+        """Start the average again with the weights that the model has now."""
+        for name, weight in self._weights.items():
+            self._averages[name].copy_(weight)
+
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore an average that `tensors` returned. It must be sharded if this average is.
 

@@ -106,7 +106,7 @@ _FILES = (
 )
 """Files that the program writes, in addition to the files that the record names."""
 _FOLDERS = (
-    r"tokenizer|ledger|heartbeat|stacks|tensorboard|checkpoints|checkpoints/objects"
+    r"tokenizer|objective|ledger|heartbeat|stacks|tensorboard|checkpoints|checkpoints/objects"
     r"|checkpoints/(\.bad-|\.)?step-\d{8,}(-\d+|\.tmp|\.deleted)?"
 )
 _CHECKED_LATER = re.compile(r"checkpoints/(?!objects$).*")
@@ -123,7 +123,7 @@ def check_places(run: Path) -> None:
     Raises:
         CheckpointError: one is a link, a pipe or another kind; the message names the first.
     """
-    own = re.compile(f"{_FILES}|extension\\.py|tokenizer/[^/]+")
+    own = re.compile(f"{_FILES}|extension\\.py|(tokenizer|objective)/[^/]+")
     for name, status in _entries(run, ""):
         is_folder = name == _OF_WANDB or re.fullmatch(_FOLDERS, name) is not None
         wanted = stat.S_ISDIR if is_folder else stat.S_ISREG

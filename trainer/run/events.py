@@ -25,6 +25,7 @@ __all__ = [
     "Event",
     "HardwareEvent",
     "LayersEvent",
+    "MeasuresEvent",
     "SampleEvent",
     "SaveEvent",
     "ScalarsEvent",
@@ -249,6 +250,18 @@ class ScalarsEvent(_Event):
 
 
 @dataclass(frozen=True)
+class MeasuresEvent(_Event):
+    """What an evaluation measures besides the loss, as the objective of the run defines it."""
+
+    name: ClassVar = "measures"
+    step: int
+    values: Mapping[str, float]
+    """Numbers by name. A `/` in a name divides a group from its members, such as `f1/python`."""
+    confusion: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Counts by true label and predicted label, without those that are 0; empty if the objective has no labels."""
+
+
+@dataclass(frozen=True)
 class LayersEvent(_Event):
     """Norms of each layer in one step, by the name of the layer."""
 
@@ -348,6 +361,7 @@ _Known = (
     | SampleEvent
     | ScoresEvent
     | ScalarsEvent
+    | MeasuresEvent
     | LayersEvent
     | HardwareEvent
     | SaveEvent
@@ -408,6 +422,10 @@ def _numbers(values: object) -> dict[str, float]:
     return {name: known for name, value in found.items() if (known := number(value)) is not None}
 
 
+def _counts(values: object) -> dict[str, int]:
+    return {name: _count(value) for name, value in values.items()} if isinstance(values, Mapping) else {}
+
+
 def _scores(groups: object) -> dict[str, Score]:
     tables = groups if isinstance(groups, Mapping) else {}
     return {
@@ -442,6 +460,9 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "str": lambda value: str(value or ""),
     "str | None": lambda value: None if value is None else str(value),
     "Mapping[str, float]": _numbers,
+    "Mapping[str, Mapping[str, int]]": lambda value: (
+        {name: _counts(row) for name, row in value.items()} if isinstance(value, Mapping) else {}
+    ),
     "Mapping[str, Any]": lambda value: value if isinstance(value, Mapping) else {},
     "tuple[int, ...]": lambda value: tuple(map(_count, _listed(value))),
     "tuple[Mapping[str, Any], ...]": lambda value: tuple(one for one in _listed(value) if isinstance(one, Mapping)),

@@ -4,6 +4,7 @@
 `changes` lists the adjustments: from which step on micro-batches were smaller than in the identity, shards were left out, or the
 learning rate fell in time for the end of `limits.minutes`.
 `origin` names the checkpoint of another run that a branch began with.
+`initial` names the checkpoint of another run whose weights this run began with; their digest is also part of the identity.
 `precision` holds the setting, the number format that it gave, and the reason; the identity and `config.toml` hold the format.
 `earlier` lists starts of the run with another identity or environment, oldest first: the last step, and the differing values.
 The record is sealed with a digest, and `files` holds the digests of the other files. It contains no host, user or path, and only
@@ -22,6 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, cast, get_args
 
 import torch
@@ -33,6 +35,7 @@ from common.files import (
     commit_directory,
     is_unfinished,
     open_input,
+    own_folder,
     parse_json,
     sealed,
     unfinished_path,
@@ -74,6 +77,7 @@ from trainer.run.metrics_file import METRICS, Known, events_until
 
 __all__ = [
     "Before",
+    "Origin",
     "check_identity",
     "check_nothing_saved",
     "complete_record",
@@ -84,12 +88,13 @@ __all__ = [
     "read_record",
     "read_record_if_any",
     "recorded_adjustments",
+    "recorded_initial",
     "recorded_micro",
     "recorded_precision",
 ]
 
 _log = logging.getLogger(__name__)
-_UNREPORTED = ("branch", "data", "recipe", "resume", "run")
+_UNREPORTED = ("branch", "data", "init", "init_checkpoint", "recipe", "resume", "run")
 _MAX_RANKS, _MAX_MICRO = 1 << 20, 65536
 _SETTINGS_THAT_CHANGE_BITS = (
     "model",
@@ -106,12 +111,14 @@ _SETTINGS_THAT_CHANGE_BITS = (
     "reproducibility",
     "parallel",
     "compile",
+    "objective",
 )
 
 _FIXED = (
     *(f"model.{name}" for name in ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "tie_embeddings")),
     "model.vocab_multiple",
     "optim.kind",
+    "objective",
 )
 """Settings that decide about the names and shapes of the tensors in checkpoints."""
 
@@ -125,10 +132,24 @@ class Before:
     """Step of the checkpoint from which the run resumes."""
 
 
-def identity_of(context: RunContext, *, decay_steps: int, extension_digest: str | None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Origin:
+    """A checkpoint of another run that a run began with."""
+
+    record: str
+    """Digest of the other run's `record.json`."""
+    step: int
+    weights: str
+    """Digest of the weights: those of the checkpoint, or their moving average."""
+
+
+def identity_of(
+    context: RunContext, *, decay_steps: int, extension_digest: str | None, digests: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
     """Return all that the bits of a run depend on, flat: `{"optim.lr": 0.001, "data": "sha256:…", "world_size": 2, …}`.
 
-    Under `elastic` the number of ranks is not part of it. `not_compared` names the values that count only on some devices.
+    `digests` has further digests: of the files of an objective, and of the weights that the run began with. Under `elastic` the
+    number of ranks is not part of the identity. `not_compared` names the values that count only on some devices.
     """
     config, group = context.config, context.group
     settings = config.model_dump(mode="json", include=set(_SETTINGS_THAT_CHANGE_BITS))
@@ -142,6 +163,7 @@ def identity_of(context: RunContext, *, decay_steps: int, extension_digest: str 
         "torch": torch.__version__,
         "nodes": group.num_nodes,
         "nccl": nccl_version() if group.device.type == "cuda" else None,
+        **digests,
     }
     return identity if config.reproducibility == "elastic" else identity | {"world_size": group.world_size}
 
@@ -281,8 +303,12 @@ def open_record(
     adjustments: Adjustments,
     before: Before | None,
     precision: ChosenPrecision,
+    of_objective: Mapping[str, bytes] = MappingProxyType({}),
+    initial: Origin | None = None,
 ) -> None:
     """Write `config.toml`, the tokenizer, the extension's source and `record.json` of a run that starts or resumes.
+
+    `of_objective` has the files of the objective by name, which the folder `objective` keeps.
 
     A run that resumes from `before` logs how identity, environment and settings differ from those of the start before.
     """
@@ -303,8 +329,17 @@ def open_record(
         write_atomic(run / "extension.py", extension)
     else:
         (run / "extension.py").unlink(missing_ok=True)
+    if of_objective:
+        own_folder(run / "objective")
+    for name, data in of_objective.items():
+        write_atomic(run / "objective" / name, data)
     tokenizer = sorted(path.relative_to(run).as_posix() for path in (run / "tokenizer").iterdir())
-    names = ["config.toml", *tokenizer, *(["extension.py"] if extension is not None else [])]
+    names = [
+        "config.toml",
+        *tokenizer,
+        *(f"objective/{name}" for name in of_objective),
+        *(["extension.py"] if extension is not None else []),
+    ]
     record = {
         "format": 1,
         "status": "training",
@@ -316,6 +351,8 @@ def open_record(
         "earlier": earlier,
         "files": _digests(run, names),
     }
+    if initial is not None:
+        record["initial"] = asdict(initial)
     if before is not None and "origin" in before.record:
         record["origin"] = before.record["origin"]
     write_atomic(run / "record.json", sealed(record))
@@ -465,6 +502,7 @@ class _RecordForm(Form):
     changes: list[Any] = Field(default_factory=list)
     earlier: list[_EarlierForm] = Field(default_factory=list)
     origin: _OriginForm | None = None
+    initial: _OriginForm | None = None
     step: Count | None = None
     weights: str | None = None
     ended_by: str | None = None
@@ -475,6 +513,12 @@ class _RecordForm(Form):
     def _check_adjustments(cls, changes: list[Any]) -> list[Any]:
         Adjustments.from_json(changes)
         return changes
+
+
+def recorded_initial(record: Mapping[str, Any] | None) -> Origin | None:
+    """Return the checkpoint of another run whose weights a run began with; None if there is none."""
+    found = None if record is None else record.get("initial")
+    return None if found is None else Origin(found["record"], found["step"], found["weights"])
 
 
 def recorded_micro(run: Path, record: Mapping[str, Any] | None) -> int | None:

@@ -20,7 +20,7 @@ from trainer.run.ledger import LEDGER, LedgerHead
 from trainer.run.metrics_file import METRICS, Known
 from trainer.run.progress import Progress
 
-__all__ = ["RunState", "copy_state", "load_whole", "read_progress"]
+__all__ = ["RunState", "copy_state", "load_checkpoint", "load_whole", "read_progress"]
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,30 @@ def load_whole(store: CheckpointStore, step: int) -> tuple[Checkpoint, RunState]
         return checkpoint, RunState.from_json(checkpoint.state)
     except ValueError as error:
         raise CheckpointError(f"{store.manifest_path(step)}: {error}; choose another checkpoint") from None
+
+
+def load_checkpoint(run: Path, which: str, *, option: str = "--checkpoint") -> Checkpoint:
+    """Return the verified checkpoint of a run that `which` names: `latest`, `best` or a step.
+
+    Args:
+        run: its directory, which is only read.
+        which: value of the option.
+        option: its name, for messages.
+
+    Raises:
+        CheckpointError: the checkpoint does not exist or is damaged.
+    """
+    store = CheckpointStore(run / "checkpoints")
+    steps = store.steps()
+    if not steps:
+        raise CheckpointError(f"{run}: the run has no checkpoint yet; train until the first one is saved")
+    if which not in ("latest", "best") and not which.isdecimal():
+        raise CheckpointError(f"{option} {which}: use latest, best, or one of the steps {', '.join(map(str, steps))}")
+    if which.isdecimal():
+        return load_whole(store, int(which))[0]
+    latest, state = load_whole(store, steps[-1])
+    best = state.progress.best_step
+    return latest if which == "latest" or best is None else load_whole(store, best)[0]
 
 
 def read_progress(store: CheckpointStore, step: int) -> Progress:

@@ -13,7 +13,6 @@ from common.errors import ConfigError, PreparedDataError
 from common.storage_errors import naming
 from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import Manifest, read_manifest
-from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import CheckpointStore, check_space
 from trainer.config import Precision, TrainConfig
@@ -22,6 +21,9 @@ from trainer.data.mixture import build_order
 from trainer.distributed.group import Group
 from trainer.distributed.shared_folders import check_same_data, check_shared
 from trainer.extensions.hooks import Extension
+from trainer.finetuning.choice import objective_of
+from trainer.finetuning.initial_weights import check_initial, check_same_initial, choose_initial
+from trainer.finetuning.objective import Objective
 from trainer.machine.memory import PeakMeter
 from trainer.machine.precision import ChosenPrecision, with_precision
 from trainer.model.attention import backend_of
@@ -35,12 +37,14 @@ from trainer.run.limits import Plan, plan_run, with_shorter_warmup
 from trainer.run.lock import locked_run
 from trainer.run.record import (
     Before,
+    Origin,
     check_identity,
     check_nothing_saved,
     identity_of,
     read_record,
     read_record_if_any,
     recorded_adjustments,
+    recorded_initial,
     recorded_micro,
     recorded_precision,
 )
@@ -60,6 +64,7 @@ class Fitted:
 
     context: RunContext
     precision: ChosenPrecision
+    objective: Objective
     data: RunData
     limits: Plan
     memory: PeakMeter
@@ -72,9 +77,12 @@ class Checked:
     context: RunContext
     precision: ChosenPrecision
     extension: Extension
+    objective: Objective
     data: RunData
     limits: Plan
     identity: Mapping[str, Any]
+    initial: Origin | None
+    """The checkpoint of another run whose weights the run began or begins with, None if there is none."""
     checkpoints: CheckpointStore
     before: Before | None
     """The previous start of the run, None if there is none. None on all ranks except rank 0."""
@@ -93,14 +101,15 @@ def fit(stack: ExitStack, config: TrainConfig, group: Group, extension: Extensio
     stack.enter_context(naming(config.run))  # a file that cannot be written from here on is a file of the run
     manifest, tokenizer = group.on_all(lambda: _open_data(stack, config, group))
     check_same_data(config.data, manifest.root_digest, group)
-    train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
-    val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
-    recorded_rows, recorded_format = group.on_main(lambda: _first_look(config))
+    objective = group.on_all(lambda: objective_of(config, manifest, extension.hooks))
+    train_rows = objective.rows(config.data, manifest, "train", verify=config.verify_data)
+    val_rows = objective.rows(config.data, manifest, "val", verify=config.verify_data)
+    recorded_rows, recorded_format = group.on_main(lambda: _first_look(config, manifest))
     config, precision = with_precision(config, group, recorded_format)
     backend = backend_of(config, group.device)
     memory = PeakMeter(group.device)
-    context = RunContext(config, manifest, group, backend, extension.has_step)
-    context = with_micro(context, extension, recorded_rows)
+    context = RunContext(config, manifest, group, backend, extension.has_step or objective.step is not None)
+    context = with_micro(context, extension, recorded_rows, objective)
     _check_fit(context.config, manifest, len(train_rows), len(val_rows), group)
     check_parallel(context.config, group)
     check_optimizer(context.config)
@@ -108,7 +117,7 @@ def fit(stack: ExitStack, config: TrainConfig, group: Group, extension: Extensio
     context = replace(context, config=config)
     order = build_order(config.seed, train_rows, manifest.sources, config.mixture.weights)
     limits = plan_run(config, manifest, len(train_rows))
-    return Fitted(context, precision, RunData(context, train_rows, val_rows, order, tokenizer), limits, memory)
+    return Fitted(context, precision, objective, RunData(context, train_rows, val_rows, order, tokenizer), limits, memory)
 
 
 def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension, clock: Clock) -> Checked:
@@ -116,7 +125,13 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     fitted = fit(stack, config, group, extension)
     context, limits = fitted.context, fitted.limits
     config, manifest = context.config, context.manifest
-    identity = identity_of(context, decay_steps=limits.decay_steps, extension_digest=extension.digest)
+    initial = group.on_main(lambda: _initial(config))
+    identity = identity_of(
+        context,
+        decay_steps=limits.decay_steps,
+        extension_digest=extension.digest,
+        digests=fitted.objective.digests | ({} if initial is None else {"init": initial.weights}),
+    )
     checkpoints = CheckpointStore(config.run / "checkpoints")
     before: list[Before] = []
 
@@ -138,9 +153,11 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
         context=context,
         precision=fitted.precision,
         extension=extension,
+        objective=fitted.objective,
         data=fitted.data,
         limits=limits,
         identity=identity,
+        initial=initial,
         checkpoints=checkpoints,
         before=before[0] if before else None,
         newest=newest,
@@ -157,7 +174,7 @@ def _open_data(stack: ExitStack, config: TrainConfig, group: Group) -> tuple[Man
     return manifest, _tokenizer(config.data, manifest)
 
 
-def _first_look(config: TrainConfig) -> tuple[int | None, Precision | None]:
+def _first_look(config: TrainConfig, manifest: Manifest) -> tuple[int | None, Precision | None]:
     """Return micro-batch and number format of an earlier start, or of the run to branch off.
 
     No file of the run may be read before its places are checked.
@@ -166,7 +183,18 @@ def _first_look(config: TrainConfig) -> tuple[int | None, Precision | None]:
     run = continued_run(config)
     record = read_record_if_any(run)
     continues = CheckpointStore(run / "checkpoints").steps()  # otherwise no weights exist that depend on the format
+    if not continues:
+        check_initial(config, manifest)
     return recorded_micro(run, record), recorded_precision(run, record) if continues else None
+
+
+def _initial(config: TrainConfig) -> Origin | None:
+    """Return the checkpoint of `init` that a new run begins with, or the recorded one of a run that continues."""
+    run = continued_run(config)
+    if not CheckpointStore(run / "checkpoints").steps():
+        return choose_initial(config)
+    check_same_initial(config, run)
+    return recorded_initial(read_record(run))
 
 
 def _checked_run(

@@ -17,6 +17,7 @@ from trainer.distributed.devices import num_gpus
 from trainer.distributed.group import joined_group
 from trainer.extensions.hooks import Extension
 from trainer.extensions.loading import load_extension
+from trainer.finetuning.objective import Objective
 from trainer.launch.local_ranks import expected_ranks
 from trainer.machine.determinism import configure_determinism
 from trainer.machine.memory import available_bytes, is_out_of_memory
@@ -81,7 +82,7 @@ def rehearse(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> 
         check_ranks(config, num_ranks)
         check_parallel(config, replace(group, world_size=num_ranks))
         free_bytes = available_bytes(group.device, here)
-        weights, step_s = _measured(replace(fitted.data, context=context), extension, num_ranks, now)
+        weights, step_s = _measured(replace(fitted.data, context=context), extension, fitted.objective, num_ranks, now)
         memory = estimate(
             *(config, manifest.vocab_size, manifest.row_length, num_ranks, config.batch.micro_rows),
             *(state_bytes_per_weight(config.optim), context.backend, group.device.type),
@@ -120,7 +121,9 @@ def _with_batch(context: RunContext, batch: BatchConfig) -> RunContext:
     return replace(context, config=context.config.model_copy(update={"batch": batch}))
 
 
-def _measured(data: RunData, extension: Extension, num_ranks: int, now: Callable[[], float]) -> tuple[int, float | None]:
+def _measured(
+    data: RunData, extension: Extension, objective: Objective, num_ranks: int, now: Callable[[], float]
+) -> tuple[int, float | None]:
     """Return the number of weights, and the expected seconds of a step; None if the memory is too small for one."""
     config, context = data.context.config, data.context
     micro_batches = -(-config.batch.micro_batches // num_ranks)
@@ -129,7 +132,7 @@ def _measured(data: RunData, extension: Extension, num_ranks: int, now: Callable
     context = _with_batch(context, BatchConfig(global_rows=probed * micro, micro=micro))
     weights = num_weights(config.model, context.manifest.vocab_size)
     try:
-        trainable, adjustments = build_trainable(context, extension, Adjustments(), 1)
+        trainable, adjustments = build_trainable(context, extension, objective, Adjustments(), 1)
         weights = sum(parameter.numel() for parameter in trainable.parameters)
         step_s = None if adjustments.made else measured_step_s(trainable, replace(data, context=context), now)
     except Exception as error:

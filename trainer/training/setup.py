@@ -27,7 +27,8 @@ from trainer.evaluation.tally import Grouping
 from trainer.extensions.hooks import Extension
 from trainer.extensions.loading import load_extension
 from trainer.extensions.trust import note_trained_with
-from trainer.extensions.user_model import seeded_model
+from trainer.finetuning.initial_weights import read_initial
+from trainer.finetuning.objective import Objective
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
 from trainer.machine.determinism import configure_determinism, device_name
@@ -39,7 +40,6 @@ from trainer.metrics.sinks.tensorboard_graph import model_graph
 from trainer.model.attention import describe_backend
 from trainer.model.decoder import Decoder, flops_per_token
 from trainer.model.float8 import convert_to_float8
-from trainer.model.forward import LossModule
 from trainer.model.parameters import parameters_by_name
 from trainer.optim.optimizers import build_optimizers
 from trainer.optim.weight_average import WeightAverage
@@ -63,7 +63,7 @@ from trainer.training.micro_batch_size import expected_memory
 from trainer.training.recovery import Recovery
 from trainer.training.reporter import Reporter
 from trainer.training.saver import Saver
-from trainer.training.trainable import Trainable, make_scaler
+from trainer.training.trainable import Trainable, make_scaler, new_loss, new_model
 from trainer.training.training_run import TrainingRun
 from trainer.watchdog.beat import Patience
 from trainer.watchdog.heartbeat import Heartbeat
@@ -126,28 +126,30 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
 
 def build(checked: Checked) -> tuple[Trainable, Adjustments]:
     """Return the model with new weights, wrapped for training, and the adjustments, with those that were needed to fit it."""
-    return build_trainable(checked.context, checked.extension, checked.adjustments, (checked.newest or 0) + 1)
+    step = (checked.newest or 0) + 1
+    return build_trainable(checked.context, checked.extension, checked.objective, checked.adjustments, step)
 
 
 def build_trainable(
-    context: RunContext, extension: Extension, adjustments: Adjustments, step: int
+    context: RunContext, extension: Extension, objective: Objective, adjustments: Adjustments, step: int
 ) -> tuple[Trainable, Adjustments]:
     """Return the model for a step with new weights, wrapped for training, and the adjustments, with those that it needed to fit."""
     config, group = context.config, context.group
     if extension.build_model is not None and config.model.base_width is not None:
         raise ConfigError("model.base_width scales the built-in model, and the extension builds another one; remove one of them")
-    if extension.build_model is None:
+    if extension.build_model is None and objective.model is None:
         check_model_size(config.model, context.manifest.vocab_size)
-    model = seeded_model(extension, config.model, context.manifest.vocab_size, config.seed)
+    model = new_model(extension, objective, config, context.manifest.vocab_size)
     if config.parallel == "ddp" or group.world_size == 1:
         model.to(group.device)  # FSDP moves each part when it cuts the weights
     if config.number_format == "float8":
         convert_to_float8(model, group.device)
-    loss = LossModule(model, config.loss, extension.own_loss)
+    loss = new_loss(model, extension, objective, config)
     module, accumulation, adjustments = wrapped(loss, context, adjustments, step)
     trainable = Trainable(
         context=context,
         extension=extension,
+        objective=objective,
         loss=loss,
         module=module,
         accumulation=accumulation,
@@ -159,12 +161,15 @@ def build_trainable(
 
 
 def restore(checked: Checked, built: tuple[Trainable, Adjustments], heartbeat: Heartbeat) -> Restored:
-    """Restore the tensors of the newest checkpoint, if there is one."""
+    """Restore the tensors of the newest checkpoint, if there is one. Otherwise load the weights that a new run begins with."""
     trainable, adjustments = built
-    state = None
+    init, origin, state = checked.context.config.init, checked.initial, None
     if checked.newest is not None:
         checkpoint, state = load_whole(checked.checkpoints, checked.newest)
         trainable.restore(checkpoint, state)
+    elif init is not None and origin is not None:
+        trainable.begin_with(checked.context.group.on_all(lambda: read_initial(init, origin)))
+        _log.info("the weights are those of step %d of %s", origin.step, init)
     return Restored(trainable, state, adjustments, heartbeat)
 
 
@@ -173,7 +178,8 @@ def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: St
     context, trainable, heartbeat = checked.context, restored.trainable, restored.heartbeat
     config, group, step = context.config, context.group, restored.progress.step
     source, before, precision = checked.extension.source, checked.before, checked.precision
-    group.on_main(lambda: write_record(context, checked.identity, source, restored.adjustments, before, precision))
+    files, initial = checked.objective.files, checked.initial
+    group.on_main(lambda: write_record(context, checked.identity, source, restored.adjustments, before, precision, files, initial))
     if group.is_main and config.log.report:
         stack.callback(report_at_end, config.run)  # after everything else is closed, for any end of the run
     ending = stack.enter_context(opened_ending(config, group, step))
@@ -254,8 +260,12 @@ def introduce(run: TrainingRun, *, continued: bool) -> None:
     if run.reporter.peak is None and device.type == "cuda":
         gpu = torch.cuda.get_device_name(device)
         _log.info("%s", unknown_mfu(gpu, rate_kind(config.number_format, tf32=config.tf32)))
-    if not continued and context.group.is_main and run.extension.build_model is None:  # a user's model may need real values
+    if not continued and context.group.is_main and _is_built_in(run):  # a user's model may need real values
         monitor.model(model_graph(partial(Decoder, config.model, context.manifest.vocab_size), context.manifest.row_length))
+
+
+def _is_built_in(run: TrainingRun) -> bool:
+    return run.extension.build_model is None and run.trainable.objective.model is None
 
 
 def _forecast(run: TrainingRun) -> Forecast:

@@ -18,7 +18,7 @@ from trainer.health.guard import Thresholds
 from trainer.machine.memory import is_out_of_memory, release_memory
 from trainer.optim.optimizers import step_unless
 from trainer.training.step_report import Gradient, PendingStep, StepInputs, StepReport, encode_report
-from trainer.training.trainable import Trainable
+from trainer.training.trainable import Trainable, own_step_loss
 
 __all__ = ["CannotContinueError", "train_step"]
 
@@ -86,6 +86,9 @@ def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> 
     losses = torch.zeros(batch.num_micro_batches, dtype=torch.float64, device=group.device)
     own_time = OwnTime(0.0, 0.0)
 
+    def own_loss_sum(micro: MicroStep) -> Tensor:
+        return own_step_loss(micro, trainable.extension, trainable.objective)
+
     def scaled(loss_sum: Tensor) -> Tensor:
         return trainable.scaler.scale(loss_sum * factor)
 
@@ -96,7 +99,7 @@ def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> 
             last = number == own[-1]
             micro = MicroStep(trainable.loss, trainable.module, rows, context, (inputs.step, number), scaled)
             with accumulation.micro_batch(last=last):
-                loss_sum = trainable.extension.step_loss(micro) if context.own_step else micro.loss_sum()
+                loss_sum = own_loss_sum(micro) if context.own_step else micro.loss_sum()
                 if last:
                     own_time = inputs.before_exchange()  # from here on this rank may have to wait for others
                 if not context.own_step:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -12,11 +12,15 @@ from torch import Tensor, nn
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer
 from trainer.checkpoint import Checkpoint
+from trainer.config import TrainConfig
 from trainer.data.adjustments import Adjustments
 from trainer.data.batch import GlobalBatch
 from trainer.data.loader import prefetched_batches
 from trainer.data.order import RowOrder
 from trainer.extensions.hooks import Extension, RunView
+from trainer.extensions.micro_step import MicroStep
+from trainer.extensions.user_model import seeded_model
+from trainer.finetuning.objective import LANGUAGE, Objective
 from trainer.model.forward import LossModule
 from trainer.model.parameters import parameters_by_name
 from trainer.optim.optimizers import optimizer_tensors, restore_optimizer
@@ -27,7 +31,7 @@ from trainer.run.context import RunContext
 from trainer.run.progress import Progress
 from trainer.run.state import RunState
 
-__all__ = ["RunData", "Trainable", "make_scaler"]
+__all__ = ["RunData", "Trainable", "make_scaler", "new_loss", "new_model", "own_step_loss"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ class Trainable:
     optimizers: tuple[torch.optim.Optimizer, ...]
     average: WeightAverage | None = None
     """The moving average of the weights, None if the settings turn it off."""
+    objective: Objective = LANGUAGE
 
     @property
     def model(self) -> nn.Module:
@@ -101,6 +106,19 @@ class Trainable:
         average = full_tensors(self.average.tensors(), self.context.group) if self.average else {}
         return Checkpoint(state.progress.step, self.weights(), moments, state.to_json(), average)
 
+    def begin_with(self, weights: Mapping[str, Tensor]) -> None:
+        """Replace the weights of a new model, and its moving average, by those of another run.
+
+        The objective names the weights that only one of the two models has.
+
+        Raises:
+            CheckpointError: other names, or the shapes, differ from those of the model.
+        """
+        common = {name: weight for name, weight in weights.items() if name not in self.objective.dropped}
+        load_full(self.model, common, new=self.objective.fresh, remedy="choose another init, or the extension that built its model")
+        if self.average is not None:
+            self.average.begin_again()
+
     def restore(self, checkpoint: Checkpoint, state: RunState) -> None:
         """Restore the weights, the state of the optimizers, the moving average and the scaler."""
         load_full(self.model, checkpoint.model)
@@ -124,6 +142,24 @@ class Trainable:
         """Restore a state of `copy_of_scaler` if `where` is true on the device."""
         for now, earlier in zip(_tensors_of(self.scaler), before, strict=True):
             now.copy_(torch.where(where, earlier, now))
+
+
+def new_model(extension: Extension, objective: Objective, config: TrainConfig, vocab_size: int) -> nn.Module:
+    """Return the model of a run with new weights, on the CPU in fp32. Raises the errors of `seeded_model`."""
+    if objective.model is not None:
+        return objective.model(config.model, vocab_size, config.seed)
+    return seeded_model(extension, config.model, vocab_size, config.seed)
+
+
+def new_loss(model: nn.Module, extension: Extension, objective: Objective, config: TrainConfig) -> LossModule:
+    """Return a model with the loss of its run."""
+    score = None if objective.measures is None else objective.measures.score
+    return LossModule(model, config.loss, extension.own_loss or objective.loss, score)
+
+
+def own_step_loss(micro: MicroStep, extension: Extension, objective: Objective) -> Tensor:
+    """Let the extension or the objective make all passes over a micro-batch. Return the sum of its losses, without a gradient."""
+    return extension.step_loss(micro) if objective.step is None else objective.step(micro).detach().float()
 
 
 def make_scaler(context: RunContext) -> torch.amp.GradScaler:

@@ -30,7 +30,8 @@ from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import OtherFormatError, parse_manifest
 from trainer.data.mixture import build_order
 from trainer.data.order import RowOrder
-from trainer.run.directory import data_folder
+from trainer.finetuning.choice import saved_objective
+from trainer.run.directory import data_folder, load_config
 from trainer.run.ledger import LEDGER, LedgerHead, read_ledger
 from trainer.run.record import read_record
 from trainer.run.state import RunState
@@ -93,7 +94,8 @@ def opened_data(run: Path, data: Path | None) -> Iterator[tuple[Path, Manifest, 
     directory = data_folder(run, data)
     with reading(directory, f"audit of run {run.absolute().name}"):
         manifest = read_manifest(directory)
-        yield directory, manifest, Rows(directory, manifest, "train", verify=True)
+        rows = saved_objective(run, load_config(run)).rows
+        yield directory, manifest, rows(directory, manifest, "train", verify=True)
 
 
 def order_builder(run: Path, directory: Path, manifest: Manifest, rows: Rows) -> Callable[[Mapping[str, Any]], RowOrder]:
