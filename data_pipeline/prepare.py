@@ -86,7 +86,7 @@ def prepare(config: PrepareConfig) -> Manifest:
             checks.check_selected(selected)
             rejects = write_rejects(job, read, split, selected, cuts)
             documents = documents_of(job, tokenized, selected)
-            packed = pack_all(run, config.row_length, config.packing, tokenizer, documents, work)
+            packed = pack_all(run, config.row_length, config.packing, tokenizer, documents, work, has_pairs=config.has_pairs)
 
         rows = [(task.split, result) for task, result in packed]
         results = Results(partitions, read, duplicates, split, tokenizer, classifier, tokenized, cuts, selected, rows, ignored)

@@ -17,7 +17,7 @@ from typing import Any
 from common.errors import ConfigError, PreparedDataError
 from common.files import UnusableFileError, read_input
 from data_pipeline.config import ChatSettings, TokenizerSettings
-from data_pipeline.tokenizer import NamedToken, Tokenizer, open_supplied
+from data_pipeline.tokenizer import NamedToken, Tokenizer, open_supplied, supplied_files
 from data_pipeline.tokenizer.special import CONFIG_FILE, OWN_NAMES
 
 __all__ = ["TEMPLATE_FILE", "ChatTemplate", "chosen_template", "saved_template", "template_source"]
@@ -92,7 +92,7 @@ def template_source(chat: ChatSettings, tokenizer: TokenizerSettings) -> str:
     if chat.template != "tokenizer":
         return (_NAMED / f"{chat.template}.jinja").read_text(encoding="utf-8")
     assert tokenizer.path is not None  # the settings check it
-    folder = tokenizer.path if tokenizer.path.is_dir() else tokenizer.path.parent
+    folder = supplied_files(tokenizer.path)[0].parent
     try:
         return _source_in(folder)
     except FileNotFoundError:

@@ -31,6 +31,11 @@ class EncodedChat:
         """Return a document without tokens."""
         return EncodedChat(np.empty(0, np.int32), np.empty(0, np.bool_))
 
+    @property
+    def num_answers(self) -> int:
+        """Number of answers that follow a token without a loss."""
+        return int((~self.has_loss_T[:-1] & self.has_loss_T[1:]).sum())
+
     def fitted(self, row_length: int, *, may_cut: bool) -> EncodedChat | None:
         """Return what fits into a row; None if that is nothing to train on, or if it does not fit and must not be cut."""
         if len(self.ids_T) <= row_length:

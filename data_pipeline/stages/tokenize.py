@@ -187,6 +187,8 @@ def _chats(
     config = task.config
     cut = config.chat.too_long == "truncate" and not config.has_pairs
     fitted = [chat.fitted(config.row_length, may_cut=cut) for chat in encoded]
+    if config.has_pairs:  # a tokenizer that has no token for an answer leaves a pair that cannot be cut in two
+        fitted = [chat if chat is not None and chat.num_answers == 2 else None for chat in fitted]
     num_cut = sum(after is not None and after is not before for before, after in zip(encoded, fitted, strict=True))
     counts = {"documents": len(encoded), "cut": num_cut, "too_long": fitted.count(None)}
     result.chats = add_counts([result.chats, counts])
