@@ -81,6 +81,9 @@ class Objective:
     """Makes all passes over a micro-batch, backward too, and returns the sum of its losses without a gradient."""
     measures: Measures | None = None
     """What an evaluation measures."""
+    reference: Callable[[nn.Module], None] | None = None
+    """Takes a copy of the model with the weights that the run began with, on the device of the run, before the first pass. The run
+    must begin with the weights of another run, and keeps them in its folder."""
     comparable: bool = True
     """Whether the training loss is the one that evaluations measure if the settings of `loss` are plain. If not, the alerts that
     compare both are off."""

@@ -112,6 +112,7 @@ _SETTINGS_THAT_CHANGE_BITS = (
     "parallel",
     "compile",
     "objective",
+    "preference",
 )
 
 _FIXED = (
