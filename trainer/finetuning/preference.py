@@ -70,6 +70,7 @@ def make_preference(config: TrainConfig, _files: Mapping[str, bytes]) -> Objecti
     return Objective(
         rows=PairRows,
         step=preference.step,
+        of_steps=("accuracy", "margin"),
         measures=Measures(preference.score, _count, _event, _lines),
         comparable=False,
         reference=preference.hold,
@@ -143,14 +144,16 @@ class _Preference:
 
     def step(self, micro: Passes) -> Tensor:
         """Make the passes over a micro-batch."""
-        loss_sum: Tensor = micro.forward(self.loss_sum)
-        micro.backward(loss_sum)
-        return loss_sum
+        sums: Tensor = micro.forward(self.sums)
+        micro.backward(sums[0])
+        return sums
 
-    def loss_sum(self, model: nn.Module, inputs: PassInputs) -> Tensor:
-        """Return the sum of the losses of all pairs, fp32."""
+    def sums(self, model: nn.Module, inputs: PassInputs) -> Tensor:
+        """Return the sum of the losses of all pairs, the number of those whose better answer wins, and the sum of margins, fp32."""
         margins_BL = self._margins(model, inputs)
-        return torch.where(inputs.targets == IGNORE, 0.0, pair_losses(margins_BL, self._smoothing)).sum()
+        losses_BL = pair_losses(margins_BL, self._smoothing)
+        numbers_BLK = torch.stack([losses_BL, (margins_BL.detach() > 0).float(), margins_BL.detach()], -1)
+        return torch.where((inputs.targets == IGNORE)[..., None], 0.0, numbers_BLK).sum((0, 1))
 
     def score(self, model: nn.Module, inputs: PassInputs) -> Tensor:
         """Return loss and margin of each pair at its target, (B, L, 2)."""

@@ -240,6 +240,7 @@ def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: 
         peak=peak_flops(device_name(group.device), rate_kind(config.number_format, tf32=config.tf32)),
         stragglers=StragglerDetector(),
         own_loss=restored.trainable.extension.own_loss is not None or restored.trainable.extension.has_step,
+        of_steps=restored.trainable.objective.of_steps,
     )
     if restored.state is not None:
         reporter.restore(restored.state, rolled_back=False)
