@@ -92,7 +92,9 @@ def _parsed(text: str) -> list[Any] | None:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise MessagesError(Reason.LONE_SURROGATE, "a message contains a lone surrogate") from None
-    return value if isinstance(value, list) and all(isinstance(one, dict) and {"role", "from"} & one.keys() for one in value) else None
+    return (
+        value if isinstance(value, list) and all(isinstance(one, dict) and {"role", "from"} & one.keys() for one in value) else None
+    )
 
 
 def _messages(value: Any, name: str) -> list[Message]:
@@ -107,7 +109,9 @@ def _messages(value: Any, name: str) -> list[Message]:
 
 def _message(value: Any, place: str) -> Message:
     if not isinstance(value, dict):
-        raise MessagesError(Reason.MESSAGES_MALFORMED, f"{place} is {_kind(value)}, but an object with role and content is expected")
+        raise MessagesError(
+            Reason.MESSAGES_MALFORMED, f"{place} is {_kind(value)}, but an object with role and content is expected"
+        )
     other = "role" not in value and "from" in value
     role, content = (value.get("from"), value.get("value")) if other else (value.get("role"), value.get("content"))
     if not isinstance(role, str):

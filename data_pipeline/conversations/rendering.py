@@ -164,7 +164,7 @@ class ChatRenderer:
     def _asked_once(self, request: dict[str, Any]) -> dict[str, Any] | None:
         if self._program is None:
             self._program = ConfinedProgram(_CHILD, _SILENCE_S)
-            variables = {name: value for name, value in self._template.variables.items()}
+            variables = dict(self._template.variables)
             setup = {"template": self._template.source, "variables": variables, "seconds": _SECONDS, "memory_bytes": _MEMORY_BYTES}
             self._program.write(_message(setup))
         try:

@@ -117,14 +117,14 @@ def _answer(template: jinja2.Template, variables: dict[str, Any], request: dict[
 def _span(whole: str, before: str, after: str, message: dict[str, Any]) -> list[int]:
     """Return start and end of an answer with its end of turn, from the text before the answer and that up to its end."""
     if not whole.startswith(after):
-        place = len(os.path.commonprefix([whole, after]))
+        place = _num_common(whole, after)
         raise _Refused(
             "the text of the first messages is not the beginning of the text of all messages (they differ after "
             f"{whole[max(place - 20, 0) : place]!r}), so it is unknown which text is the answer; use a template that never "
             "changes earlier turns, or one with {% generation %} blocks"
         )
     if not after.startswith(before):
-        place = len(os.path.commonprefix([before, after]))
+        place = _num_common(before, after)
         raise _Refused(
             f"the prompt of an answer ends with {before[place:][:40]!r}, but the text with the answer continues with "
             f"{after[place:][:40]!r} there; use a template whose prompt is the beginning of the text, or one with "
@@ -135,6 +135,12 @@ def _span(whole: str, before: str, after: str, message: dict[str, Any]) -> list[
     trimmed = answer.rstrip()
     # White space after the end of a turn belongs to the template. It is the end of the turn only if nothing else is.
     return [len(before), len(before) + len(answer if trimmed.endswith(content) and content else trimmed)]
+
+
+def _num_common(first: str, second: str) -> int:
+    """Return the number of characters with which both texts begin."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))
 
 
 def _marked_spans(text: str, marks: str) -> tuple[str, list[list[int]]]:
@@ -154,7 +160,7 @@ class _Generation(jinja2.ext.Extension):
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.CallBlock:
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         marks = jinja2.nodes.Name("_marks", "load")
@@ -184,9 +190,7 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     return environment
 
 
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
+def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
     """Return JSON without the escapes for HTML that Jinja's own filter makes."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 

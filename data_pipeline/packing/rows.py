@@ -77,9 +77,7 @@ def cut_into_windows(batches: Iterable[Window], window_tokens: int) -> Iterator[
         yield Window.join(pending)
 
 
-def fill_rows(
-    window: Window, packing: Packing, row_length: int, pad_id: int, *, has_pairs: bool = False
-) -> Iterator[ShardContent]:
+def fill_rows(window: Window, packing: Packing, row_length: int, pad_id: int, *, has_pairs: bool = False) -> Iterator[ShardContent]:
     """Yield the rows of a packed window, `FILL_TOKENS` tokens at a time. All rows at once would be another copy of the window.
 
     With `has_pairs` each document is a preference pair, and becomes two segments.
@@ -101,8 +99,8 @@ def fill_rows(
         if window.has_loss_T is not None:
             mask = LossMask.of(np.concatenate([window.has_loss_T[piece] for piece in pieces]), filled_R)
             if has_pairs:
-                first = np.array([_length_of_first(window.has_loss_T[piece]) for piece in pieces], np.int64)
-                lengths = np.stack([first, lengths - first], axis=1).reshape(-1)
+                chosen = np.array([_length_of_first(window.has_loss_T[piece]) for piece in pieces], np.int64)
+                lengths = np.stack([chosen, lengths - chosen], axis=1).reshape(-1)
                 ids_S, num_segments_R = np.repeat(ids_S, 2), 2 * num_segments_R
         yield ShardContent(tokens_RL, lengths.astype(np.uint32), ids_S, num_segments_R, mask)
 

@@ -105,9 +105,7 @@ def _parquet_batches(
     yield from table.iter_batches(_batch_rows(table.metadata), columns=columns, use_threads=False)
 
 
-def _arrow_batches(
-    file: io.RawIOBase, needed: dict[str, str], metadata: list[str], *, any_type: bool
-) -> Iterator[pa.RecordBatch]:
+def _arrow_batches(file: io.RawIOBase, needed: dict[str, str], metadata: list[str], *, any_type: bool) -> Iterator[pa.RecordBatch]:
     """Yield the rows of an Arrow IPC file (Feather 2), or of an Arrow IPC stream, as Hugging Face's datasets library writes it."""
     open_reader = pa.ipc.open_file if file.read(len(_FILE_MAGIC)) == _FILE_MAGIC else pa.ipc.open_stream
     file.seek(0)

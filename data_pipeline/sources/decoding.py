@@ -18,7 +18,18 @@ from typing import Any, Literal
 from data_pipeline.config import ChatSettings, Kind, RecordSettings
 from data_pipeline.documents import Document, Reason, Rejection
 
-__all__ = ["BOM", "MalformedError", "Origin", "chat_fields", "decode", "explain_bytes", "has_surrogate", "is_chat", "metadata_json", "with_end"]
+__all__ = [
+    "BOM",
+    "MalformedError",
+    "Origin",
+    "chat_fields",
+    "decode",
+    "explain_bytes",
+    "has_surrogate",
+    "is_chat",
+    "metadata_json",
+    "with_end",
+]
 
 BOM = b"\xef\xbb\xbf"
 _FOREIGN_MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
@@ -47,7 +58,6 @@ class Origin:
         """Return a document of this file that begins at `line` and byte `offset`. A prompt precedes the text without a loss."""
         parts = (len(prompt), len(text)) if prompt else ()
         return Document(prompt + text, self.path, line, offset, self.kind, self.markup, metadata, parts)
-
 
     def chat(self, fields: Mapping[str, Any], line: int, offset: int, metadata: str = "") -> Document:
         """Return a document whose text is the JSON object of a conversation or a preference pair.

@@ -15,7 +15,16 @@ import orjson
 
 from data_pipeline.config import LimitSettings, RecordSettings
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.sources.decoding import BOM, MalformedError, Origin, chat_fields, explain_bytes, has_surrogate, metadata_json, with_end
+from data_pipeline.sources.decoding import (
+    BOM,
+    MalformedError,
+    Origin,
+    chat_fields,
+    explain_bytes,
+    has_surrogate,
+    metadata_json,
+    with_end,
+)
 from data_pipeline.sources.streams import Line
 
 __all__ = ["parse_json_line", "parse_quickly", "parse_strictly"]

@@ -183,7 +183,9 @@ def _chats(
     special = batch.column("special").to_pylist()
     parts = batch.column("parts").to_pylist()
     places = [place for place, lengths in enumerate(special) if lengths]
-    encoded = encode_chats(tokenizer, *([column[place] for place in places] for column in (texts, parts, special)))
+    encoded = encode_chats(
+        tokenizer, [texts[place] for place in places], [parts[place] for place in places], [special[place] for place in places]
+    )
     config = task.config
     cut = config.chat.too_long == "truncate" and not config.has_pairs
     fitted = [chat.fitted(config.row_length, may_cut=cut) for chat in encoded]
@@ -195,9 +197,7 @@ def _chats(
     return {place: chat or EncodedChat.nothing() for place, chat in zip(places, fitted, strict=True)}
 
 
-def _with_chats(
-    encoded: Encoded, has_loss_T: NDArray[np.bool_], chats: Mapping[int, EncodedChat]
-) -> tuple[Encoded, LossMask]:
+def _with_chats(encoded: Encoded, has_loss_T: NDArray[np.bool_], chats: Mapping[int, EncodedChat]) -> tuple[Encoded, LossMask]:
     """Return the documents with the conversations in their places, and their loss mask."""
     if not chats:
         return encoded, LossMask.of(has_loss_T, np.diff(encoded.ends_D, prepend=0))

@@ -121,14 +121,14 @@ class HuggingFaceTokenizer(Tokenizer):
     @property
     def named_tokens(self) -> tuple[NamedToken, ...]:
         """The tokens that the file marks as special, and bos and eos."""
-        ends = {self._special.names[role] for role in ("bos", "eos")}
+        ends = {name for role in ("bos", "eos") if (name := self._special.names[role]) is not None}
         found = self._library.get_added_tokens_decoder()
         marked = {
             token.content: NamedToken(token.content, number, token.lstrip, token.rstrip)
             for number, token in sorted(found.items())
             if token.special or token.content in ends
         }
-        rest = {name: NamedToken(name, number) for name in ends - {None} if (number := self.token_id(name)) is not None}
+        rest = {name: NamedToken(name, number) for name in sorted(ends) if (number := self.token_id(name)) is not None}
         return tuple({**rest, **marked}.values())
 
     @property

@@ -54,8 +54,8 @@ def gather_preference(config: TrainConfig, manifest: Manifest) -> Mapping[str, b
     """
     if not manifest.has_pairs:
         raise ConfigError(
-            f"objective = preference needs preference pairs, and {config.data} has none; prepare records with --records.chosen_field "
-            "and --records.rejected_field"
+            f"objective = preference needs preference pairs, and {config.data} has none; prepare records with "
+            "--records.chosen_field and --records.rejected_field"
         )
     if config.init is None and not (config.run / "record.json").is_file():
         raise ConfigError(
@@ -211,7 +211,7 @@ def _log_probabilities(model: nn.Module, inputs: PassInputs, targets_BL: Tensor)
     targets_N = functional.pad(targets_BL.flatten(), (0, beyond), value=IGNORE)
     losses = [
         cast(Tensor, checkpoint(_chunk_losses, hidden_CD, weight_VD, targets_C, use_reentrant=False, preserve_rng_state=False))
-        for hidden_CD, targets_C in zip(hidden_ND.split(size), targets_N.split(size), strict=True)
+        for hidden_CD, targets_C in zip(torch.split(hidden_ND, size), torch.split(targets_N, size), strict=True)
     ]
     return -torch.cat(losses)[:num_positions].view_as(targets_BL)
 
@@ -237,5 +237,3 @@ def _event(step: int, table: NDArray[np.int64]) -> MeasuresEvent:
 
 def _lines(event: MeasuresEvent) -> str:
     return f"pairs: accuracy {event.values['accuracy']:.3f}, margin {event.values['margin']:.4f} nats"
-
-

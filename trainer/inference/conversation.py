@@ -43,7 +43,9 @@ HELP = "\n".join(
 )
 
 
-_CHAT_HELP = HELP.replace("Each line is a prompt; //text is the prompt /text.", "Each line is a message; //text is the message /text.")
+_CHAT_HELP = HELP.replace(
+    "Each line is a prompt; //text is the prompt /text.", "Each line is a message; //text is the message /text."
+)
 _CHAT_HELP = _CHAT_HELP.replace("ends a continuation", "ends an answer") + f"\n  {'/new':<23}Begin a new conversation."
 
 

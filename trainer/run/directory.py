@@ -25,7 +25,17 @@ from data_pipeline.dataset.layout import MANIFEST
 from trainer.config import TrainConfig
 from trainer.distributed.devices import check_no_gpu_is_hidden
 
-__all__ = ["REFERENCE", "check_places", "data_folder", "foreign_files", "load_config", "make_folder", "open_own", "read_id", "settings_here"]
+__all__ = [
+    "REFERENCE",
+    "check_places",
+    "data_folder",
+    "foreign_files",
+    "load_config",
+    "make_folder",
+    "open_own",
+    "read_id",
+    "settings_here",
+]
 
 REFERENCE = "objective/reference.safetensors"
 """The initial weights of a run whose objective compares the model with them."""

@@ -69,9 +69,7 @@ class Gradient:
     measures."""
 
 
-def encode_report(
-    group: Group, batch: GlobalBatch, inputs: StepInputs, gradient: Gradient | None, num_measures: int = 0
-) -> Tensor:
+def encode_report(group: Group, batch: GlobalBatch, inputs: StepInputs, gradient: Gradient | None, num_measures: int = 0) -> Tensor:
     """Return this rank's part of the report of a step, fp64: notes, the own times of the ranks in pairs, measures, losses.
 
     A rank without a gradient reports zero losses. Its step is void, so its loss is not used.
@@ -205,7 +203,9 @@ class PendingStep:
             memory_votes=int(memory_votes),
             data_votes=int(data_votes),
             fault=self._fault,
-            measures=tuple(math.fsum(sums[number * size : (number + 1) * size]) / self._normaliser for number in range(num_measures)),
+            measures=tuple(
+                math.fsum(sums[number * size : (number + 1) * size]) / self._normaliser for number in range(num_measures)
+            ),
         )
 
 

@@ -36,8 +36,8 @@ class GenerateOptions(SamplingOptions, CheckpointOptions):
     raw: bool = Field(False, description="Write control characters of the text to the terminal unchanged.")
     interactive: bool = Field(
         False,
-        description="Read prompts from the terminal, or hold a conversation if the data of the run has a chat template. /help shows "
-        "its commands.",
+        description="Read prompts from the terminal, or hold a conversation if the data of the run has a chat template. "
+        "/help shows its commands.",
     )
     system: Annotated[str | None, Place(metavar="TEXT")] = Field(
         None, description="System message of a conversation (--interactive, with a chat template)."
