@@ -144,7 +144,7 @@ class ChatRenderer:
         used = set(content) | set(self._template.source)
         free = (character for number in range(_FIRST_PRIVATE, 0x110000) if (character := chr(number)) not in used)
         marks = "".join(islice(free, 2))
-        place_of = {name: next(free) for name in self._names if name in content}
+        place_of = {name: next(free) for name in self._names if json.dumps(name, ensure_ascii=False)[1:-1] in content}
         safe = _replaced(list(messages), place_of) if place_of else messages
         answer = self._asked({"messages": safe, "marks": marks, "prompt": prompt})
         if "refused" in answer:
@@ -205,7 +205,13 @@ def _replaced(value: Any, place_of: dict[str, str]) -> Any:
 
 def _cut(text: str, spans: Sequence[Sequence[int]], special: Sequence[tuple[int, int]], names: dict[str, str]) -> Rendered:
     """Return the text with the names in the place of the placeholders, and the lengths of its parts and pieces."""
-    return Rendered(_restored(text, names), _lengths(text, spans, names), _lengths(text, special, names))
+
+    def outside(border: int) -> int:
+        """Return the end of the special token that a border cuts: a token can take white space that is not part of an answer."""
+        return next((end for start, end in special if start < border < end), border)
+
+    whole = [[outside(border) for border in span] for span in spans]
+    return Rendered(_restored(text, names), _lengths(text, whole, names), _lengths(text, special, names))
 
 
 def _lengths(text: str, spans: Sequence[Sequence[int]], names: dict[str, str]) -> tuple[int, ...]:
