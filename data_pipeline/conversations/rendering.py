@@ -126,7 +126,7 @@ class ChatRenderer:
         """
         messages = [{"role": "user", "content": _USER}, {"role": "assistant", "content": _ANSWER}]
         try:
-            rendered = self.conversation([*messages, *messages])
+            rendered = self.conversation(messages)
         except MessagesError as error:
             raise ConfigError(f"the chat template cannot be used: {error}") from None
         ends = list(accumulate(rendered.parts))

@@ -34,7 +34,14 @@ __all__ = ["TEXT_SCHEMA", "ReadResult", "ReadTask", "read_all", "read_partition"
 
 
 def read_all(job: Job, chat: ChatTemplate | None = None) -> list[ReadResult]:
-    """Read, clean and judge every partition. The template turns conversations into text."""
+    """Read, clean and judge every partition. The template turns conversations into text.
+
+    Raises:
+        ConfigError: the template cannot be used for any conversation.
+    """
+    with _opened(chat) as chats:
+        if chats is not None:
+            chats.end_of_turn()
     tasks = [
         ReadTask(partition, job.config, job.place("keys", number), job.place("text", number), rejected_place(job, number), chat)
         for number, partition in enumerate(job.partitions)

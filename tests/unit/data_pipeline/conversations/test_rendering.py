@@ -71,7 +71,12 @@ def test_text_and_ids_are_those_of_transformers(tmp_path: Path, name: str) -> No
 
 
 def test_the_parts_with_a_loss_are_the_answers_with_their_end_of_turn(chatml: ChatRenderer) -> None:
-    messages = [{"role": "system", "content": "S"}, *HELLO, {"role": "user", "content": "Bye"}, {"role": "assistant", "content": "B"}]
+    messages = [
+        {"role": "system", "content": "S"},
+        *HELLO,
+        {"role": "user", "content": "Bye"},
+        {"role": "assistant", "content": "B"},
+    ]
     rendered = chatml.conversation(messages)
     assert rendered.text == (
         "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nHi there<|im_end|>\n"
@@ -145,8 +150,14 @@ def refusal(source: str, messages: list[Message] | None = None, tokenizer: Token
     ("source", "words"),
     [
         ("{% for m in messages %}{{ m.content }}{{ '|' if loop.last }}{% endfor %}", "is not the beginning of the text"),
-        ("{{ messages[-1].content }}", "the prompt of an answer ends with 'ello', but the text with the answer continues with 'i th"),
-        ("{% for m in messages %}{{ m.content }}!{% endfor %}{{ 'prompt' if add_generation_prompt }}", "the prompt of an answer ends"),
+        (
+            "{{ messages[-1].content }}",
+            "the prompt of an answer ends with 'ello', but the text with the answer continues with 'i th",
+        ),
+        (
+            "{% for m in messages %}{{ m.content }}!{% endfor %}{{ 'prompt' if add_generation_prompt }}",
+            "the prompt of an answer ends",
+        ),
         ("{{ raise_exception('no <b>') }}", "the template refuses the conversation: no <b>"),
         ("{{ strftime_now('%d') }}", "asks for the date"),
         ("{% for m in messages %}", "TemplateSyntaxError"),
