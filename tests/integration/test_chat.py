@@ -207,7 +207,7 @@ def test_a_supplied_tokenizer_brings_its_template(tmp_path: Path) -> None:
     val = Rows(tmp_path / "out", manifest, "val")
     assert int((tokens == end).sum()) + int((val.read(np.arange(len(val))).tokens_BL == end).sum()) == messages
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATES["llama-like"]}))
-    with pytest.raises(ConfigError, match="other settings|differ"):
+    with pytest.raises(ConfigError, match=r"other settings|differ"):
         prepare(config_of(path, tmp_path / "out", **settings))
 
 

@@ -311,7 +311,7 @@ def _warn_of_settings(context: RunContext, trainable: Trainable) -> None:
         device=context.group.device.type,
         num_ranks=context.group.world_size,
         watched=_is_watched(context.config),
-        own_loss=trainable.extension.own_loss is not None,
+        own_loss=trainable.extension.own_loss is not None or trainable.objective.step is not None,
         own_model=not isinstance(trainable.model, Decoder),
     ):
         _log.warning("%s", warning)

@@ -131,7 +131,8 @@ def test_an_answer_inside_of_a_json_text_has_no_prompt_of_its_own() -> None:
 def test_blocks_for_generation_mark_the_answers() -> None:
     blocks = (
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}"
-        "{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}{% else %}{{ m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+        "{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}{% else %}{{ m.content + '<|im_end|>\n' }}{% endif %}"
+        "{% endfor %}"
     )
     with renderer_of(blocks) as renderer:
         rendered = renderer.conversation([*HELLO, *HELLO])
