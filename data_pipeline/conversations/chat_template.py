@@ -26,7 +26,7 @@ TEMPLATE_FILE = "chat_template.jinja"
 _MAX_BYTES = 1 << 20
 _MAX_CONFIG_BYTES = 64 << 20
 _SPACE = r"\s*"
-_NAMED = Path(__file__).with_name("templates")
+_NAMED = Path(__file__).parent
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,7 @@ def test_the_end_of_a_turn_is_the_token_of_the_template(template: str, end: tupl
 
 @pytest.mark.parametrize("template", ["chatml", "llama3", "plain"])
 def test_named_templates_work_with_a_tokenizer_without_their_tokens(tmp_path: Path, template: str) -> None:
-    source = (Path(__file__).parents[4] / "data_pipeline/conversations/templates" / f"{template}.jinja").read_text()
+    source = (Path(__file__).parents[4] / "data_pipeline/conversations" / f"{template}.jinja").read_text()
     with renderer_of(source, ByteTokenizer()) as renderer:
         rendered = renderer.conversation(HELLO)
         [answer] = answers(rendered)
