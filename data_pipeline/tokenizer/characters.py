@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from common.files import canonical_json, digest_bytes
-from data_pipeline.tokenizer.base import NUM_SPECIAL, SPECIAL_IDS, UNK_ID, Encoded, Tokenizer
+from data_pipeline.tokenizer.base import NUM_SPECIAL, SPECIAL_IDS, UNK_ID, Encoded, NamedToken, Tokenizer
+from data_pipeline.tokenizer.special import OWN_NAMES
 
 __all__ = ["ByteTokenizer", "CharacterTokenizer"]
 
@@ -32,6 +33,17 @@ class _BuiltIn(Tokenizer):
     def token_id(self, name: str) -> int | None:
         """Return the id of the special token `name`, or None if there is no such token."""
         return self._end + self._extra.index(name) if name in self._extra else None
+
+    @property
+    def named_tokens(self) -> tuple[NamedToken, ...]:
+        """The four special tokens of all our tokenizers, and the additional ones."""
+        own = [NamedToken(OWN_NAMES[role], number) for role, number in SPECIAL_IDS.items()]
+        return (*own, *(NamedToken(name, self._end + place) for place, name in enumerate(self._extra)))
+
+    @property
+    def role_names(self) -> dict[str, str]:
+        """The names of the special tokens by role."""
+        return dict(OWN_NAMES)
 
     def _file(self, symbols: Mapping[str, str]) -> dict[str, bytes]:
         content = {"kind": self.kind, **symbols, "special": SPECIAL_IDS, **({"extra": list(self._extra)} if self._extra else {})}

@@ -11,7 +11,7 @@ import sentencepiece
 from numpy.typing import NDArray
 
 from common.files import canonical_json, digest_bytes
-from data_pipeline.tokenizer.base import Encoded, Tokenizer
+from data_pipeline.tokenizer.base import Encoded, NamedToken, Tokenizer
 from data_pipeline.tokenizer.model_file import BPE, read_spec, with_control_pieces, without_dummy_prefix
 from data_pipeline.tokenizer.special import CONFIG_FILE, ROLES, SpecialTokens, special_tokens
 from data_pipeline.tokenizer.subword_sampling import sample_bpe, sample_unigram
@@ -128,6 +128,17 @@ class SentencePieceTokenizer(Tokenizer):
     def token_id(self, name: str) -> int | None:
         """Return the id of a piece such as a control symbol or user-defined symbol, or None if there is no such piece."""
         return self._id_of_piece(name)
+
+    @property
+    def named_tokens(self) -> tuple[NamedToken, ...]:
+        """The control symbols of the model, and bos and eos."""
+        silent = np.flatnonzero(self._is_silent).tolist()
+        return tuple(NamedToken(self._pieces[number], number) for number in silent)
+
+    @property
+    def role_names(self) -> dict[str, str]:
+        """The names of the special tokens by role."""
+        return {role: name for role, name in self._special.names.items() if name is not None}
 
     def _stands_for_text(self, number: int) -> bool:
         return not (self._processor.is_control(number) or self._processor.is_unknown(number))
