@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from common.errors import ConfigError
 from trainer.commands.options.export import ExportOptions
-from trainer.commands.saved_model import check_writes
 from trainer.exchange.export import check_output, write_export
 from trainer.exchange.source import open_source
 from trainer.extensions.trust import run_extension
@@ -20,8 +19,8 @@ def run(options: ExportOptions) -> None:
 
     Raises:
         CheckpointError: the run or the checkpoint does not exist or is damaged.
-        ConfigError: the model is not our decoder, a setting or the tokenizer has no equivalent, code of the run needs consent, or the
-            directory has other files.
+        ConfigError: the model is not the built-in decoder, a setting or the tokenizer has no equivalent, code of the run needs
+            consent, or the directory has other files.
     """
     check_output(options.output, replace=options.replace)
     _check_model(options)
@@ -38,17 +37,17 @@ def run(options: ExportOptions) -> None:
 
 
 def _check_model(options: ExportOptions) -> None:
-    """Refuse a model that is not our decoder."""
+    """Refuse a model that is not the built-in decoder."""
     run, config = options.run, load_config(options.run)
-    check_writes(run, config)
     extension = run_extension(run, read_record(run)["identity"].get("extension"), trust_code=options.trust_code)
     if extension.build_model is not None:
         raise ConfigError(
-            f"{run}: its extension defines build_model, so only this extension can compute the model; other programs know the built-in "
-            "decoder only. Export a run without build_model"
+            f"{run}: its extension defines build_model, and other programs cannot execute it; export a run whose extension has no "
+            "build_model"
         )
-    if saved_objective(run, config).model is not None:
+    objective = saved_objective(run, config)
+    if objective.model is not None or not objective.writes:
         raise ConfigError(
-            f"{run}: objective = {config.objective} has a model of its own, which --format {options.format} cannot express; export a "
-            "run with objective = language"
+            f"{run}: with objective = {config.objective} the model is not the built-in decoder, and --format {options.format} can "
+            "express no other; export a run with objective = language"
         )

@@ -63,14 +63,14 @@ def check_output(output: Path, *, replace: bool) -> None:
         return
     try:
         record = read_export_record(output)
-    except CheckpointError as error:
-        raise ConfigError(f"--output {output} is not empty ({error}); name a new or empty directory") from None
+    except CheckpointError:
+        raise ConfigError(f"--output {output} is not empty and has no earlier export; name a new or empty directory") from None
     if foreign := foreign_entries(output, record):
         raise ConfigError(
             f"--output {output} has {foreign[0]!r}, which an export did not write, so it is not replaced; name another directory"
         )
     if not replace:
-        raise ConfigError(f"--output {output} has an earlier export, of step {record['step']}; add --replace, or name another directory")
+        raise ConfigError(f"--output {output} has an export of step {record['step']}; add --replace, or name another directory")
 
 
 def _put(folder: Path, output: Path) -> None:

@@ -71,8 +71,7 @@ def described_files(source: ExportSource, dtype: Dtype, *, exact: bool = True) -
     check_settings(source.config.model)
     tokenizer = source.tokenizer
     content = tokenizer_json(tokenizer)
-    if exact:
-        check_tokenizer(tokenizer, library_of(content))
+    check_tokenizer(tokenizer, library_of(content), exact=exact)
     files = {
         "config.json": canonical_json(_model_config(source, dtype)),
         "generation_config.json": canonical_json(_generation_config(source)),
@@ -82,7 +81,8 @@ def described_files(source: ExportSource, dtype: Dtype, *, exact: bool = True) -
     }
     if isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.spec.model_type == BPE:
         files["tokenizer.model"] = tokenizer.to_bytes()  # llama.cpp reads no tokenizer.json that it does not know
-    return files
+    shards = tensors_in(source.weights, dtype)
+    return files | ({_INDEX: canonical_json(_index(shards, dtype))} if len(shards) > 1 else {})
 
 
 def check_settings(model: ModelConfig) -> None:
@@ -131,11 +131,12 @@ def _write_tensors(weights: Mapping[str, Tensor], dtype: Dtype, folder: Path) ->
                 file.write(raw_bytes(shard[name].to(DTYPES[dtype])))
             file.flush()
             os.fsync(file.fileno())
-    if len(shards) > 1:
-        places = {name: file_name for file_name, shard in shards.items() for name in shard}
-        total = sum(weight.numel() for weight in weights.values())
-        index = {"metadata": {"total_parameters": total, "total_size": total * DTYPES[dtype].itemsize}, "weight_map": places}
-        (folder / _INDEX).write_bytes(canonical_json(index))
+
+
+def _index(shards: Mapping[str, Mapping[str, Tensor]], dtype: Dtype) -> dict[str, Any]:
+    places = {name: file_name for file_name, shard in shards.items() for name in shard}
+    total = sum(weight.numel() for shard in shards.values() for weight in shard.values())
+    return {"metadata": {"total_parameters": total, "total_size": total * DTYPES[dtype].itemsize}, "weight_map": places}
 
 
 def _model_config(source: ExportSource, dtype: Dtype) -> dict[str, Any]:

@@ -5,7 +5,9 @@ It has no time, host, user or path. So the same checkpoint has the same card as 
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +21,8 @@ from trainer.run.metrics_file import METRICS, read_events
 
 __all__ = ["model_card"]
 
+_CODE = re.compile(r"`[a-z0-9:]+`")
+_MARKUP = re.compile(r"[\\`*_{}\[\]()#!|~]")
 _EVALUATIONS = 10
 """The most evaluations in the table, evenly spread."""
 
@@ -43,8 +47,8 @@ def model_card(source: ExportSource, dtype: str) -> bytes:
 
 _FRONT_MATTER = "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- qwen3\n---\n\n"
 _SUMMARY = (
-    "A causal language model, written by `trainer export`. It has the architecture of Qwen3 and was trained from its own initial "
-    "weights unless the section Training names a run that it began with. `export.json` has the digests of all files."
+    "A causal language model with the architecture of Qwen3, written by `trainer export`. `export.json` has the digests of the "
+    "other files."
 )
 
 
@@ -68,25 +72,23 @@ def _training(source: ExportSource) -> str:
     initial = record.get("initial") or record.get("origin")
     lines: dict[str, object] = {
         "step of this checkpoint": f"{source.step:,}",
-        "the run": record.get("status", "training"),
+        "status of the run": record.get("status", "training"),
         "root digest of the data": f"`{record['data']['root_digest']}`",
         "device": record["identity"].get("device"),
         "ranks": record["environment"].get("world_size"),
         "PyTorch": record["environment"].get("torch"),
         "version of this program": VERSION,
     }
-    if initial is not None:
-        lines["began with"] = f"step {initial['step']} of another run, weights `{initial['weights']}`"
+    lines["initial weights"] = "random" if initial is None else f"step {initial['step']} of another run, {initial['weights']}"
     return _table(("fact", "value"), lines.items())
 
 
 def _validation(source: ExportSource) -> str:
     try:
-        events = [event for event in read_events(source.run / METRICS) if isinstance(event, EvalEvent) and event.step <= source.step]
-    except FileNotFoundError:
-        events = []
+        evaluations = [event for event in read_events(source.run / METRICS) if isinstance(event, EvalEvent)]
     except CheckpointError as error:
         raise CheckpointError(f"{error}; the card of the model needs the evaluations") from None
+    events = [event for event in evaluations if event.step <= source.step]
     if not events:
         return "The run has no evaluation up to this step."
     stride = -(-len(events) // _EVALUATIONS)
@@ -115,6 +117,6 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a text from a run for a line of Markdown. Code between backticks stays code."""
-    plain = " ".join(visible(text).split())
-    return "".join(f"\\{character}" if character in "\\|<>[]*_#!" and not plain.startswith("`") else character for character in plain)
+    """Return a text from a run so that Markdown shows it unchanged, also in a table. A digest between backticks stays code."""
+    flat = " ".join(visible(text).split())
+    return flat if _CODE.fullmatch(flat) else html.escape(_MARKUP.sub(r"\\\g<0>", flat), quote=False)

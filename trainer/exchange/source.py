@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +43,14 @@ class ExportSource:
     is_average: bool
     """Whether the weights are the moving average."""
 
-    @property
+    @cached_property
     def weights_digest(self) -> str:
         """The digest of the weights in fp32, as the record of a run has it."""
         return weights_digest(self.weights)
 
 
 def open_source(run: Path, which: str) -> ExportSource:
-    """Return the checkpoint that `which` names (`latest`, `best` or a step), with its moving average in place of the weights if any.
+    """Return the checkpoint that `which` names: `latest`, `best` or a step. A moving average replaces its weights.
 
     Raises:
         CheckpointError: the run or the checkpoint does not exist or is damaged, or does not fit the settings of the run.

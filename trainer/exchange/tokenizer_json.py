@@ -38,7 +38,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> Json:
         ConfigError: the format cannot express the tokenizer; the message says why.
     """
     if isinstance(tokenizer, HuggingFaceTokenizer):
-        content = json.loads(tokenizer.to_bytes())
+        content = _of_supplied(tokenizer)
     elif isinstance(tokenizer, SentencePieceTokenizer):
         content = _of_pieces(tokenizer)
     elif isinstance(tokenizer, CharacterTokenizer):
@@ -81,6 +81,16 @@ def _adding_bos(tokenizer: Tokenizer) -> Json | None:
         "pair": [*text, {"Sequence": {"id": "B", "type_id": 0}}],
         "special_tokens": {name: {"id": name, "ids": [tokenizer.bos_id], "tokens": [name]}},
     }
+
+
+def _of_supplied(tokenizer: HuggingFaceTokenizer) -> Json:
+    """Return the supplied file, in which the special tokens are marked as special."""
+    content: Json = json.loads(tokenizer.to_bytes())
+    ids = {name: tokenizer.token_id(name) for name in role_names(tokenizer).values()}
+    tokens = [token | ({"special": True} if token["content"] in ids else {}) for token in content.get("added_tokens") or []]
+    present = {token["content"] for token in tokens}
+    tokens += [_added(number, name, special=True) for name, number in ids.items() if number is not None and name not in present]
+    return content | {"added_tokens": tokens}
 
 
 def _content(model: Json, added: Sequence[Json], **parts: Json | None) -> Json:
@@ -137,7 +147,7 @@ def _specials(tokenizer: ByteTokenizer | CharacterTokenizer, names: Sequence[str
 
 
 def _byte_characters() -> dict[int, str]:
-    """Return the character for each byte: itself if it is visible in Latin-1, else one from U+0100 on (`bytes_to_unicode`, GPT-2)."""
+    """Return the character for each byte, as GPT-2 has it: itself if it is visible in Latin-1, else one from U+0100 on."""
     visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = (byte for byte in range(256) if byte not in visible)
     return {byte: chr(byte) for byte in visible} | {byte: chr(256 + place) for place, byte in enumerate(others)}
@@ -191,8 +201,8 @@ def _around(tokenizer: SentencePieceTokenizer, pieces: Sequence[Piece], added: S
     spec = tokenizer.spec
     if spec.add_dummy_prefix and any(not token["special"] for token in added):
         raise ConfigError(
-            "the SentencePiece model adds a space before a text and has user-defined symbols, and a tokenizer.json would also add a "
-            "space behind each symbol; use a model with add_dummy_prefix = false"
+            "the SentencePiece model adds a space before a text and has user-defined symbols; a tokenizer.json would add a space "
+            "behind each symbol too. Use a model with add_dummy_prefix = false"
         )
     before: list[Json] = [] if tokenizer.spells_marks else [_replacing(SPACE_MARK, " ")]
     after: list[Json] = [{"type": "ByteFallback"}, {"type": "Fuse"}]
@@ -220,15 +230,17 @@ def _is_text(piece: Piece) -> bool:
 
 def _check_pieces(pieces: Sequence[Piece]) -> None:
     if any(piece.kind == "unused" for piece in pieces):
-        raise ConfigError("the SentencePiece model has unused pieces, which a tokenizer.json cannot express; use a model without them")
+        raise ConfigError("the SentencePiece model has unused pieces, which a tokenizer.json has not; use a model without them")
     if twice := [name for name, count in Counter(piece.name for piece in pieces).items() if count > 1]:
-        raise ConfigError(f"two pieces of the SentencePiece model are named {twice[0]!r}, and a tokenizer.json needs a name for each")
+        raise ConfigError(
+            f"two pieces of the SentencePiece model are named {twice[0]!r}, and a tokenizer.json needs a name for each"
+        )
     single = {piece.name for piece in pieces if piece.kind == "text"}
     for piece in pieces:
         if piece.kind == "text" and (missing := [character for character in piece.name if character not in single]):
             raise ConfigError(
-                f"the piece {piece.name!r} of the SentencePiece model has the character {missing[0]!r}, which is no piece itself; a "
-                "tokenizer.json cannot merge it"
+                f"the piece {piece.name!r} of the SentencePiece model has the character {missing[0]!r}, which is no piece itself, "
+                "so a tokenizer.json cannot merge it; use another model"
             )
 
 
@@ -236,7 +248,9 @@ def _pair_model(pieces: Sequence[Piece]) -> Json:
     """Return a byte-pair model. Each piece is merged from all pairs of pieces that spell it, the best score first."""
     scores = Counter(piece.score for piece in pieces if piece.kind == "text" and len(piece.name) > 1)
     if scores and max(scores.values()) > 1:
-        raise ConfigError("two pieces of the SentencePiece model have the same score, so their order in a tokenizer.json is unknown")
+        raise ConfigError(
+            "two pieces of the SentencePiece model have the same score, so the order of merges is unknown; use another model"
+        )
     return _byte_pair_model({piece.name: number for number, piece in enumerate(pieces)}, _merges(pieces), byte_fallback=True)
 
 
@@ -255,9 +269,6 @@ def _merges(pieces: Sequence[Piece]) -> Iterator[tuple[str, str]]:
                 yield left, right
 
 
-_CHARS_OF_NAMES = 64
-
-
 def _unigram_model(pieces: Sequence[Piece]) -> Json:
     """Return a unigram model.
 
@@ -267,8 +278,6 @@ def _unigram_model(pieces: Sequence[Piece]) -> Json:
     """
     lowest = min(piece.score for piece in pieces if piece.kind == "text")
     longest = max((len(piece.name) for piece in pieces if not _is_text(piece)), default=1)
-    if longest > _CHARS_OF_NAMES:
-        raise ConfigError(f"a special token has a name of {longest} characters; a tokenizer.json allows {_CHARS_OF_NAMES} here")
     hidden = (min(lowest, 0.0) - 1) * (longest + 1)
     vocabulary = [[piece.name, piece.score if _is_text(piece) else hidden] for piece in pieces]
     return {"type": "Unigram", "unk_id": None, "vocab": vocabulary, "byte_fallback": True}

@@ -40,7 +40,7 @@ def verify_export(directory: Path, run: Path | None = None) -> dict[str, Any]:
         tensor = _changed_tensor(directory, changed, source, record) if source is not None and changed.endswith(_TENSORS) else None
         where = "" if tensor is None else f"; the first tensor that differs from the run is {tensor}"
         raise CheckpointError(
-            f"{directory / changed}: its bytes differ from the digest in {EXPORT_RECORD}{where}; the file was changed: {_WRITE_AGAIN}"
+            f"{directory / changed}: the digest of its bytes is not that in {EXPORT_RECORD}{where}; {_WRITE_AGAIN}"
         )
     if source is not None:
         _check_origin(directory, record, source)
@@ -88,8 +88,8 @@ def _check_origin(directory: Path, record: Mapping[str, Any], source: ExportSour
     for name, value in expected.items():
         if found[name] != value:
             raise CheckpointError(
-                f"{directory / EXPORT_RECORD}: {name} is {found[name]}, but {value} at step {source.step} of {source.run}; the export "
-                "is of another run, or one of both was changed"
+                f"{directory / EXPORT_RECORD}: {name} is {found[name]}, but {value} at step {source.step} of {source.run}; "
+                "name the run that was exported, or restore the files that were changed"
             )
 
 
