@@ -68,8 +68,8 @@ def _inexact(tokenizer: Tokenizer) -> str | None:
     """Return why ids can differ even if the texts of this module have the same ids, None if there is no such reason."""
     if isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.spec.model_type != BPE:
         return (
-            "a unigram tokenizer cannot be exported exactly: SentencePiece adds the scores of pieces in 32 bits and a tokenizer.json "
-            "in 64 bits, so some texts get other ids for the same text"
+            "a unigram tokenizer cannot be exported exactly: SentencePiece adds the scores of pieces in 32 bits and a "
+            "tokenizer.json in 64 bits, so some texts get other ids for the same text"
         )
     return None
 
