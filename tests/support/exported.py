@@ -23,8 +23,9 @@ from trainer.run.record import read_record
 __all__ = ["KINDS", "SAMPLE", "export_source", "tokenizer_of"]
 
 _WORDS = [a + b + c for a in ("re", "con", "un") for b in ("turn", "form", "duc") for c in ("ed", "ing", "tion")]
+_SCRIPTS = "na\u00efve, \u65e5\u672c\u8a9e\n<p>\n"
 SAMPLE = [
-    f"def {word}_{n}(x):\n\tif x > {n * 37}:\n        return [x, '{other}']  # the {word} of {other}: na\u00efve, \u65e5\u672c\u8a9e\n<p>\n"
+    f"def {word}_{n}(x):\n\tif x > {n * 37}:\n        return [x, '{other}']  # {word} of {other}: {_SCRIPTS}"
     + " " * (n % 9)
     + "=" * (n % 13)
     for n, (word, other) in enumerate(zip(_WORDS * 5, _WORDS[7:] * 5, strict=False))
@@ -56,7 +57,9 @@ def export_source(run: Path, tokenizer: Tokenizer | None = None, **model: Any) -
         tokenizer=tokenizer,
         step=60,
         manifest_digest=digest_bytes(b"manifest"),
-        weights={name: weight.detach() for name, weight in parameters_by_name(build_model(config.model, tokenizer.vocab_size, 0)).items()},
+        weights={
+            name: weight.detach() for name, weight in parameters_by_name(build_model(config.model, tokenizer.vocab_size, 0)).items()
+        },
         is_average=False,
     )
 

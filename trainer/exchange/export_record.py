@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from common.errors import CheckpointError
-from common.files import UnusableFileError, digest_file, read_input, sealed, unsealed
+from common.files import UnusableFileError, digest_file, digest_stream, open_input, read_input, sealed, unsealed
 from common.places import VERSION
 from common.untrusted import Count, Form, check_form
 from trainer.checkpoint.manifest import FORMAT as CHECKPOINT_FORMAT
@@ -111,8 +112,9 @@ def check_files(directory: Path, record: Mapping[str, Any]) -> str | None:
     for name, entry in sorted(record["files"].items()):
         path = directory / name
         try:
-            if path.stat(follow_symlinks=False).st_size != entry["bytes"] or digest_file(path, below=directory) != entry["sha256"]:
-                return str(name)
+            with open_input(path, below=directory) as file:
+                if os.fstat(file.fileno()).st_size != entry["bytes"] or digest_stream(file) != entry["sha256"]:
+                    return str(name)
         except FileNotFoundError:
             raise CheckpointError(f"{path}: missing, but {EXPORT_RECORD} names it; {_WRITE_AGAIN}") from None
         except UnusableFileError as error:

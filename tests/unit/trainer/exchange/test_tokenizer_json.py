@@ -23,10 +23,25 @@ from trainer.inference.text_model import TextModel
 Pair = tuple[Tokenizer, tokenizers.Tokenizer]
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]))
-parts = st.sampled_from(
-    ["\u2581", " ", "  ", "\n", "\r\n", "\t", "\0", "<s>", "</s>", "<pad>", "<unk>", "<|endoftext|>", "<|user|>", "<0x41>", "\u2585"]
-    + ["\ufeff", "\u200d", "e\u0301", "def ", "\u65e5\u672c", "9" * 9, " " * 7, "=" * 11, "reforming", "<", ">", "\ufffd"]
-)
+_MARKS = [
+    "\u2581",
+    "\u2585",
+    "\ufeff",
+    "\u200d",
+    "\ufffd",
+    "e\u0301",
+    "\u65e5\u672c",
+    " ",
+    "  ",
+    "\n",
+    "\r\n",
+    "\t",
+    "\0",
+    "<",
+    ">",
+]
+_NAMES = ["<s>", "</s>", "<pad>", "<unk>", "<|endoftext|>", "<|user|>", "<0x41>"]
+parts = st.sampled_from([*_MARKS, *_NAMES, "def ", "reforming", "9" * 9, " " * 7, "=" * 11])
 odd_text = st.lists(parts | any_text, max_size=12).map("".join)
 
 
