@@ -15,6 +15,7 @@ import torch
 
 from common.errors import CheckpointError, ConfigError
 from common.files import digest_bytes, sealed, unsealed
+from data_pipeline.tokenizer import load_tokenizer
 from tests.support.corpora import sentences
 from tests.support.harness_tasks import write_tasks
 from tests.support.prepared import write_prepared
@@ -25,6 +26,7 @@ from trainer.commands.evaluate import benchmark_run
 from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.commands.saved_model import opened_text_model
 from trainer.exchange.export_record import read_export_record
+from trainer.exchange.tokenizer_check import ODD_TEXTS
 from trainer.exchange.verify_export import verify_export
 from trainer.inference.text_model import Sampling
 from trainer.loop import train
@@ -265,3 +267,23 @@ def test_the_harness_gives_the_export_the_scores_of_the_run(run: Path, exported:
         assert scores
         for name, value in scores.items():
             assert found[name] == pytest.approx(value, rel=1e-5), name
+
+
+@pytest.mark.parametrize("model", [{}, {"qk_norm": False, "tie_embeddings": False}])
+def test_an_export_can_be_imported_and_exported_again_with_equal_weights_and_ids(tmp_path: Path, model: dict[str, Any]) -> None:
+    data = write_prepared(tmp_path / "data")
+    train(tiny_config(data, tmp_path / "run", model=model, eval={"sample_tokens": 0}))
+    main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "a")])
+    main(["import", str(tmp_path / "a"), "--output", str(tmp_path / "imported")])
+    main(["export", str(tmp_path / "imported"), "--output", str(tmp_path / "b")])
+    first, second = (read_export_record(tmp_path / name) for name in "ab")
+    assert first["weights"] == second["weights"]
+    assert (first["data"] is None, second["data"] is None) == (False, True)
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in "ab"]
+    assert {name for name in configs[0] if configs[0][name] != configs[1].get(name)} <= {"initializer_range"}
+    original, imported = (load_tokenizer(tmp_path / name / "tokenizer") for name in ("run", "imported"))
+    for text in ODD_TEXTS:
+        assert imported.encode(text) == original.encode(text)
+        assert imported.decode(original.encode(text)) == text
+    assert verify_export(tmp_path / "b", tmp_path / "imported")["compared_with_run"]

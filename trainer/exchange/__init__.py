@@ -1,1 +1,1 @@
-"""Models in and out: directories that other programs read."""
+"""Models in and out: formats of other programs."""

@@ -48,7 +48,7 @@ def export_record(source: ExportSource, folder: Path, *, kind: str, dtype: str, 
             "checkpoint": source.manifest_digest,
             "average": source.is_average,
             "weights": source.weights_digest,
-            "data": source.record["data"]["root_digest"],
+            "data": source.data_digest,
             "tokenizer": {"kind": source.tokenizer.kind, "digest": source.tokenizer.digest, "exact": exact},
             "versions": {"program": VERSION, "checkpoint_format": CHECKPOINT_FORMAT},
             "files": files,
@@ -75,7 +75,7 @@ class _RecordForm(Form):
     checkpoint: _Digest
     average: bool
     weights: _Digest
-    data: _Digest
+    data: _Digest | None
     tokenizer: _TokenizerForm
     files: dict[_FileName, _FileForm]
 

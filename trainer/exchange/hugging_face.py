@@ -1,4 +1,4 @@
-"""The files of a Hugging Face directory with our decoder, which is a Qwen3 model there: equal names, equal computation.
+"""The files of a Hugging Face directory with our decoder, which is a Qwen3 model there, or a Llama model without `qk_norm`.
 
 transformers, vLLM and others read the directory without code of this project. The tensor files are written with our own code for
 the safetensors format, which streams one tensor at a time to the file.
@@ -37,9 +37,11 @@ _INDEX = "model.safetensors.index.json"
 
 _WRITTEN = {
     *("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "context", "rope_theta", "norm_eps", "tie_embeddings"),
-    *("vocab_multiple", "init_std", "attention_dropout"),
+    *("vocab_multiple", "vocab_rows", "qk_norm", "init_std", "attention_dropout"),
 }
 """Settings of the model that `config.json` expresses."""
+_QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "use_sliding_window": False, "sliding_window": None}
+_LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": False}
 _OF_TRAINING = {"base_width", "residual_dropout", "embedding_dropout", "activation_checkpointing"}
 """Settings of the model that change only its training."""
 
@@ -86,7 +88,7 @@ def described_files(source: ExportSource, dtype: Dtype, *, exact: bool = True) -
 
 
 def check_settings(model: ModelConfig) -> None:
-    """Refuse a model with a setting that a Qwen3 model lacks.
+    """Refuse a model with a setting that Qwen3 and Llama models lack.
 
     Raises:
         ConfigError: there is one; the message names it.
@@ -96,7 +98,7 @@ def check_settings(model: ModelConfig) -> None:
     for name, value in model:
         if name not in known and value != usual[name]:
             raise ConfigError(
-                f"model.{name} = {value} has no equivalent in a Qwen3 model, so the run cannot be exported with --format hf; train "
+                f"model.{name} = {value} has no equivalent in a Qwen3 or Llama model, so --format hf cannot express it; train "
                 f"with model.{name} = {usual[name]} to export the model"
             )
 
@@ -142,8 +144,7 @@ def _index(shards: Mapping[str, Mapping[str, Tensor]], dtype: Dtype) -> dict[str
 def _model_config(source: ExportSource, dtype: Dtype) -> dict[str, Any]:
     model = source.config.model
     return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
+        **(_QWEN3 | {"max_window_layers": model.layers} if model.qk_norm else _LLAMA),
         "vocab_size": model.padded_vocab(source.tokenizer.vocab_size),
         "hidden_size": model.width,
         "intermediate_size": model.mlp_size,
@@ -160,9 +161,6 @@ def _model_config(source: ExportSource, dtype: Dtype) -> dict[str, Any]:
         "rope_scaling": None,
         "attention_bias": False,
         "attention_dropout": model.attention_dropout,
-        "use_sliding_window": False,
-        "sliding_window": None,
-        "max_window_layers": model.layers,
         "tie_word_embeddings": model.tie_embeddings,
         "use_cache": True,
         "dtype": _NAMES_IN_CONFIG[dtype],

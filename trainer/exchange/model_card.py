@@ -18,6 +18,7 @@ from trainer.exchange.source import ExportSource
 from trainer.model.decoder import num_weights
 from trainer.run.events import EvalEvent
 from trainer.run.metrics_file import METRICS, read_events
+from trainer.run.record import IMPORTED
 
 __all__ = ["model_card"]
 
@@ -45,10 +46,10 @@ def model_card(source: ExportSource, dtype: str) -> bytes:
     return f"{_FRONT_MATTER}# {_escaped(name)}, step {source.step:,}\n\n{_SUMMARY}\n\n{body}\n".encode()
 
 
-_FRONT_MATTER = "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- qwen3\n---\n\n"
+_FRONT_MATTER = "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"
 _SUMMARY = (
-    "A causal language model with the architecture of Qwen3, written by `trainer export`. `export.json` has the digests of the "
-    "other files."
+    "A causal language model, written by `trainer export`. `config.json` names its architecture, and `export.json` has the digests "
+    "of the other files."
 )
 
 
@@ -69,11 +70,14 @@ def _model(source: ExportSource, dtype: str) -> str:
 
 def _training(source: ExportSource) -> str:
     record = source.record
+    if record["status"] == IMPORTED:
+        kind = (record.get("imported") or {}).get("model_type", "")
+        return f"Not trained here: imported from a directory of Hugging Face with a model of type {_escaped(kind)}."
     initial = record.get("initial") or record.get("origin")
     lines: dict[str, object] = {
         "step of this checkpoint": f"{source.step:,}",
-        "status of the run": record.get("status", "training"),
-        "root digest of the data": f"`{record['data']['root_digest']}`",
+        "status of the run": record["status"],
+        "root digest of the data": f"`{source.data_digest}`",
         "device": record["identity"].get("device"),
         "ranks": record["environment"].get("world_size"),
         "PyTorch": record["environment"].get("torch"),
@@ -84,6 +88,8 @@ def _training(source: ExportSource) -> str:
 
 
 def _validation(source: ExportSource) -> str:
+    if source.record["status"] == IMPORTED:
+        return "No evaluation is recorded."
     try:
         evaluations = [event for event in read_events(source.run / METRICS) if isinstance(event, EvalEvent)]
     except CheckpointError as error:
@@ -100,6 +106,8 @@ def _validation(source: ExportSource) -> str:
 
 
 def _settings(identity: Mapping[str, Any]) -> str:
+    if not identity:
+        return "No training is recorded."
     shown = {name: json.dumps(value, ensure_ascii=False) for name, value in sorted(identity.items())}
     return "All that the bits of the run depend on.\n\n" + _table(("setting", "value"), shown.items())
 

@@ -43,6 +43,11 @@ class ExportSource:
     is_average: bool
     """Whether the weights are the moving average."""
 
+    @property
+    def data_digest(self) -> str | None:
+        """The root digest of the training data, None for an imported model."""
+        return self.record["data"]["root_digest"] or None
+
     @cached_property
     def weights_digest(self) -> str:
         """The digest of the weights in fp32, as the record of a run has it."""

@@ -81,7 +81,7 @@ def _check_origin(directory: Path, record: Mapping[str, Any], source: ExportSour
         "checkpoint": source.manifest_digest,
         "average": source.is_average,
         "weights": source.weights_digest,
-        "data": source.record["data"]["root_digest"],
+        "data": source.data_digest,
         "tokenizer": source.tokenizer.digest,
     }
     found = dict(record) | {"tokenizer": record["tokenizer"]["digest"]}

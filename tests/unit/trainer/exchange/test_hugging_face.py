@@ -108,3 +108,15 @@ def test_an_inexact_tokenizer_is_written_on_request_only(tmp_path: Path) -> None
         described_files(source, "fp32")
     assert "tokenizer.model" not in described_files(source, "fp32", exact=False)
     assert "tokenizer.model" in described_files(export_source(tmp_path / "b", tokenizer_of("bpe")), "fp32")
+
+
+def test_a_model_without_norms_of_queries_and_keys_is_a_llama_model(tmp_path: Path) -> None:
+    source = export_source(tmp_path / "run", qk_norm=False)
+    config = json.loads(described_files(source, "fp32")["config.json"])
+    assert (config["model_type"], config["architectures"]) == ("llama", ["LlamaForCausalLM"])
+    assert "use_sliding_window" not in config
+
+
+def test_the_rows_of_an_imported_vocabulary_stay(tmp_path: Path) -> None:
+    config = json.loads(described_files(export_source(tmp_path / "run", vocab_rows=300), "fp32")["config.json"])
+    assert config["vocab_size"] == 300
