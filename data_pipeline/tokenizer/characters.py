@@ -26,6 +26,11 @@ class _BuiltIn(Tokenizer):
         return self._end + len(self._extra)
 
     @property
+    def extra(self) -> tuple[str, ...]:
+        """The names of the additional special tokens, whose ids are the last ones."""
+        return self._extra
+
+    @property
     def digest(self) -> str:
         """`sha256:…` over kind, symbols and special ids."""
         return digest_bytes(self.to_bytes())
@@ -63,6 +68,11 @@ class CharacterTokenizer(_BuiltIn):
         codes = np.frombuffer(alphabet.encode("utf-32-le"), np.uint32)
         self._id_of_code = np.full(int(codes.max(initial=0)) + 2, UNK_ID, np.int32)
         self._id_of_code[codes] = np.arange(NUM_SPECIAL, NUM_SPECIAL + len(codes), dtype=np.int32)
+
+    @property
+    def alphabet(self) -> str:
+        """The characters that have an id, in the order of their ids."""
+        return self._alphabet
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         """Return the ids of all texts in one array, without bos and eos; unk for characters outside the alphabet."""
