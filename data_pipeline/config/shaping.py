@@ -21,6 +21,8 @@ SHAPING = (
     *_names("text", "documents chunk_chars"),
     *_names("records", "text_field prompt_field prompt_end metadata quotes markup"),
     *_names("records", "label_field labels"),
+    *_names("records", "messages_field chosen_field rejected_field"),
+    *_names("chat", "template too_long"),
     *_names("html", "extract"),
     *_names("clean", "unicode mojibake drop_lines repeats repeat_window repeat_min_chars min_chars max_chars"),
     *_names("heuristics", "presets gopher_min_words gopher_max_words gopher_min_word_length gopher_max_word_length"),
@@ -55,6 +57,11 @@ SHAPING = (
 _LATER: Mapping[str, Any] = {
     "records.label_field": None,
     "records.labels": [],
+    "records.messages_field": None,
+    "records.chosen_field": None,
+    "records.rejected_field": None,
+    "chat.template": "none",
+    "chat.too_long": "truncate",
 }
 """Settings that were added later, with their defaults. A manifest leaves them out while they have these values, so that the
 digests of all other data stay as they were."""

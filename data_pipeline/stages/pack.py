@@ -58,10 +58,13 @@ def pack_all(
     documents: Sequence[DocumentsOf],
     work: Path,
     labels: Sequence[str] = (),
+    *,
+    has_pairs: bool = False,
 ) -> list[tuple[PackTask, PackResult]]:
     """Pack each split of each source, in groups of consecutive partitions that fill about one shard.
 
-    `labels` has the names of all labels, sorted; it is empty if the documents have none.
+    `labels` has the names of all labels, sorted; it is empty if the documents have none. `has_pairs` says that each document is a
+    preference pair.
     """
     token_bytes = token_type(tokenizer.vocab_size).itemsize
     tasks, sizes = [], []
@@ -81,6 +84,7 @@ def pack_all(
                     work / "shards" / f"{source}-{split}-{group[0].number:06d}",
                     group[0].label_field,
                     tuple(labels),
+                    has_pairs,
                 )
                 tasks.append(task)
                 sizes.append(token_bytes * sum(partition.tokens[split] for partition in group))
@@ -120,6 +124,8 @@ class PackTask:
     """See `DocumentsOf`."""
     labels: tuple[str, ...] = ()
     """Names of all labels, sorted."""
+    has_pairs: bool = False
+    """Whether each document is a preference pair."""
 
 
 @dataclass
@@ -193,7 +199,7 @@ def _packed_windows(task: PackTask, result: PackResult) -> Iterator[ShardContent
         counts = {method: count_packing(packing) for method, packing in packings.items()}
         result.cut_documents += counts[task.settings.method]["cut_documents"]
         result.methods = {method: add_counts([result.methods[method], counts[method]]) for method in METHODS}
-        yield from fill_rows(window, packings[task.settings.method], task.row_length, task.pad_id)
+        yield from fill_rows(window, packings[task.settings.method], task.row_length, task.pad_id, has_pairs=task.has_pairs)
         del window  # frees it before the next one is gathered
 
 

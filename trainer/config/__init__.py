@@ -2,7 +2,7 @@
 
 from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig
 from trainer.config.effects import settings_without_effect
-from trainer.config.finetuning import ClassificationConfig
+from trainer.config.finetuning import ClassificationConfig, PreferenceConfig
 from trainer.config.health import Action, AlertAction, AlertsConfig, GuardConfig
 from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
@@ -29,6 +29,7 @@ __all__ = [
     "ModelConfig",
     "OptimConfig",
     "Precision",
+    "PreferenceConfig",
     "ResumeConfig",
     "ScheduleConfig",
     "TrainConfig",

@@ -9,9 +9,10 @@ from pydantic import Field, model_validator
 from common.settings.effects import OnlyIf
 from common.settings.model import Section
 
-__all__ = ["ClassificationConfig"]
+__all__ = ["ClassificationConfig", "PreferenceConfig"]
 
 _CLASSIFIES = OnlyIf("objective = classification")
+_PREFERENCE = OnlyIf("objective = preference")
 _Weight = Annotated[float, Field(ge=0, le=1e6)]
 
 
@@ -35,3 +36,14 @@ class ClassificationConfig(Section):
         if self.class_weights == "list" and (len(self.weights) < 2 or not any(self.weights)):
             raise ValueError("class_weights = list needs classification.weights, with a number for each label and one above 0")
         return self
+
+
+class PreferenceConfig(Section):
+    """The loss of preference pairs (DPO)."""
+
+    beta: Annotated[float, _PREFERENCE] = Field(
+        0.1, gt=0, le=100, description="Weight of the reference: a higher value keeps the model closer to its initial weights."
+    )
+    label_smoothing: Annotated[float, _PREFERENCE] = Field(
+        0.0, ge=0, lt=0.5, description="Assumed share of pairs in which the two answers are in the wrong order."
+    )

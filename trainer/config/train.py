@@ -17,7 +17,7 @@ from common.settings.load import AUTO
 from common.settings.model import Settings
 from trainer.config.automatic import choose_for
 from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig
-from trainer.config.finetuning import ClassificationConfig
+from trainer.config.finetuning import ClassificationConfig, PreferenceConfig
 from trainer.config.health import AlertsConfig, GuardConfig, WatchdogConfig
 from trainer.config.initial import initial_model
 from trainer.config.model import ModelConfig
@@ -95,9 +95,10 @@ class TrainConfig(Settings):
     attention: Literal["auto", "varlen", "flex", "documents", "sdpa"] = Field(
         "auto", description="Kernel of the attention; auto: the fastest that the machine has."
     )
-    objective: Literal["language", "classification"] = Field(
+    objective: Literal["language", "classification", "preference"] = Field(
         "language",
-        description="What the model learns. language: the next token; classification: the label of each document.",
+        description="What the model learns. language: the next token; classification: the label of each document; preference: to "
+        "prefer the better answer of pairs (DPO).",
     )
     encoder: Annotated[Path | None, OnlyIf("objective = classification")] = Field(
         None,
@@ -112,6 +113,7 @@ class TrainConfig(Settings):
     model: ModelConfig = Field(ModelConfig(), description="Shape of the decoder.")
     batch: BatchConfig = Field(BatchConfig(), description="Rows of one step.")
     mixture: MixtureConfig = Field(MixtureConfig(), description="Shares of the sources.")
+    preference: PreferenceConfig = Field(PreferenceConfig(), description="Loss of preference pairs")
     loss: LossConfig = Field(LossConfig(), description="Loss that is minimised.")
     classification: ClassificationConfig = Field(ClassificationConfig(), description="Classification of documents.")
     optim: OptimConfig = Field(OptimConfig(), description="Optimizer and clipping.")

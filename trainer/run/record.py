@@ -117,6 +117,7 @@ _SETTINGS_THAT_CHANGE_BITS = (
     "compile",
     "objective",
     "classification",
+    "preference",
 )
 
 IMPORTED = "imported"

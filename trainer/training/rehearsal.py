@@ -35,7 +35,7 @@ from trainer.training.micro_batch_size import micro_candidates
 from trainer.training.setup import build_trainable
 from trainer.training.step import CannotContinueError, train_step
 from trainer.training.step_report import StepInputs
-from trainer.training.trainable import RunData, Trainable
+from trainer.training.trainable import RunData, Trainable, hold_copy
 
 __all__ = ["Rehearsal", "measured_step_s", "rehearse"]
 
@@ -133,6 +133,7 @@ def _measured(
     weights = num_weights(config.model, context.manifest.vocab_size)
     try:
         trainable, adjustments = build_trainable(context, extension, objective, Adjustments(), 1)
+        hold_copy(context, objective)
         weights = sum(parameter.numel() for parameter in trainable.parameters)
         step_s = None if adjustments.made else measured_step_s(trainable, replace(data, context=context), now)
     except Exception as error:
