@@ -7,30 +7,23 @@ continue it, but begins a new run with its weights (`init`).
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from common.errors import ConfigError
-from common.files import commit_directory, sealed, unfinished_path, write_atomic
-from common.settings.toml import to_toml
+from common.files import commit_directory, unfinished_path
 from common.untrusted import digest_run_file
-from data_pipeline.tokenizer import Tokenizer, open_supplied, save_tokenizer
-from trainer.checkpoint import Checkpoint, CheckpointStore
-from trainer.checkpoint.weights import weights_digest
+from data_pipeline.tokenizer import Tokenizer, open_supplied
 from trainer.config import ModelConfig, TrainConfig
 from trainer.exchange.published_weights import open_weights
 from trainer.exchange.shapes import CONFIG, read_architecture
-from trainer.machine.environment import environment_facts
 from trainer.model.decoder import Decoder
 from trainer.model.parameters import parameters_by_name
 from trainer.run.bounds import check_model_size
 from trainer.run.record import IMPORTED
-from trainer.run.state import RunState
+from trainer.run.untrained import write_untrained
 
 __all__ = ["Imported", "import_model"]
 
@@ -83,7 +76,7 @@ def import_model(directory: Path, output: Path) -> Imported:
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = unfinished_path(output)
     try:
-        digest = _write(temporary, config, tokenizer, weights, source)
+        digest = write_untrained(temporary, config, tokenizer, weights, status=IMPORTED, source=source)
         commit_directory(temporary, output)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -123,29 +116,3 @@ def _settings(directory: Path, output: Path, model: ModelConfig) -> TrainConfig:
             "model": model.model_dump(),
         }
     )
-
-
-def _write(run: Path, config: TrainConfig, tokenizer: Tokenizer, weights: Mapping[str, Tensor], source: Mapping[str, Any]) -> str:
-    """Write the files of the run, and return the digest of the weights."""
-    run.mkdir()
-    write_atomic(run / "config.toml", to_toml("train", config.model_dump(mode="json")).encode())
-    save_tokenizer(tokenizer, run / "tokenizer")
-    CheckpointStore(run / "checkpoints").save(Checkpoint(0, weights, {}, RunState.of_new_run().to_json()))
-    digest = weights_digest(weights)
-    names = ["config.toml", *sorted(f"tokenizer/{name}" for name in tokenizer.files())]
-    manifest = CheckpointStore(run / "checkpoints").manifest_path(0).relative_to(run).as_posix()
-    record = {
-        "format": 1,
-        "status": IMPORTED,
-        "identity": {},
-        "changes": [],
-        "data": {"root_digest": "", "tokenizer_digest": tokenizer.digest},
-        "environment": environment_facts() | {"world_size": 1},
-        "earlier": [],
-        "imported": dict(source),
-        "files": {name: digest_run_file(run, name) for name in (*names, manifest)},
-        "step": 0,
-        "weights": digest,
-    }
-    write_atomic(run / "record.json", sealed(record))
-    return digest

@@ -48,6 +48,7 @@ _ROWS = (
     _command("evaluate", "EvaluateOptions", "compute validation loss and perplexity of a checkpoint"),
     _command("generate", "GenerateOptions", "write text with the model of a checkpoint"),
     _command("classify", "ClassifyOptions", "print the label of each text, with the model of a classification"),
+    _command("compress", "CompressOptions", "write a smaller copy of a model: int8, int4 or pruned"),
     _command("export", "ExportOptions", "write the model of a checkpoint for transformers, vLLM and llama.cpp"),
     _command(
         "verify",

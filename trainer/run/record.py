@@ -78,7 +78,9 @@ from trainer.run.ledger import LEDGER
 from trainer.run.metrics_file import METRICS, Known, events_until
 
 __all__ = [
+    "COMPRESSED",
     "IMPORTED",
+    "NEVER_TRAINED",
     "Before",
     "Origin",
     "check_identity",
@@ -122,6 +124,9 @@ _SETTINGS_THAT_CHANGE_BITS = (
 
 IMPORTED = "imported"
 """The status of a run that holds a published model and was never trained."""
+COMPRESSED = "compressed"
+"""The status of a run that holds the compressed model of another run."""
+NEVER_TRAINED = (IMPORTED, COMPRESSED)
 _FIXED = (
     *(f"model.{name}" for name in ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "tie_embeddings")),
     "model.vocab_multiple",
@@ -224,11 +229,11 @@ def _is_fixed(difference: Difference) -> bool:
 
 
 def check_was_trained(run: Path, record: Mapping[str, Any] | None) -> None:
-    """Raise ConfigError if a run holds an imported model, which has no steps to continue, to audit or to train again."""
-    if record is not None and record["status"] == IMPORTED:
+    """Raise ConfigError if a run holds an imported or compressed model, which has no steps to continue or to train again."""
+    if record is not None and record["status"] in NEVER_TRAINED:
         raise ConfigError(
-            f"{run}: it holds an imported model, which was not trained here, so it has no steps; begin a new run with its weights: "
-            f"{command_text('train', '--init', run, '--run', 'NEW')}"
+            f"{run}: its model is {record['status']} and was not trained here, so it has no steps; begin a new run with its "
+            f"weights: {command_text('train', '--init', run, '--run', 'NEW')}"
         )
 
 

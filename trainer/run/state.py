@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,10 +16,12 @@ from common.errors import CheckpointError
 from common.untrusted import Count, Finite, Form, check_form, copy_run_file, read_run_file
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.manifest import MAX_MANIFEST_BYTES, parse_manifest
+from trainer.checkpoint.packed import is_packed, unpack
 from trainer.run.directory import REFERENCE
 from trainer.run.ledger import LEDGER, LedgerHead
 from trainer.run.metrics_file import METRICS, Known
 from trainer.run.progress import Progress
+from trainer.run.record import COMPRESSED, read_record
 
 __all__ = ["RunState", "copy_state", "load_checkpoint", "load_whole", "read_progress"]
 
@@ -110,10 +112,20 @@ def load_checkpoint(run: Path, which: str, *, option: str = "--checkpoint") -> C
     if which not in ("latest", "best") and not which.isdecimal():
         raise CheckpointError(f"{option} {which}: use latest, best, or one of the steps {', '.join(map(str, steps))}")
     if which.isdecimal():
-        return load_whole(store, int(which))[0]
+        return _unpacked(run, load_whole(store, int(which))[0])
     latest, state = load_whole(store, steps[-1])
     best = state.progress.best_step
-    return latest if which == "latest" or best is None else load_whole(store, best)[0]
+    return _unpacked(run, latest if which == "latest" or best is None else load_whole(store, best)[0])
+
+
+def _unpacked(run: Path, checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with ordinary tensors if it is that of a compressed model."""
+    if not is_packed(checkpoint.model) or read_record(run)["status"] != COMPRESSED:
+        return checkpoint
+    try:
+        return replace(checkpoint, model=unpack(checkpoint.model))
+    except ValueError as error:
+        raise CheckpointError(f"{run}: a weight of the compressed model is damaged: {error}; compress the run again") from None
 
 
 def read_progress(store: CheckpointStore, step: int) -> Progress:

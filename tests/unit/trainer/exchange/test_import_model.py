@@ -114,7 +114,7 @@ def test_an_imported_model_is_verified_and_has_no_steps(tmp_path: Path) -> None:
     run = tmp_path / "run"
     import_model(write_published(tmp_path / "published"), run)
     [outcome] = verify_run(run, train=train)
-    assert outcome.text == "integrity    4 files of an imported model and its weights are unchanged"
+    assert outcome.text == "integrity    4 files and the weights of the imported model are unchanged"
     for refused in (
         lambda: list(verify_run(run, train=train, level="replay")),
         lambda: list(verify_run(run, train=train, num_steps=1)),
@@ -122,7 +122,10 @@ def test_an_imported_model_is_verified_and_has_no_steps(tmp_path: Path) -> None:
         lambda: train(tiny_config(tmp_path, run)),
         lambda: train(tiny_config(tmp_path, tmp_path / "new", branch={"run": run})),
     ):
-        with pytest.raises(ConfigError, match=r"holds an imported model.* begin a new run with its weights: trainer train --init"):
+        with pytest.raises(
+            ConfigError,
+            match=r"its model is imported and was not trained here.* begin a new run with its weights: trainer train --init",
+        ):
             refused()
     for name in ("config.toml", "tokenizer/tokenizer.json", "checkpoints/step-00000000/manifest.json"):
         before = (run / name).read_bytes()
@@ -147,7 +150,7 @@ def test_nothing_is_left_of_an_import_that_fails_and_nothing_is_overwritten(
         import_model(directory, tmp_path / "runs" / "run")
     write_published(directory)
     with monkeypatch.context() as patch:
-        patch.setattr("trainer.exchange.import_model.environment_facts", lambda: 1 / 0)
+        patch.setattr("trainer.run.untrained.environment_facts", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             import_model(directory, tmp_path / "runs" / "run")
     assert list((tmp_path / "runs").iterdir()) == []

@@ -1,0 +1,125 @@
+"""`compress` writes a smaller run that all commands take, compares both models, and refuses what it cannot compress."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.errors import CheckpointError, ConfigError
+from tests.support.prepared import write_prepared
+from tests.support.runs import run_command, tiny_config
+from trainer.checkpoint import CheckpointStore
+from trainer.commands.compress import run as compress
+from trainer.commands.options.compress import CompressOptions
+from trainer.loop import train
+from trainer.run.state import load_checkpoint
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with six steps."""
+    folder = tmp_path_factory.mktemp("trained")
+    write_prepared(folder / "data")
+    train(tiny_config(folder / "data", folder / "run", limits={"steps": 6}, eval={"sample_tokens": 0}))
+    return folder / "run"
+
+
+def compressed(
+    trained: Path, output: Path, method: str, capsys: pytest.CaptureFixture[str], **settings: object
+) -> dict[str, object]:
+    compress(CompressOptions.model_validate({"run": trained, "output": output, "method": method, "as_json": True, **settings}))
+    return dict(json.loads(capsys.readouterr().out.splitlines()[-1]))
+
+
+def check_commands(run: Path, trained: Path) -> None:
+    """Generate, evaluate and verify a compressed run, and begin a new run with its weights."""
+    assert run_command("trainer", "generate", str(run), "--prompt", "a", "--max_tokens", "4").returncode == 0
+    evaluated = run_command("trainer", "evaluate", str(run), "--json")
+    assert evaluated.returncode == 0, evaluated.stderr
+    verified = run_command("trainer", "verify", str(run))
+    assert "of the compressed model are unchanged" in verified.stdout
+    refused = run_command("trainer", "train", "--run", str(run))
+    assert refused.returncode == 2
+    assert "its model is compressed" in refused.stderr
+
+
+@pytest.mark.parametrize("method", ["prune", "prune-2-4"])
+def test_a_pruned_run_is_smaller_has_the_zeros_and_works_with_the_commands(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str
+) -> None:
+    facts = compressed(trained, tmp_path / "small", method, capsys)
+    before, after = facts["before"], facts["after"]
+    assert isinstance(before, dict)
+    assert isinstance(after, dict)
+    assert after["weight_bytes"] < before["weight_bytes"]
+    assert after["perplexity"] != before["perplexity"]
+    weights, original = load_checkpoint(tmp_path / "small", "latest").model, load_checkpoint(trained, "latest").model
+    assert list(weights) == list(original)
+    for name, weight in weights.items():
+        if weight.ndim == 2 and ".layers." in name:
+            assert int((weight == 0).sum()) == weight.numel() // 2
+            assert torch.equal(weight[weight != 0], original[name][weight != 0])
+        else:
+            assert torch.equal(weight, original[name])
+    check_commands(tmp_path / "small", trained)
+
+
+@pytest.mark.optional
+@pytest.mark.parametrize(("method", "group", "largest"), [("int8", None, 127), ("int4", 16, 7)])
+def test_a_quantised_run_is_smaller_and_its_weights_are_rounded_to_the_nearest_integer_times_the_scale(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, group: int | None, largest: int
+) -> None:
+    facts = compressed(trained, tmp_path / "small", method, capsys, group_size=16)
+    before, after = facts["before"], facts["after"]
+    assert isinstance(before, dict)
+    assert isinstance(after, dict)
+    assert after["weight_bytes"] < before["weight_bytes"] * 0.35
+    weights, original = load_checkpoint(tmp_path / "small", "latest").model, load_checkpoint(trained, "latest").model
+    assert list(weights) == list(original)
+    matrices = [name for name, weight in weights.items() if weight.ndim == 2 and ".layers." in name]
+    assert matrices
+    for name in matrices:
+        grouped = original[name].unflatten(1, (-1, group or original[name].shape[1]))
+        steps = grouped.abs().amax(-1, keepdim=True) / largest
+        errors = (weights[name].view_as(grouped) - grouped).abs()
+        assert bool((errors <= 0.51 * steps).all())
+        assert bool(errors.any())
+    check_commands(tmp_path / "small", trained)
+
+
+@pytest.mark.optional
+def test_a_group_size_that_does_not_divide_the_columns_is_refused(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--group_size 7 does not divide"):
+        compress(CompressOptions(run=trained, output=tmp_path / "small", method="int4", group_size=7))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_that_is_gone_leaves_the_perplexity_out(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace(str(trained.parent / "data"), str(tmp_path / "gone")))
+    compress(CompressOptions(run=tmp_path / "run", output=tmp_path / "small", method="prune"))
+    assert "no data" in capsys.readouterr().out
+
+
+def test_an_output_that_exists_a_compressed_run_and_a_damaged_weight_are_refused(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match="exists already"):
+        compress(CompressOptions(run=trained, output=tmp_path, method="prune"))
+    small = tmp_path / "small"
+    compressed(trained, small, "prune", capsys)
+    with pytest.raises(ConfigError, match="it is compressed already"):
+        compress(CompressOptions(run=small, output=tmp_path / "smaller", method="prune"))
+    store = CheckpointStore(small / "checkpoints")
+    checkpoint = store.load(0)
+    name = next(name for name in checkpoint.model if name.endswith(".values"))
+    damaged = {**checkpoint.model, name: checkpoint.model[name][1:]}
+    shutil.rmtree(small / "checkpoints")
+    CheckpointStore(small / "checkpoints").save(type(checkpoint)(0, damaged, {}, checkpoint.state))
+    with pytest.raises(CheckpointError, match=r"a weight of the compressed model is damaged: model\.layers\."):
+        load_checkpoint(small, "latest")

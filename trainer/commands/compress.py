@@ -1,0 +1,102 @@
+"""`compress`: writes a smaller copy of a model, and compares both."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from common.command_line import command_text
+from common.errors import ConfigError, PreparedDataError
+from common.files import commit_directory, sealed, unfinished_path, write_atomic
+from common.untrusted import digest_run_file
+from trainer.checkpoint import CheckpointStore
+from trainer.commands.evaluate import evaluate_run
+from trainer.commands.options.compress import CompressOptions
+from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.saved_model import opened_text_model
+from trainer.compression.comparison import Measured, num_bytes, table, tokens_per_s
+from trainer.compression.methods import Compression
+from trainer.exchange.source import ExportSource, open_source
+from trainer.extensions.trust import run_extension
+from trainer.run.record import COMPRESSED, read_record
+from trainer.run.untrained import write_untrained
+
+__all__ = ["run"]
+
+
+def run(options: CompressOptions) -> None:
+    """Write the new run, and print the table or the JSON object.
+
+    Raises:
+        CheckpointError: the run or the checkpoint does not exist or is damaged.
+        ConfigError: the output exists, the model is not the built-in decoder, a setting does not fit the method, or code of the run
+            needs consent.
+        PreparedDataError: the data that `--data` names is missing or damaged.
+    """
+    output = options.output
+    if output.exists() or output.is_symlink():
+        raise ConfigError(f"{output} exists already; name a new folder (--output)")
+    _check_model(options)
+    source = open_source(options.run, options.checkpoint)
+    compression = Compression(options.method, options.group_size, options.share)
+    stored = compression.stored(source.weights)
+    before = _measured(options, options.run, options.checkpoint, num_bytes(source.weights))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    temporary = unfinished_path(output)
+    try:
+        facts = compression.to_json() | _origin(source)
+        config = source.config.model_copy(update={"run": output, "init": None})
+        write_untrained(
+            temporary, config, source.tokenizer, stored, status=COMPRESSED, source=facts, data_digest=source.data_digest or ""
+        )
+        after = _measured(options, temporary, "latest", num_bytes(CheckpointStore(temporary / "checkpoints").load(0).model))
+        comparison = {"before": before.to_json(), "after": after.to_json()}
+        record = read_record(temporary)
+        write_atomic(temporary / "record.json", sealed({**record, COMPRESSED: facts | {"comparison": comparison}}))
+        commit_directory(temporary, output)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    if options.as_json:
+        print(json.dumps(facts | comparison | {"output": str(output)}, ensure_ascii=False))
+        return
+    print(f"{table(before, after)}\nwritten     {output}\nnext        {command_text('generate', output, '--prompt', 'The ')}")
+
+
+def _check_model(options: CompressOptions) -> None:
+    record = read_record(options.run)
+    if record["status"] == COMPRESSED:
+        raise ConfigError(f"{options.run}: it is compressed already; name the run that it was made from")
+    extension = run_extension(options.run, record["identity"].get("extension"), trust_code=options.trust_code)
+    if extension.build_model is not None:
+        raise ConfigError(f"{options.run}: its extension defines build_model; only the built-in decoder can be compressed")
+
+
+def _origin(source: ExportSource) -> dict[str, object]:
+    """Return what the record says about the model before its compression."""
+    return {
+        "record": digest_run_file(source.run, "record.json"),
+        "step": source.step,
+        "average": source.is_average,
+        "weights": source.weights_digest,
+    }
+
+
+def _measured(options: CompressOptions, run: Path, checkpoint: str, weight_bytes: int) -> Measured:
+    with opened_text_model(run, checkpoint, trust_code=options.trust_code) as model:
+        speed = tokens_per_s(model)
+    return Measured(weight_bytes, speed, _perplexity(options, run, checkpoint))
+
+
+def _perplexity(options: CompressOptions, run: Path, checkpoint: str) -> float | None:
+    """Return the perplexity on the validation data, None if the run names data that is not there."""
+    words = {"run": run, "checkpoint": checkpoint, "data": options.data, "limit": options.limit, "as_json": True}
+    try:
+        return float(
+            json.loads(evaluate_run(EvaluateOptions.model_validate(words | {"trust_code": options.trust_code})))["perplexity"]
+        )
+    except PreparedDataError:
+        if options.data is not None:
+            raise
+        return None
