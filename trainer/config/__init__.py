@@ -2,7 +2,7 @@
 
 from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig
 from trainer.config.effects import settings_without_effect
-from trainer.config.finetuning import ClassificationConfig, PreferenceConfig
+from trainer.config.finetuning import ClassificationConfig, DistillationConfig, PreferenceConfig
 from trainer.config.health import Action, AlertAction, AlertsConfig, GuardConfig
 from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
@@ -18,6 +18,7 @@ __all__ = [
     "BranchConfig",
     "CheckpointConfig",
     "ClassificationConfig",
+    "DistillationConfig",
     "EmaConfig",
     "EvalConfig",
     "GuardConfig",

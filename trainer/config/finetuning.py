@@ -9,10 +9,11 @@ from pydantic import Field, model_validator
 from common.settings.effects import OnlyIf
 from common.settings.model import Section
 
-__all__ = ["ClassificationConfig", "PreferenceConfig"]
+__all__ = ["ClassificationConfig", "DistillationConfig", "PreferenceConfig"]
 
 _CLASSIFIES = OnlyIf("objective = classification")
 _PREFERENCE = OnlyIf("objective = preference")
+_DISTILLATION = OnlyIf("objective = distillation")
 _Weight = Annotated[float, Field(ge=0, le=1e6)]
 
 
@@ -46,4 +47,15 @@ class PreferenceConfig(Section):
     )
     label_smoothing: Annotated[float, _PREFERENCE] = Field(
         0.0, ge=0, lt=0.5, description="Assumed share of pairs in which the two answers are in the wrong order."
+    )
+
+
+class DistillationConfig(Section):
+    """The loss of a model that learns from a teacher."""
+
+    temperature: Annotated[float, _DISTILLATION] = Field(
+        2.0, ge=0.1, le=100, description="Divisor of the logits of both models: a higher value gives unlikely tokens more weight."
+    )
+    mix: Annotated[float, _DISTILLATION] = Field(
+        0.5, gt=0, le=1, description="Weight of the teacher in the loss; the rest is the weight of the text."
     )

@@ -17,7 +17,7 @@ from common.settings.load import AUTO
 from common.settings.model import Settings
 from trainer.config.automatic import choose_for
 from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig
-from trainer.config.finetuning import ClassificationConfig, PreferenceConfig
+from trainer.config.finetuning import ClassificationConfig, DistillationConfig, PreferenceConfig
 from trainer.config.health import AlertsConfig, GuardConfig, WatchdogConfig
 from trainer.config.initial import initial_model
 from trainer.config.model import ModelConfig
@@ -95,10 +95,13 @@ class TrainConfig(Settings):
     attention: Literal["auto", "varlen", "flex", "documents", "sdpa"] = Field(
         "auto", description="Kernel of the attention; auto: the fastest that the machine has."
     )
-    objective: Literal["language", "classification", "preference"] = Field(
+    objective: Literal["language", "classification", "preference", "distillation"] = Field(
         "language",
         description="What the model learns. language: the next token; classification: the label of each document; preference: to "
-        "prefer the better answer of pairs (DPO).",
+        "prefer the better answer of pairs (DPO); distillation: the next token, and the distributions of a teacher.",
+    )
+    teacher: Annotated[Path | None, OnlyIf("objective = distillation")] = Field(
+        None, description="Directory of the run whose newest checkpoint distillation learns from."
     )
     encoder: Annotated[Path | None, OnlyIf("objective = classification")] = Field(
         None,
@@ -115,6 +118,7 @@ class TrainConfig(Settings):
     mixture: MixtureConfig = Field(MixtureConfig(), description="Shares of the sources.")
     preference: PreferenceConfig = Field(PreferenceConfig(), description="Loss of preference pairs")
     loss: LossConfig = Field(LossConfig(), description="Loss that is minimised.")
+    distillation: DistillationConfig = Field(DistillationConfig(), description="Loss of a model that learns from a teacher.")
     classification: ClassificationConfig = Field(ClassificationConfig(), description="Classification of documents.")
     optim: OptimConfig = Field(OptimConfig(), description="Optimizer and clipping.")
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="Learning rate over the steps.")

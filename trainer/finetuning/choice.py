@@ -12,6 +12,7 @@ from common.untrusted import digest_run_file, read_run_file
 from data_pipeline.dataset.manifest import Manifest
 from trainer.config import TrainConfig
 from trainer.finetuning import classification
+from trainer.finetuning.distillation import gather_teacher, make_distillation
 from trainer.finetuning.objective import LANGUAGE, Kind, Objective
 from trainer.finetuning.preference import gather_preference, make_preference
 from trainer.run.record import read_record
@@ -26,6 +27,7 @@ _REPLACED = ("build_model", "loss", "training_step")
 KINDS: dict[str, Kind] = {
     "language": Kind(lambda _config, _manifest: {}, lambda _config, _files: LANGUAGE),
     "classification": Kind(classification.gather, classification.make),
+    "distillation": Kind(gather_teacher, make_distillation),
     "preference": Kind(gather_preference, make_preference),
 }
 

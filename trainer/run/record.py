@@ -100,7 +100,7 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-_UNREPORTED = ("branch", "data", "encoder", "init", "init_checkpoint", "recipe", "resume", "run")
+_UNREPORTED = ("branch", "data", "encoder", "init", "init_checkpoint", "recipe", "resume", "run", "teacher")
 _MAX_RANKS, _MAX_MICRO = 1 << 20, 65536
 _SETTINGS_THAT_CHANGE_BITS = (
     "model",
@@ -119,6 +119,7 @@ _SETTINGS_THAT_CHANGE_BITS = (
     "compile",
     "objective",
     "classification",
+    "distillation",
     "preference",
 )
 
