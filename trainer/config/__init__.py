@@ -3,6 +3,7 @@
 from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig
 from trainer.config.effects import settings_without_effect
 from trainer.config.health import Action, AlertAction, AlertsConfig, GuardConfig
+from trainer.config.lora import LoraConfig
 from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
 from trainer.config.run import BranchConfig, CheckpointConfig, EvalConfig, LimitsConfig, LogConfig, ResumeConfig
@@ -22,6 +23,7 @@ __all__ = [
     "LimitsConfig",
     "LoaderConfig",
     "LogConfig",
+    "LoraConfig",
     "LossConfig",
     "MixtureConfig",
     "ModelConfig",

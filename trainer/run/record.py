@@ -98,6 +98,7 @@ _UNREPORTED = ("branch", "data", "init", "init_checkpoint", "recipe", "resume", 
 _MAX_RANKS, _MAX_MICRO = 1 << 20, 65536
 _SETTINGS_THAT_CHANGE_BITS = (
     "model",
+    "lora",
     "batch",
     "mixture",
     "loss",
@@ -117,6 +118,8 @@ _SETTINGS_THAT_CHANGE_BITS = (
 _FIXED = (
     *(f"model.{name}" for name in ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "tie_embeddings")),
     "model.vocab_multiple",
+    "lora.rank",
+    "lora.targets",
     "optim.kind",
     "objective",
 )

@@ -23,6 +23,7 @@ from trainer.distributed.shared_folders import check_same_data, check_shared
 from trainer.extensions.hooks import Extension
 from trainer.finetuning.choice import objective_of
 from trainer.finetuning.initial_weights import check_initial, check_same_initial, choose_initial
+from trainer.finetuning.lora import check_lora
 from trainer.finetuning.objective import Objective
 from trainer.machine.memory import PeakMeter
 from trainer.machine.precision import ChosenPrecision, with_precision
@@ -184,6 +185,7 @@ def _first_look(config: TrainConfig, manifest: Manifest) -> tuple[int | None, Pr
     record = read_record_if_any(run)
     continues = CheckpointStore(run / "checkpoints").steps()  # otherwise no weights exist that depend on the format
     if not continues:
+        check_lora(config)
         check_initial(config, manifest)
     return recorded_micro(run, record), recorded_precision(run, record) if continues else None
 

@@ -138,7 +138,7 @@ def build_trainable(
     if extension.build_model is not None and config.model.base_width is not None:
         raise ConfigError("model.base_width scales the built-in model, and the extension builds another one; remove one of them")
     if extension.build_model is None and objective.model is None:
-        check_model_size(config.model, context.manifest.vocab_size)
+        check_model_size(config.model, context.manifest.vocab_size, lora=config.lora)
     model = new_model(extension, objective, config, context.manifest.vocab_size)
     if config.parallel == "ddp" or group.world_size == 1:
         model.to(group.device)  # FSDP moves each part when it cuts the weights
@@ -230,7 +230,7 @@ def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: 
         observer=LayerObserver(restored.trainable.model, group, config.log.layers_every_steps, config.log.histograms_every_steps),
         adjuster=adjuster,
         ending=ending,
-        flops_each=flops_per_token(config.model, manifest.vocab_size, manifest.row_length),
+        flops_each=flops_per_token(config.model, manifest.vocab_size, manifest.row_length, config.lora),
         peak=peak_flops(device_name(group.device), rate_kind(config.number_format, tf32=config.tf32)),
         stragglers=StragglerDetector(),
         own_loss=restored.trainable.extension.own_loss is not None or restored.trainable.extension.has_step,

@@ -22,6 +22,7 @@ from trainer.extensions.micro_step import MicroStep
 from trainer.extensions.user_model import seeded_model
 from trainer.finetuning.objective import LANGUAGE, Objective
 from trainer.model.forward import LossModule
+from trainer.model.lora import adapter_names, add_adapters
 from trainer.model.parameters import parameters_by_name
 from trainer.optim.optimizers import optimizer_tensors, restore_optimizer
 from trainer.optim.weight_average import WeightAverage
@@ -109,13 +110,14 @@ class Trainable:
     def begin_with(self, weights: Mapping[str, Tensor]) -> None:
         """Replace the weights of a new model, and its moving average, by those of another run.
 
-        The objective names the weights that only one of the two models has.
+        The objective names the weights that only one of the two models has. Adapters stay as they are.
 
         Raises:
             CheckpointError: other names, or the shapes, differ from those of the model.
         """
         common = {name: weight for name, weight in weights.items() if name not in self.objective.dropped}
-        load_full(self.model, common, new=self.objective.fresh, remedy="choose another init, or the extension that built its model")
+        new = self.objective.fresh | adapter_names(self.model)
+        load_full(self.model, common, new=new, remedy="choose another init, or the extension that built its model")
         if self.average is not None:
             self.average.begin_again()
 
@@ -147,8 +149,11 @@ class Trainable:
 def new_model(extension: Extension, objective: Objective, config: TrainConfig, vocab_size: int) -> nn.Module:
     """Return the model of a run with new weights, on the CPU in fp32. Raises the errors of `seeded_model`."""
     if objective.model is not None:
-        return objective.model(config.model, vocab_size, config.seed)
-    return seeded_model(extension, config.model, vocab_size, config.seed)
+        model = objective.model(config.model, vocab_size, config.seed)
+    else:
+        model = seeded_model(extension, config.model, vocab_size, config.seed)
+    add_adapters(model, config.lora, config.seed, trained=objective.fresh)
+    return model
 
 
 def new_loss(model: nn.Module, extension: Extension, objective: Objective, config: TrainConfig) -> LossModule:

@@ -116,7 +116,7 @@ def replay_run(
     num_ranks = _num_ranks(config, record)
     if extension is None and store.steps():
         vocab_size = load_tokenizer(run / "tokenizer").vocab_size
-        check_model_size(config.model, vocab_size, store.num_weights(store.steps()[-1]))
+        check_model_size(config.model, vocab_size, store.num_weights(store.steps()[-1]), config.lora)
     compared: list[int] = []
     with tempfile.TemporaryDirectory(prefix="replay-") as name:
         again = Path(name) / "run"
