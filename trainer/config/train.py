@@ -173,8 +173,8 @@ class TrainConfig(Settings):
             return self
         if self.optim.kind == "muon":
             raise ValueError(
-                "lora.rank trains adapters, which need AdamW: Muon makes the update of a whole matrix orthogonal, and an adapter is "
-                "the product of two; set optim.kind = adamw and a rate for it, such as optim.lr = 3e-4"
+                "lora.rank trains adapters, which need AdamW: Muon makes the update of a whole matrix orthogonal, and an adapter "
+                "is the product of two; set optim.kind = adamw and a rate for it, such as optim.lr = 3e-4"
             )
         if self.precision == "float8":
             raise ValueError("lora.rank does not work with precision = float8, which replaces the same matrices; use bf16")

@@ -1,4 +1,4 @@
-"""Training of adapters in the ordinary loop: what it needs, and what other programs read of it. `trainer.model.lora` has the model."""
+"""The conditions for training adapters in the ordinary loop. `trainer.model.lora` has the adapters."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Low-rank adapters of the layers' matrices (LoRA, Hu et al., 2021, section 4.1).
 
-A matrix W with an adapter computes `W x + factor * B A x`, with factor = alpha / rank. W is frozen, and A and B are trained. B is zero
-at first, so a new model computes exactly what the model without adapters does.
+A matrix W with an adapter computes `W x + factor * B A x`, with factor = alpha / rank. W is frozen, and A and B are trained. B is
+zero at first, so a new model computes exactly what the model without adapters does.
 
     R rank   I width of the input   O width of the output
 """
@@ -91,7 +91,7 @@ def add_adapters(model: nn.Module, lora: LoraConfig, seed: int, *, trained: Coll
         parameter.requires_grad_(name in trained)
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(f"lora {seed}".encode()).digest()[:7]))
     for parent, name in places:
-        adapted = LoraLinear(cast(Linear, getattr(parent, name)), lora, ADAPTERS + PROJECTIONS.index(name))  # type: ignore[arg-type]
+        adapted = LoraLinear(cast(Linear, getattr(parent, name)), lora, ADAPTERS + PROJECTIONS.index(name))
         bound = 1 / math.sqrt(adapted.lora_A.in_features)
         with torch.no_grad():
             adapted.lora_A.weight.uniform_(-bound, bound, generator=generator)

@@ -13,8 +13,8 @@ from trainer.model.attention import Backend
 from trainer.model.cost import FP32_BYTES
 from trainer.model.decoder import activation_bytes, num_weights
 from trainer.model.layers import DecoderLayer
-from trainer.model.loss import loss_bytes
 from trainer.model.lora import adapter_activation_bytes, num_adapter_weights
+from trainer.model.loss import loss_bytes
 
 __all__ = ["MemoryEstimate", "estimate"]
 

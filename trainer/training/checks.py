@@ -30,7 +30,7 @@ from trainer.machine.precision import ChosenPrecision, with_precision
 from trainer.model.attention import backend_of
 from trainer.optim.optimizers import check_optimizer
 from trainer.parallel.fsdp import check_parallel
-from trainer.planning.checkpoints import checkpoint_bytes
+from trainer.planning.checkpoints import checkpoint_bytes, frozen_bytes
 from trainer.run.clock import Clock
 from trainer.run.context import RunContext
 from trainer.run.directory import check_places
@@ -140,7 +140,7 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
         stack.enter_context(locked_run(config.run))
         begin_branch(config)
         newest, record = _checked_run(config, checkpoints, identity)
-        check_space(config.run / "checkpoints", checkpoint_bytes(config, manifest.vocab_size))
+        _check_space(config, manifest.vocab_size)
         clear_heartbeats(config.run)
         if record is not None and newest is not None:
             check_cooldown(config, record, newest, limits.decay_steps)
@@ -166,6 +166,11 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
         memory=fitted.memory,
         clock=clock,
     )
+
+
+def _check_space(config: TrainConfig, vocab_size: int) -> None:
+    each, shared = checkpoint_bytes(config, vocab_size), frozen_bytes(config, vocab_size)
+    check_space(config.run / "checkpoints", each, shared)
 
 
 def _open_data(stack: ExitStack, config: TrainConfig, group: Group) -> tuple[Manifest, Tokenizer]:

@@ -92,6 +92,16 @@ class Trainable:
         """All weights, in the order of their names."""
         return list(parameters_by_name(self.model).values())
 
+    @property
+    def num_weights(self) -> int:
+        """Number of all weights."""
+        return sum(parameter.numel() for parameter in self.parameters)
+
+    @property
+    def num_trained(self) -> int:
+        """Number of the weights that are not frozen."""
+        return sum(parameter.numel() for parameter in self.parameters if parameter.requires_grad)
+
     def view(self, progress: Progress) -> RunView:
         """Return the view of the run that extensions receive."""
         context = self.context
