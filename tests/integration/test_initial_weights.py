@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -12,10 +13,14 @@ import pytest
 from common.errors import CheckpointError, ConfigError
 from common.files import digest_file
 from tests.support.prepared import write_prepared
-from tests.support.runs import losses, run_command, start_ranks, tiny_config
+from tests.support.published import SENTENCES, write_published
+from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_config
 from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.weights import weights_digest
+from trainer.commands.evaluate import evaluate_run
+from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.exchange.import_model import import_model
 from trainer.launch.train_settings import load_train_settings
 from trainer.loop import train
 from trainer.run.record import read_record
@@ -241,3 +246,44 @@ def test_two_ranks_begin_with_the_same_weights(base: Path, other_data: Path, tmp
 
 def read_data(run: Path) -> Path:
     return Path(load_train_settings(["--run", str(run)]).data)
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """An imported model, and data that was prepared with the tokenizer of its directory."""
+    folder = tmp_path_factory.mktemp("imported")
+    directory = write_published(folder / "published", "llama", num_files=2)
+    import_model(directory, folder / "run")
+    (folder / "text.txt").write_text("\n\n".join(SENTENCES * 10))
+    words = f"prepare --sources {folder}/text.txt --row_length 64 --workers 1 --text.documents paragraphs --output {folder}/data"
+    options = f"--tokenizer.path {directory} --tokenizer.add_bos false --dedup.exact false --dedup.near false"
+    done = run_command("data_pipeline", *words.split(), *options.split())
+    assert done.returncode == 0, done.stderr
+    return folder / "run", folder / "data"
+
+
+def words_of(data: Path, run: Path, init: Path) -> list[str]:
+    fixed = "--recipe none --device cpu --precision fp32 --threads 1 --reproducibility elastic --log.report false"
+    rest = "--batch.global_rows 8 --batch.micro 2 --limits.steps 6 --optim.lr 1e-3 --schedule.warmup_steps 2"
+    return ["--data", str(data), "--run", str(run), "--init", str(init), *fixed.split(), *rest.split(), "--eval.sample_tokens", "0"]
+
+
+def test_an_imported_model_is_trained_on_to_the_same_bits_on_one_and_two_ranks(imported: tuple[Path, Path], tmp_path: Path) -> None:
+    init, data = imported
+    one = train(load_train_settings(words_of(data, tmp_path / "one", init)))
+    process = start_ranks(load_train_settings(words_of(data, tmp_path / "two", init)), 2)
+    assert process.wait(240) == 0, (tmp_path / "two.log").read_text()
+    assert one == f"weights {read_record(tmp_path / 'two')['weights']} steps 6"
+    assert read_record(tmp_path / "one")["initial"]["weights"] == read_record(init)["weights"]
+    first, *_, last = [event["val_loss"] for event in metrics(tmp_path / "one", "eval")]
+    assert last < first
+    outcomes = list(verify_run(tmp_path / "one", train=train, num_steps=6, start=0))
+    assert "bitwise equal: 6 steps (1 to 6)" in outcomes[-1].text
+
+
+def test_an_imported_model_is_evaluated_on_data_of_its_tokenizer(imported: tuple[Path, Path]) -> None:
+    init, data = imported
+    found = json.loads(evaluate_run(EvaluateOptions(run=init, data=data, as_json=True)))
+    assert found["step"] == 0
+    assert found["rows"] > 0
+    assert found["val_loss"] > 4  # random weights

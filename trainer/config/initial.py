@@ -26,6 +26,8 @@ _SHAPE: Mapping[str, str] = {
     "mlp_width": "mlp_size",
     "tie_embeddings": "tie_embeddings",
     "vocab_multiple": "vocab_multiple",
+    "vocab_rows": "vocab_rows",
+    "qk_norm": "qk_norm",
     "norm_eps": "norm_eps",
     "base_width": "base_width",
 }

@@ -30,6 +30,12 @@ _PLAN = Command(
     "trainer.commands.plan:run",
     "Shows what a training with the same settings will do. Five steps are measured; nothing is written.",
 )
+_IMPORT = Command(
+    "import",
+    "make a run of a published model: a Hugging Face directory of Qwen3 or Llama shape",
+    "trainer.commands.options.import_model:ImportOptions",
+    "trainer.commands.import_model:run",
+)
 _SCHEMA = Command(
     "schema",
     "print the JSON Schema of the settings of `train`; --env prints their environment variables",
@@ -56,6 +62,7 @@ _ROWS = (
     ),
     _command("compare", "CompareOptions", "write one page that compares several runs"),
     _command("runs", "RunsOptions", "list the runs in a folder: state, steps, validation loss"),
+    _IMPORT,
     _command("stacks", "StacksOptions", "print the stacks of all threads of a running training"),
     _SCHEMA,
 )

@@ -1,6 +1,7 @@
-"""The decoder: RMSNorm, rotary embeddings, grouped-query attention with QK-norm, SwiGLU.
+"""The decoder: RMSNorm, rotary embeddings, grouped-query attention with QK-norm or without, SwiGLU.
 
-Parameters have the names and meanings of Qwen3 in Hugging Face transformers, so an export only copies them.
+Parameters have the names and meanings of Qwen3 in Hugging Face transformers, or of Llama without QK-norm, so an export only copies
+them.
 
     B rows   L tokens of a row   D width of the residual stream   N query heads   K key and value heads   H width of a head
     F hidden width of SwiGLU     V vocabulary, padded        T new tokens of a row whose earlier tokens are in a cache

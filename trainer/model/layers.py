@@ -73,7 +73,7 @@ def _normalised(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 class Attention(nn.Module):
-    """Grouped-query self-attention. Queries and keys are normalised, then rotated by their position in the document."""
+    """Grouped-query self-attention. Queries and keys are normalised (`qk_norm`), then rotated by their position in the document."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -84,8 +84,8 @@ class Attention(nn.Module):
         self.k_proj = Linear(config.width, width_kv)
         self.v_proj = Linear(config.width, width_kv)
         self.o_proj = Linear(width_q, config.width)
-        self.q_norm = RMSNorm(config.head_size, config.norm_eps)
-        self.k_norm = RMSNorm(config.head_size, config.norm_eps)
+        self.q_norm = RMSNorm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
 
     def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout, cache: LayerCache | None = None) -> Tensor:
         """Return the contribution to the residual stream, (B, L, D). A `cache` holds the earlier tokens of each row."""
@@ -113,16 +113,17 @@ class Attention(nn.Module):
         """Return the memory of one token, without the input of the block: that of `attend`, and the inputs of the two norms.
 
         With mixed precision each norm keeps two fp32 forms of its input (on the CPU; a GPU's kernel keeps less), and three
-        projections keep a cast input each. A norm keeps one fp32 statistic for each head. Selective checkpointing keeps the
-        outputs of the four projections.
+        projections keep a cast input each. A norm keeps one fp32 statistic for each head. Without `qk_norm` there are no norms.
+        Selective checkpointing keeps the outputs of the four projections.
         """
         size, heads = computed_bytes(mixed=mixed), config.heads + config.num_kv_heads
         normalised, casts = heads * config.head_size, 3 * size * config.width if mixed else 0
         projected = size * (normalised + config.num_kv_heads * config.head_size + config.width)
+        norms = (2 if mixed else 1) * FP32_BYTES * normalised + FP32_BYTES * heads if config.qk_norm else 0
         return attention_bytes(config, row_length, mixed=mixed, backend=backend) + ActivationBytes(
-            saved=(2 if mixed else 1) * FP32_BYTES * normalised + casts + FP32_BYTES * heads,
+            saved=norms + casts,
             selective=projected,
-            reused=0 if mixed else size * normalised,
+            reused=size * normalised if config.qk_norm and not mixed else 0,
         )
 
 
@@ -192,7 +193,7 @@ class DecoderLayer(nn.Module):
     @staticmethod
     def num_norm_weights(config: ModelConfig) -> int:
         """Return the number of weights in the norms, including those of queries and keys: 2 D + 2 H."""
-        return 2 * config.width + 2 * config.head_size
+        return 2 * config.width + (2 * config.head_size if config.qk_norm else 0)
 
     @staticmethod
     def num_live(config: ModelConfig) -> int:

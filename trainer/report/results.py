@@ -37,7 +37,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-STATUS = {"finished": "finished", "stopped": "stopped", "failed": "failed", "training": "no end recorded"}
+STATUS = {"finished": "finished", "stopped": "stopped", "failed": "failed", "training": "no end recorded", "imported": "imported"}
 """Words for the status of a run."""
 
 _MAX_EVALUATIONS = 40

@@ -1,6 +1,7 @@
 """`record.json` of a run: identity, environment, result, and the digests of the other files.
 
 `identity` holds all that the bits of the run depend on. A run is resumed only if its identity is the same.
+An imported model has the status `imported`, no identity, and `imported` with the digests of the files that it was read from.
 `changes` lists the adjustments: from which step on micro-batches were smaller than in the identity, shards were left out, or the
 learning rate fell in time for the end of `limits.minutes`.
 `origin` names the checkpoint of another run that a branch began with.
@@ -30,6 +31,7 @@ from typing import Annotated, Any, cast, get_args
 import torch
 from pydantic import Field, field_validator
 
+from common.command_line import command_text
 from common.errors import CheckpointError, ConfigError, PreparedDataError, ProjectError
 from common.files import (
     UnusableFileError,
@@ -77,10 +79,12 @@ from trainer.run.ledger import LEDGER
 from trainer.run.metrics_file import METRICS, Known, events_until
 
 __all__ = [
+    "IMPORTED",
     "Before",
     "Origin",
     "check_identity",
     "check_nothing_saved",
+    "check_was_trained",
     "complete_record",
     "identity_of",
     "leave_note",
@@ -117,9 +121,13 @@ _SETTINGS_THAT_CHANGE_BITS = (
     "objective",
 )
 
+IMPORTED = "imported"
+"""The status of a run that holds a published model and was never trained."""
 _FIXED = (
     *(f"model.{name}" for name in ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "tie_embeddings")),
     "model.vocab_multiple",
+    "model.vocab_rows",
+    "model.qk_norm",
     "lora.rank",
     "lora.targets",
     "optim.kind",
@@ -216,6 +224,15 @@ def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str
 def _is_fixed(difference: Difference) -> bool:
     """Return whether checkpoints do not fit the new value, so that no resume is possible."""
     return difference.name in _FIXED or (difference.name == "ema.decay" and difference.recorded is None)
+
+
+def check_was_trained(run: Path, record: Mapping[str, Any] | None) -> None:
+    """Raise ConfigError if a run holds an imported model, which has no steps to continue, to audit or to train again."""
+    if record is not None and record["status"] == IMPORTED:
+        raise ConfigError(
+            f"{run}: it holds an imported model, which was not trained here, so it has no steps; begin a new run with its weights: "
+            f"{command_text('train', '--init', run, '--run', 'NEW')}"
+        )
 
 
 def check_nothing_saved(run: Path, record: Mapping[str, Any] | None) -> None:
@@ -498,6 +515,13 @@ class _OriginForm(Form):
     weights: str
 
 
+class _ImportedForm(Form):
+    format: str
+    model_type: str
+    types: list[str]
+    files: dict[str, str]
+
+
 class _EarlierForm(Form):
     until: Count
     was: dict[str, Plain]
@@ -513,6 +537,7 @@ class _RecordForm(Form):
     earlier: list[_EarlierForm] = Field(default_factory=list)
     origin: _OriginForm | None = None
     initial: _OriginForm | None = None
+    imported: _ImportedForm | None = None
     step: Count | None = None
     weights: str | None = None
     trained_weights: Count | None = None

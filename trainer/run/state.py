@@ -42,6 +42,12 @@ class RunState:
         evaluated = self.progress.evaluated_step == self.progress.step
         return Known(self.progress.step, evaluated=evaluated, rollbacks=self.guard["rollbacks"])
 
+    @staticmethod
+    def of_new_run() -> RunState:
+        """Return the state before the first step of a run."""
+        guard = {"steps": [], "losses": [], "level_since": 0, "streaks": {}, "skips_in_row": 0, "rollbacks": 0}
+        return RunState(Progress(), {}, guard, {"total": 0.0, "steps": 0}, LedgerHead())
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values; floats survive JSON exactly."""
         return {

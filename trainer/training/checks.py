@@ -41,6 +41,7 @@ from trainer.run.record import (
     Origin,
     check_identity,
     check_nothing_saved,
+    check_was_trained,
     identity_of,
     read_record,
     read_record_if_any,
@@ -100,6 +101,7 @@ def fit(stack: ExitStack, config: TrainConfig, group: Group, extension: Extensio
     if config.run.resolve() == config.data.resolve():  # both have a report.html, a tokenizer and a lock
         raise ConfigError(f"{config.run}: run and data are the same folder; name another folder for the run (--run)")
     stack.enter_context(naming(config.run))  # a file that cannot be written from here on is a file of the run
+    group.on_main(lambda: _check_continued(config))
     manifest, tokenizer = group.on_all(lambda: _open_data(stack, config, group))
     check_same_data(config.data, manifest.root_digest, group)
     objective = group.on_all(lambda: objective_of(config, manifest, extension.hooks))
@@ -180,12 +182,15 @@ def _open_data(stack: ExitStack, config: TrainConfig, group: Group) -> tuple[Man
     return manifest, _tokenizer(config.data, manifest)
 
 
-def _first_look(config: TrainConfig, manifest: Manifest) -> tuple[int | None, Precision | None]:
-    """Return micro-batch and number format of an earlier start, or of the run to branch off.
-
-    No file of the run may be read before its places are checked.
-    """
+def _check_continued(config: TrainConfig) -> None:
+    """Check the places in the run before any file of it is read, and that the run which this start continues was trained."""
     check_places(config.run)
+    run = continued_run(config)
+    check_was_trained(run, read_record_if_any(run))
+
+
+def _first_look(config: TrainConfig, manifest: Manifest) -> tuple[int | None, Precision | None]:
+    """Return micro-batch and number format of an earlier start, or of the run to branch off. Compare a new run with `init`."""
     run = continued_run(config)
     record = read_record_if_any(run)
     continues = CheckpointStore(run / "checkpoints").steps()  # otherwise no weights exist that depend on the format

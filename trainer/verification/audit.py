@@ -33,7 +33,7 @@ from trainer.data.order import RowOrder
 from trainer.finetuning.choice import saved_objective
 from trainer.run.directory import data_folder, load_config
 from trainer.run.ledger import LEDGER, LedgerHead, read_ledger
-from trainer.run.record import read_record
+from trainer.run.record import check_was_trained, read_record
 from trainer.run.state import RunState
 from trainer.verification.auditor import Auditor, AuditReport, Targets
 
@@ -52,6 +52,7 @@ def audit_run(run: Path, data: Path | None = None) -> AuditReport:
         CheckpointError: ledger, record or a checkpoint is missing or damaged, or they do not agree.
     """
     record = read_record(run)
+    check_was_trained(run, record)
     with opened_data(run, data) as (directory, manifest, rows):
         checkpoints = _saved(run)
         ends = {saved.head.lines: saved for saved in checkpoints}

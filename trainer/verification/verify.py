@@ -32,7 +32,7 @@ from trainer.run.directory import data_folder, foreign_files, load_config, setti
 from trainer.run.events import TrainEvent
 from trainer.run.ledger import LEDGER, LedgerStep, read_ledger
 from trainer.run.metrics_file import METRICS, read_events
-from trainer.run.record import read_record, recorded_initial
+from trainer.run.record import IMPORTED, check_was_trained, read_record, recorded_initial
 from trainer.verification.audit import audit_run
 from trainer.verification.auditor import AuditReport
 from trainer.verification.data_check import prepare_again
@@ -75,6 +75,11 @@ def verify_run(
         ConfigError: see `replay_run`.
     """
     levels = LEVELS[: LEVELS.index(level) + 1]
+    if read_record(run)["status"] == IMPORTED:
+        if num_steps or levels[-1] in ("data", "replay"):
+            check_was_trained(run, read_record(run))
+        yield _check_imported(run)
+        return
     yield check_integrity(run, data)
     here = environment_facts() if len(levels) > 1 or num_steps else {}
     differences = compare_environment(run, here) if here else ()
@@ -154,6 +159,22 @@ def check_integrity(run: Path, data: Path | None = None) -> Outcome:
         )
         + _foreign_text(foreign)
     )
+    return Outcome("integrity", text, facts)
+
+
+def _check_imported(run: Path) -> Outcome:
+    """Read and check every file of an imported model."""
+    record, store = read_record(run), CheckpointStore(run / "checkpoints")
+    for name, digest in record["files"].items():
+        _check_file(run, name, digest)
+    found = weights_digest(store.load(0).model)
+    if found != record.get("weights"):
+        raise CheckpointError(
+            f"{run}: the digest of the weights is {found}, but the record says {record.get('weights')}; restore the run from a copy"
+        )
+    foreign = foreign_files(run, record["files"])
+    facts = {"status": IMPORTED, "files": len(record["files"]), "checkpoints": [0], "foreign": foreign}
+    text = f"integrity    {len(record['files'])} files of an imported model and its weights are unchanged{_foreign_text(foreign)}"
     return Outcome("integrity", text, facts)
 
 

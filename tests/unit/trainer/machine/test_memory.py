@@ -36,6 +36,7 @@ SHAPES = {
     "grouped queries": ModelConfig(layers=3, width=128, heads=8, kv_heads=2, context=128),
     "long rows and wide heads": ModelConfig(layers=3, width=64, heads=2, head_dim=64, context=320),
     "wide SwiGLU": ModelConfig(layers=3, width=64, heads=2, mlp_width=640, context=128),
+    "no norms of queries and keys": ModelConfig(layers=4, width=128, heads=8, kv_heads=4, context=128, qk_norm=False),
     "deep": ModelConfig(layers=8, width=64, heads=2, context=64),
     "dropout": ModelConfig(layers=4, width=128, heads=4, context=128, residual_dropout=0.1, embedding_dropout=0.1),
     "dropout of the attention": ModelConfig(layers=4, width=128, heads=4, kv_heads=2, context=128, attention_dropout=0.1),
