@@ -112,8 +112,8 @@ def test_the_record_and_the_first_lines_have_the_trained_share(
     assert f"{total / 1e6:.2f}M weights, of which {TRAINED / 1e6:.3g}M ({TRAINED / total:.2%}) are trained" in caplog.text
     assert f", of which {TRAINED:,} are trained)" in introduction(read_run(run))
     assert "trained_weights" not in read_record(base)
-    words = f"trainer plan --run {tmp_path}/new --data {other_data} --init {base} --lora.rank 2 --limits.steps 12 --device cpu"
-    planned = run_command(*words.split(), *"--threads 1 --precision fp32 --batch.global_rows 8 --batch.micro 2".split())
+    words = f"trainer plan --run {tmp_path}/new --data {other_data} --init {base} --lora.rank 2 --limits.steps 12"
+    planned = run_command(*f"{words} --device cpu --threads 1 --precision fp32 --batch.global_rows 8 --batch.micro 2".split())
     assert planned.returncode == 0, planned.stderr
     assert f"{rate(total)} weights, {rate(TRAINED)} of them in adapters" in planned.stdout
     assert "that they share" in planned.stdout
