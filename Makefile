@@ -61,7 +61,7 @@ reference: .venv/dev ## write docs/reference/settings.md and commands.md from th
 recordings: .venv/dev ## record the terminal session of docs/guide/first-model.md, and write it into the page
 	@.venv/bin/python -m docs.record_session
 
-compose-env: .venv/dev ## write the settings of both packages into docker-compose.yml
+compose-env: .venv/dev ## write the names of all settings into env/settings, so that Compose passes them on
 	@.venv/bin/python env/compose_env.py
 
 lock: ## resolve env/requirements*.in again and write all locks

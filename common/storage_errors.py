@@ -87,7 +87,8 @@ def _reason_and_remedy(error: OSError, path: Path | None) -> tuple[str, str]:
         return _no_space(path), f"make room there, {_RUN_AGAIN}"
     if error.errno == errno.ENOTDIR and path is not None:
         file = next((parent for parent in reversed(path.parents) if os.path.lexists(parent) and not parent.is_dir()), path)
-        return f"{file} is a file, and a folder is needed there", f"move it away or use another path, {_RUN_AGAIN}"
+        what = "this" if file == path else file
+        return f"{what} is a file, and a folder is needed there", f"move it away or use another path, {_RUN_AGAIN}"
     unknown = (error.strerror or str(error), f"look at the file and its disk, {_RUN_AGAIN}")
     return _EXPLAINED.get(error.errno, unknown) if error.errno else unknown
 

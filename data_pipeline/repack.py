@@ -99,8 +99,13 @@ def _repack(directory: Path, output: Path, row_length: int, workers: int | None,
                 )
                 for number, (partition, result) in enumerate(zip(before.partitions, counted, strict=True))
             ]
-            packed = pack_all(run, row_length, packing, tokenizer, documents, work)
-        lengths = add_counts(result.lengths for result in counted)
+            lengths = add_counts(result.lengths for result in counted)
+            if before.has_pairs and (longest := max(map(int, lengths), default=0)) > row_length:
+                raise ConfigError(
+                    f"--row_length {row_length}: the longest preference pair has {longest} tokens, and a pair cannot be cut; use "
+                    f"at least {longest}, or prepare the pairs again, which rejects those that are too long"
+                )
+            packed = pack_all(run, row_length, packing, tokenizer, documents, work, has_pairs=before.has_pairs)
         report = before.totals | {
             "truncation": compare_row_lengths(lengths, row_length),
             **row_counts([(task.split, result) for task, result in packed], row_length),

@@ -1,7 +1,8 @@
-"""Writes the lists of settings in docker-compose.yml, so that each can be set as a variable (`make compose-env`).
+"""Writes the files that name the settings that docker-compose.yml passes on (`make compose-env`).
 
-Compose passes a variable on only if the file names it. The two packages print these names with `schema --env`.
-tests/containers/test_static.py fails if the file and the packages differ.
+A line of an env_file that is a name without a value passes the variable of that name on, from the shell or from .env. Compose
+passes no other variable of the shell. The two packages print the names with `schema --env`. tests/containers/test_static.py fails
+if a file and its package differ.
 """
 
 from __future__ import annotations
@@ -13,36 +14,24 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE = ROOT / "docker-compose.yml"
-SERVICES = {"data-prep": "data_pipeline", "train": "trainer"}
+PACKAGES = {"env/settings/prepare.env": "data_pipeline", "env/settings/train.env": "trainer"}
 
-__all__ = ["fill", "main", "settings_of"]
+__all__ = ["PACKAGES", "content", "main"]
 
 
-def settings_of(package: str) -> list[str]:
-    """Return the environment variables that a package reads, in its order."""
+def content(package: str) -> str:
+    """Return the file of a package: its environment variables in its order, without those that docker-compose.yml sets itself."""
     command = [sys.executable, "-m", package, "schema", "--env"]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
-
-
-def fill(text: str, service: str, names: list[str]) -> str:
-    """Return the compose file with the names in the marked list of a service. Names that the file sets elsewhere are left out."""
-    start = rf"( *)# settings of {service}, passed through .*\n"
-    match = re.search(rf"{start}(?:.*\n)*? *# end of the list\n", text)
-    if match is None:
-        raise ValueError(f"{COMPOSE.name}: no list 'settings of {service}, passed through … end of the list' to write")
-    outside = text[: match.start()] + text[match.end() :]
-    own = [name for name in names if not re.search(rf"^ *{name}:", outside, re.MULTILINE)]
-    indent, head = match[1], match[0].split("\n", 1)[0]
-    lines = [head, *(f"{indent}{name}:" for name in own), f"{indent}# end of the list"]
-    return text[: match.start()] + "\n".join(lines) + "\n" + text[match.end() :]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    compose = COMPOSE.read_text(encoding="utf-8")
+    listed = [name for name in names if not re.search(rf"^ *{name}:", compose, re.MULTILINE)]
+    return "\n".join(("# Made by `make compose-env`: docker-compose.yml takes these from the shell or from .env.", *listed, ""))
 
 
 def main() -> int:
-    """Rewrite docker-compose.yml."""
-    text = COMPOSE.read_text(encoding="utf-8")
-    for service, package in SERVICES.items():
-        text = fill(text, service, settings_of(package))
-    COMPOSE.write_text(text, encoding="utf-8")
+    """Write both files."""
+    for name, package in PACKAGES.items():
+        (ROOT / name).write_text(content(package), encoding="utf-8")
     return 0
 
 

@@ -107,6 +107,8 @@ def _judge_alone(
 
 
 def _clean(document: Document, config: PrepareConfig, pages: PageReader) -> tuple[Document, tuple[str, ...]]:
+    if document.special:  # a conversation keeps the text that its template gives it
+        return document, ()
     if document.parts:
         return _clean_parts(document, config)
     if document.markup == "plain":

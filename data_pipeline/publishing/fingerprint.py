@@ -10,6 +10,7 @@ from common.errors import ConfigError
 from common.files import UnusableFileError, canonical_json, digest_bytes, digest_file
 from common.settings.model import Section
 from data_pipeline.config import PrepareConfig
+from data_pipeline.conversations.chat_template import template_source
 from data_pipeline.sources.formats import printable
 from data_pipeline.sources.storage import files_below
 from data_pipeline.stages.train_quality import files_of_reference
@@ -27,7 +28,11 @@ def settings_of(config: PrepareConfig) -> dict[str, Any]:
     Raises:
         ConfigError: a file that a setting names cannot be read.
     """
-    return {name: _without_paths(name, value, config) for name, value in config.portable.items()}
+    settings = {name: _without_paths(name, value, config) for name, value in config.portable.items()}
+    if config.chat.is_on:
+        source = template_source(config.chat, config.tokenizer)
+        settings["chat"] = {**settings["chat"], "digest": digest_bytes(source.encode())}
+    return settings
 
 
 def _without_paths(name: str, value: Any, config: PrepareConfig) -> Any:

@@ -275,6 +275,9 @@ def _splits(report: Report) -> str:
     if shares:
         words = ", ".join(f"{share(value)} of {_escaped(split)}" for split, value in shares.items())
         parts.append(f"Prompts have no loss. Share of tokens with a loss, among all that could be predicted: {words}.")
+    if chats := part(report, "conversations"):
+        numbers = ", ".join(f"{count:,} {_escaped(name.replace('_', ' '))}" for name, count in chats.items())
+        parts.append(f"Conversations or preference pairs, and those that did not fit into a row: {numbers}.")
     if leaks := part(report, "leaks"):
         counts = ", ".join(f"{count:,} {_escaped(kind)}" for kind, count in leaks.items())
         parts.append(f"Copies of validation documents in training: {counts}.")

@@ -86,6 +86,7 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
         "perplexity": _perplexity(results, sources),
         "classifier": _classifier(results),
         "augmentation": add_counts(result.augmented for result in results.tokenized),
+        **({"conversations": add_counts(result.chats for result in results.tokenized)} if config.chat.is_on else {}),
         "tokenizer": {
             "kind": results.tokenizer.kind,
             "vocab_size": results.tokenizer.vocab_size,

@@ -54,8 +54,13 @@ def pack_all(
     tokenizer: TrainedTokenizer,
     documents: Sequence[DocumentsOf],
     work: Path,
+    *,
+    has_pairs: bool = False,
 ) -> list[tuple[PackTask, PackResult]]:
-    """Pack each split of each source, in groups of consecutive partitions that fill about one shard."""
+    """Pack each split of each source, in groups of consecutive partitions that fill about one shard.
+
+    `has_pairs` says that each document is a preference pair.
+    """
     token_bytes = token_type(tokenizer.vocab_size).itemsize
     tasks, sizes = [], []
     for source, of_source in groupby(documents, key=lambda partition: partition.source):
@@ -72,6 +77,7 @@ def pack_all(
                     tokenizer.pad_id,
                     packing,
                     work / "shards" / f"{source}-{split}-{group[0].number:06d}",
+                    has_pairs,
                 )
                 tasks.append(task)
                 sizes.append(token_bytes * sum(partition.tokens[split] for partition in group))
@@ -107,6 +113,8 @@ class PackTask:
     settings: PackingSettings
     output: Path
     """Folder of the shards."""
+    has_pairs: bool = False
+    """Whether each document is a preference pair."""
 
 
 @dataclass
@@ -172,7 +180,7 @@ def _packed_windows(task: PackTask, result: PackResult) -> Iterator[ShardContent
         counts = {method: count_packing(packing) for method, packing in packings.items()}
         result.cut_documents += counts[task.settings.method]["cut_documents"]
         result.methods = {method: add_counts([result.methods[method], counts[method]]) for method in METHODS}
-        yield from fill_rows(window, packings[task.settings.method], task.row_length, task.pad_id)
+        yield from fill_rows(window, packings[task.settings.method], task.row_length, task.pad_id, has_pairs=task.has_pairs)
         del window  # frees it before the next one is gathered
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from data_pipeline.config import KINDS, BalanceSettings
-from data_pipeline.dataset.layout import CHOSEN, CHOSEN_SCHEMA, TOKENS
+from data_pipeline.dataset.layout import CHOSEN, CHOSEN_SCHEMA, LOSS_RUNS, TOKENS
 from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.documents import Reason
@@ -276,7 +276,10 @@ def _reasons(batch: pa.RecordBatch, cuts: Cuts) -> NDArray[np.object_]:
         scores_D = batch.column("perplexity").to_numpy() if cuts.by_perplexity else None
         probabilities_D = batch.column("wanted").to_numpy() if cuts.by_classifier else None
         reasons_D = _REASONS[judge(cuts.bounds, scores_D, probabilities_D)]
-    reasons_D[np.diff(batch.column("tokens").offsets.to_numpy()) == 0] = Reason.NO_TOKENS
+    is_empty_D = np.diff(batch.column("tokens").offsets.to_numpy()) == 0
+    reasons_D[is_empty_D] = Reason.NO_TOKENS
+    if LOSS_RUNS in batch.schema.names:  # the tokenize stage gives a conversation that is too long one run of length 0
+        reasons_D[is_empty_D & (np.diff(batch.column(LOSS_RUNS).offsets.to_numpy()) == 1)] = Reason.TOO_MANY_TOKENS
     return reasons_D
 
 

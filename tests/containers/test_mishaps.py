@@ -21,7 +21,6 @@ pytestmark = pytest.mark.containers
 
 STEPS = 100
 ENDLESS = "100000"
-COMPOSE_FILES = ("docker-compose.yml", "docker-compose.gpus.yml")
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +42,13 @@ def expected(disturbed: Services) -> list[tuple[int, str]]:
     run.compose("up", "--detach")
     assert run.wait("train") == 0, said(run)
     return losses(run, "undisturbed")
+
+
+def copy_compose_files(folder: Path) -> None:
+    """Copy what `docker compose` reads of a checkout."""
+    for name in ("docker-compose.yml", "docker-compose.gpus.yml"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "env" / "settings", folder / "env" / "settings")
 
 
 def said(services: Services, *names: str) -> str:
@@ -179,8 +185,7 @@ def test_neither_another_checkout_of_the_same_name_and_port_nor_a_run_beside_it_
     for owner in ("alice", "bob"):
         folder = tmp_path / owner / "trainer"
         (folder / "text").mkdir(parents=True)
-        for name in COMPOSE_FILES:
-            shutil.copy(ROOT / name, folder)
+        copy_compose_files(folder)
         shutil.copy(disturbed.env_file, folder / ".env")
         variables = disturbed.variables | {"TEXT_DIR": "./text", "RUN_NAME": "run"}
         del variables["COMPOSE_PROJECT_NAME"]
@@ -207,17 +212,18 @@ def test_neither_another_checkout_of_the_same_name_and_port_nor_a_run_beside_it_
 def test_an_override_file_and_a_file_of_variables_take_effect_beside_what_up_has_written(
     disturbed: Services, tmp_path: Path
 ) -> None:
-    for name in COMPOSE_FILES:
-        shutil.copy(ROOT / name, tmp_path)
+    copy_compose_files(tmp_path)
     (tmp_path / "text").mkdir()
     lines = disturbed.env_file.read_text().splitlines()
     (tmp_path / ".env").write_text("".join(f"{line}\n" for line in [*lines, "CUDA_VISIBLE_DEVICES=1"]))
-    (tmp_path / "train.env").write_text("NCCL_ALGO=Tree\n")
+    (tmp_path / "train.env").write_text("NCCL_ALGO=Tree\nTRAIN_SEED=1\nTRAIN_PREFETCH=3\nTRAIN_OPTIM__LRR=1\n")
     (tmp_path / "docker-compose.override.yml").write_text("services: {train: {environment: {FROM_OVERRIDE: here}}}\n")
     variables = {name: value for name, value in disturbed.variables.items() if name != "COMPOSE_PROJECT_NAME"}
-    own = Services(tmp_path / ".env", {**variables, "PET_NPROC_PER_NODE": "2"}, tmp_path)
+    own = Services(tmp_path / ".env", {**variables, "PET_NPROC_PER_NODE": "2", "TRAIN_SEED": "2"}, tmp_path)
     found = own.compose("config", "train").stdout
     for line in ("CUDA_VISIBLE_DEVICES: ", "NCCL_ALGO: Tree", "FROM_OVERRIDE: here", 'PET_NPROC_PER_NODE: "2"'):
+        assert line in found
+    for line in ('TRAIN_SEED: "2"', 'TRAIN_PREFETCH: "3"', 'TRAIN_OPTIM__LRR: "1"'):  # the shell has priority over train.env
         assert line in found
 
 

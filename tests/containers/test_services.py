@@ -191,8 +191,9 @@ def test_generate_runs_beside_the_services(whole: Services) -> None:
     assert "def main(" in whole.compose(*command).stdout
 
 
-def test_a_setting_in_the_shell_reaches_the_service(whole: Services) -> None:
-    wrong = whole.with_variables(RUN_NAME="wrong", TRAIN_OPTIM__LR="-1")
+@pytest.mark.parametrize("way", [{"TRAIN_OPTIM__LR": "-1"}, {"TRAIN_ARGS": "--optim.lr -1"}])
+def test_a_setting_in_the_shell_reaches_the_service(whole: Services, way: dict[str, str]) -> None:
+    wrong = whole.with_variables(RUN_NAME="wrong", **way)
     result = wrong.compose("run", "--rm", "--no-deps", "-T", "train", check=False)
     assert result.returncode == 2
     message = result.stdout + result.stderr

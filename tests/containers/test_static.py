@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from env.compose_env import SERVICES, fill, settings_of
+from env.compose_env import PACKAGES, content
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGEST_PIN = re.compile(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}")
@@ -142,10 +142,14 @@ def test_the_expected_versions_are_those_of_the_locked_wheels() -> None:
     assert locked["nvidia-cuda-runtime"].startswith(expected["CUDA_VERSION"] + ".")
 
 
-@pytest.mark.parametrize(("service", "package"), SERVICES.items())
-def test_compose_passes_every_setting_on(service: str, package: str) -> None:
-    text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
-    assert fill(text, service, settings_of(package)) == text, "run `make compose-env`"
+@pytest.mark.parametrize(("file", "package"), PACKAGES.items())
+def test_compose_passes_every_setting_on(services: dict[str, Any], file: str, package: str) -> None:
+    assert (ROOT / file).read_text(encoding="utf-8") == content(package), "run `make compose-env`"
+    assert any(file in service.get("env_file", ()) for service in services.values())
+
+
+def test_the_compose_file_reads_in_one_sitting() -> None:
+    assert len((ROOT / "docker-compose.yml").read_text(encoding="utf-8").splitlines()) <= 130
 
 
 def test_actions_of_the_workflow_are_pinned_by_commit() -> None:
@@ -181,3 +185,11 @@ def test_users_text_stays_out_of_the_repository_and_out_of_the_image() -> None:
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert ignored[1] == "*"
     assert "!text" not in ignored
+
+
+def test_the_example_of_settings_names_settings_that_compose_uses() -> None:
+    compose = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    passed_on = {line for file in PACKAGES for line in (ROOT / file).read_text(encoding="utf-8").splitlines()}
+    named = re.findall(r"^#([A-Z_]+)=\S+$", (ROOT / ".env.example").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(named) >= 20
+    assert [name for name in named if f"${{{name}:-" not in compose and name not in passed_on] == []

@@ -38,6 +38,7 @@ esac
 """
 
 
+SETTINGS = tuple(f"env/settings/{name}.env" for name in ("prepare", "train", "ranks"))
 PROGRAMS = (
     *("bash", "cat", "chown", "cksum", "cut", "dirname", "env", "git", "grep", "head", "id", "mkdir", "nproc", "paste"),
     *("realpath", "sed", "seq", "sh", "sort", "tail", "timeout", "touch", "tr", "wc"),
@@ -88,7 +89,7 @@ class Machine:
 def machine(tmp_path: Path) -> Machine:
     """A machine without a GPU: the search path contains no nvidia-smi, even if this machine has one."""
     checkout = tmp_path / "checkout"
-    for name in ("env/up", "env/versions.env", "env/build-secrets", "env/empty", "docker-compose.yml", "Dockerfile"):
+    for name in ("env/up", "env/versions.env", "env/build-secrets", "env/empty", "docker-compose.yml", "Dockerfile", *SETTINGS):
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, checkout / name)
     (checkout / "text").mkdir()

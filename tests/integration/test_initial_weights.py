@@ -20,6 +20,7 @@ from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.weights import weights_digest
 from trainer.commands.evaluate import evaluate_run
 from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.config import TrainConfig
 from trainer.exchange.import_model import import_model
 from trainer.launch.train_settings import load_train_settings
 from trainer.loop import train
@@ -77,10 +78,12 @@ def test_a_run_begins_at_step_0_with_the_weights_of_another_run(base: Path, othe
 def test_an_earlier_step_and_the_moving_average_can_be_chosen(base: Path, other_data: Path, tmp_path: Path) -> None:
     train(tiny_config(other_data, tmp_path / "averaged", init=base, init_checkpoint="10", ema={"decay": 0.9}))
     assert read_record(tmp_path / "averaged")["initial"]["step"] == 10
-    train(tiny_config(other_data, tmp_path / "run", init=tmp_path / "averaged", ema={"decay": 0.9}, optim={"lr": 1e-30}))
+    every = {"every_steps": 1, "keep_last": 50}
+    averaged = {"init": tmp_path / "averaged", "ema": {"decay": 0.9}}
+    train(tiny_config(other_data, tmp_path / "run", **averaged, optim={"lr": 1e-30}, checkpoint=every))
     last = CheckpointStore(tmp_path / "averaged" / "checkpoints").load(12)
     assert read_record(tmp_path / "run")["initial"]["weights"] == weights_digest(last.average) != weights_digest(last.model)
-    begun = CheckpointStore(tmp_path / "run" / "checkpoints").load(12)
+    begun = CheckpointStore(tmp_path / "run" / "checkpoints").load(1)
     assert weights_digest(begun.average) == weights_digest(begun.model)  # the average begins with the new weights too
     with pytest.raises(CheckpointError, match="no checkpoint of step 7"):
         train(tiny_config(other_data, tmp_path / "none", init=base, init_checkpoint="7"))
@@ -130,6 +133,18 @@ def test_a_run_that_began_otherwise_is_not_continued_with_init(base: Path, other
     assert train(run.model_copy(update={"init": moved})) == digest
     with pytest.raises(ConfigError, match="init and run are the same folder"):
         train(tiny_config(other_data, tmp_path / "self", init=tmp_path / "self"))
+
+
+def test_a_branch_of_such_a_run_keeps_the_record_of_its_first_weights(base: Path, other_data: Path, tmp_path: Path) -> None:
+    trunk = tiny_config(other_data, tmp_path / "trunk", init=base)
+    train(trunk)
+    shutil.rmtree(base)
+    branch = {"run": tmp_path / "branch", "branch": {"run": tmp_path / "trunk", "step": 10}}
+    train(TrainConfig.model_validate(trunk.model_dump() | branch | {"limits": {"steps": 14}}))
+    found, expected = read_record(tmp_path / "branch"), read_record(tmp_path / "trunk")
+    assert found["origin"]["step"] == 10
+    assert found["initial"] == expected["initial"]
+    assert found["identity"]["init"] == expected["identity"]["init"]
 
 
 def test_settings_that_do_not_fit_are_named(base: Path, other_data: Path, tmp_path: Path) -> None:

@@ -102,13 +102,13 @@ def raw_bytes(tensor: Tensor) -> memoryview:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def encode_header(specs: Mapping[str, TensorSpec]) -> tuple[bytes, list[str]]:
+def encode_header(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None) -> tuple[bytes, list[str]]:
     """Return the beginning of a tensor file, and the names in the order in which the tensors must follow.
 
-    Wide types come first, so that the offset of each tensor is a multiple of its element size.
+    Wide types come first, so that the offset of each tensor is a multiple of its element size. `metadata` is for other programs.
     """
     order = sorted(specs, key=lambda name: (-specs[name].item_bytes, name))
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
     for name in order:
         begin, end = end, end + specs[name].num_bytes

@@ -28,8 +28,8 @@ from trainer.model.attention import choose_backend
 from trainer.run.bounds import most_rows
 from trainer.run.context import RunContext
 from trainer.run.directory import data_folder, load_config, settings_here
-from trainer.run.record import read_record
-from trainer.training.trainable import new_loss
+from trainer.run.record import read_record, recorded_initial
+from trainer.training.trainable import hold_reference, new_loss
 
 __all__ = ["benchmark_run", "evaluate_run", "run"]
 
@@ -72,6 +72,8 @@ def evaluate_run(options: EvaluateOptions) -> str:
             context = RunContext(config.model_copy(update={"eval": settings}), manifest, group, backend)
             grouping = Grouping.of(directory, manifest, tokenizer)
             loss = new_loss(model, Extension(), objective, config)
+            if objective.reference is not None:
+                hold_reference(context, objective, recorded_initial(read_record(run)))
             result = evaluate(loss, context, rows.without(lost), grouping=grouping, measures=objective.measures)
     measured = None if result.measured is None else result.measured(step)
     left_out = rows.num_rows_in(lost, np.arange(len(rows)))

@@ -11,7 +11,7 @@ from torch import nn
 from common.errors import ConfigError
 from data_pipeline.tokenizer import load_tokenizer
 from trainer.checkpoint.weights import averaged_weights
-from trainer.config import LoraConfig, TrainConfig
+from trainer.config import TrainConfig
 from trainer.distributed.group import joined_group
 from trainer.extensions.trust import run_extension
 from trainer.finetuning.choice import saved_objective
@@ -45,7 +45,7 @@ def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool =
     if extension.build_model is None and objective.model is None:
         # Before the model takes memory, because the settings may not match the checkpoint.
         check_model_size(config.model, tokenizer.vocab_size, sum(tensor.numel() for tensor in weights.values()))
-    model = new_model(extension, objective, config.model_copy(update={"lora": LoraConfig()}), tokenizer.vocab_size)
+    model = new_model(extension, objective, config.without_adapters, tokenizer.vocab_size)
     load_full(model, weights)
     return model.eval(), checkpoint.step
 

@@ -2,6 +2,7 @@
 
 from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig
 from trainer.config.effects import settings_without_effect
+from trainer.config.finetuning import PreferenceConfig
 from trainer.config.health import Action, AlertAction, AlertsConfig, GuardConfig
 from trainer.config.lora import LoraConfig
 from trainer.config.model import ModelConfig
@@ -29,6 +30,7 @@ __all__ = [
     "ModelConfig",
     "OptimConfig",
     "Precision",
+    "PreferenceConfig",
     "ResumeConfig",
     "ScheduleConfig",
     "TrainConfig",

@@ -17,6 +17,7 @@ from common.settings.load import AUTO
 from common.settings.model import Settings
 from trainer.config.automatic import choose_for
 from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig
+from trainer.config.finetuning import PreferenceConfig
 from trainer.config.health import AlertsConfig, GuardConfig, WatchdogConfig
 from trainer.config.initial import initial_model
 from trainer.config.lora import LoraConfig
@@ -95,7 +96,10 @@ class TrainConfig(Settings):
     attention: Literal["auto", "varlen", "flex", "documents", "sdpa"] = Field(
         "auto", description="Kernel of the attention; auto: the fastest that the machine has."
     )
-    objective: Literal["language"] = Field("language", description="Kind of training: language predicts the next token.")
+    objective: Literal["language", "preference"] = Field(
+        "language",
+        description="Kind of training. language: predicts the next token; preference: prefers the better answer of pairs (DPO).",
+    )
     extension: Path | None = Field(None, description="Python file with your own callbacks, loss, model or training step.")
     compile: Literal["auto", "on", "off"] = Field("auto", description="Whether torch.compile is used; auto: on CUDA only.")
     verify_data: bool = Field(True, description="Whether a shard's digest is checked when it is first opened.")
@@ -105,6 +109,7 @@ class TrainConfig(Settings):
     lora: LoraConfig = Field(LoraConfig(), description="Low-rank adapters, which are trained in place of the weights.")
     batch: BatchConfig = Field(BatchConfig(), description="Rows of one step.")
     mixture: MixtureConfig = Field(MixtureConfig(), description="Shares of the sources.")
+    preference: PreferenceConfig = Field(PreferenceConfig(), description="Loss of preference pairs")
     loss: LossConfig = Field(LossConfig(), description="Loss that is minimised.")
     optim: OptimConfig = Field(OptimConfig(), description="Optimizer and clipping.")
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="Learning rate over the steps.")
@@ -161,6 +166,11 @@ class TrainConfig(Settings):
                 "another limit, or use schedule.kind = wsd, whose cool-down can begin in time for the end"
             )
         return self
+
+    @property
+    def without_adapters(self) -> TrainConfig:
+        """The same settings for the model without adapters, or with merged ones."""
+        return self.model_copy(update={"lora": LoraConfig()})
 
     @property
     def has_dropout(self) -> bool:

@@ -12,6 +12,7 @@ from common.untrusted import digest_run_file, read_run_file
 from data_pipeline.dataset.manifest import Manifest
 from trainer.config import TrainConfig
 from trainer.finetuning.objective import LANGUAGE, Kind, Objective
+from trainer.finetuning.preference import gather_preference, make_preference
 from trainer.run.record import read_record
 
 __all__ = ["KINDS", "OBJECTIVE", "objective_of", "saved_objective"]
@@ -23,6 +24,7 @@ _REPLACED = ("build_model", "loss", "training_step")
 
 KINDS: dict[str, Kind] = {
     "language": Kind(lambda _config, _manifest: {}, lambda _config, _files: LANGUAGE),
+    "preference": Kind(gather_preference, make_preference),
 }
 
 
@@ -37,6 +39,11 @@ def objective_of(config: TrainConfig, manifest: Manifest, hooks: Mapping[str, ob
     Raises:
         ConfigError: settings and data do not fit the objective, or the extension replaces the same parts.
     """
+    if manifest.has_pairs and config.objective != "preference":
+        raise ConfigError(
+            f"{config.data} has preference pairs, and objective = {config.objective} would train on the worse answers too; use "
+            "--objective preference, or other data"
+        )
     kind = KINDS[config.objective]
     files = MappingProxyType(dict(kind.gather(config, manifest)))
     objective = kind.make(config, files)

@@ -78,9 +78,15 @@ class Objective:
     loss: LossFunction | None = None
     """`(logits, targets_BL, weights_BL)` returns the sum of the loss over all targets, a fp32 scalar."""
     step: Callable[[Passes], Tensor] | None = None
-    """Makes all passes over a micro-batch, backward too, and returns the sum of its losses without a gradient."""
+    """Makes all passes over a micro-batch, backward too, and returns the sum of its losses without a gradient; with `of_steps` a
+    tensor of this sum and those of each measure."""
+    of_steps: tuple[str, ...] = ()
+    """Names of the numbers besides the loss that `step` measures. The event of a step has their means over the targets."""
     measures: Measures | None = None
     """What an evaluation measures."""
+    reference: Callable[[nn.Module], None] | None = None
+    """Takes a copy of the model with the weights that the run began with, on the device of the run, before the first pass. The run
+    must begin with the weights of another run, and keeps them in its folder."""
     comparable: bool = True
     """Whether the training loss is the one that evaluations measure if the settings of `loss` are plain. If not, the alerts that
     compare both are off."""

@@ -47,6 +47,7 @@ _ROWS = (
     _PLAN,
     _command("evaluate", "EvaluateOptions", "compute validation loss and perplexity of a checkpoint"),
     _command("generate", "GenerateOptions", "write text with the model of a checkpoint"),
+    _command("export", "ExportOptions", "write the model of a checkpoint for transformers, vLLM and llama.cpp"),
     _command(
         "verify",
         "VerifyOptions",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from common.command_line import PROGRAM
 from common.settings.load import load_settings
 from common.settings.options import help_parser
 from trainer.config import TrainConfig
@@ -17,4 +18,4 @@ def load_train_settings(arguments: Sequence[str]) -> TrainConfig:
     Raises:
         ConfigError: a setting is unknown or its value is not allowed.
     """
-    return load_settings(TrainConfig, arguments, help_parser(TrainConfig, "python -m trainer train", ""))
+    return load_settings(TrainConfig, arguments, help_parser(TrainConfig, f"{PROGRAM} train", ""))

@@ -25,8 +25,20 @@ from data_pipeline.dataset.layout import MANIFEST
 from trainer.config import TrainConfig
 from trainer.distributed.devices import check_no_gpu_is_hidden
 
-__all__ = ["check_places", "data_folder", "foreign_files", "load_config", "make_folder", "open_own", "read_id", "settings_here"]
+__all__ = [
+    "REFERENCE",
+    "check_places",
+    "data_folder",
+    "foreign_files",
+    "load_config",
+    "make_folder",
+    "open_own",
+    "read_id",
+    "settings_here",
+]
 
+REFERENCE = "objective/reference.safetensors"
+"""The initial weights of a run whose objective compares the model with them."""
 _RESTORE = "put the file back as the run wrote it, or use another run"
 
 
@@ -101,6 +113,7 @@ _FILES = (
     r"record\.json|config\.toml|metrics\.jsonl|hardware-rank-\d+\.jsonl|change-\d+\.json|report\.html|training_metrics\.png"
     r"|\.lock|\.shared-[0-9a-f]{16}|\.wandb-id|\.mlflow-id"
     r"|ledger/steps\.jsonl|heartbeat/rank-\d+|stacks/rank-\d+\.txt|tensorboard/events\.out\.tfevents\.[^/]+"
+    r"|objective/reference\.safetensors"
     r"|checkpoints/(\.bad-|\.)?step-\d{8,}(-\d+|\.tmp|\.deleted)?/manifest\.json"
     r"|checkpoints/objects/[0-9a-f]{64}\.safetensors|checkpoints/objects/\.\d+\.tmp"
 )

@@ -88,6 +88,8 @@ class TrainEvent(_Event):
     """Part of the step's duration spent waiting for data."""
     monitor_s: float | None = field(default=None, metadata={"digits": 6})
     """Time that all sinks took for the numbers, readings, alerts and layers of the step before. The monitor sets it."""
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """What the objective of the run measures in a step, as means over its targets; not in the file if there is nothing."""
 
     @property
     def perplexity(self) -> float:
@@ -97,7 +99,8 @@ class TrainEvent(_Event):
     def to_json(self) -> dict[str, Any]:
         """Return the fields by their names in the file, with the exact loss and the perplexity."""
         order = dict.fromkeys(("event", "step", "loss", "loss_hex", "loss_average", "perplexity"))
-        return order | super().to_json() | {"loss_hex": self.loss.hex(), "perplexity": self.perplexity}
+        facts = order | super().to_json() | {"loss_hex": self.loss.hex(), "perplexity": self.perplexity}
+        return facts if self.measures else {name: value for name, value in facts.items() if name != "measures"}
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,7 @@ _SETTINGS_THAT_CHANGE_BITS = (
     "parallel",
     "compile",
     "objective",
+    "preference",
 )
 
 IMPORTED = "imported"

@@ -16,6 +16,7 @@ from common.errors import CheckpointError
 from common.untrusted import Count, Finite, Form, check_form, copy_run_file, read_run_file
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.manifest import MAX_MANIFEST_BYTES, parse_manifest
+from trainer.run.directory import REFERENCE
 from trainer.run.ledger import LEDGER, LedgerHead
 from trainer.run.metrics_file import METRICS, Known
 from trainer.run.progress import Progress
@@ -137,7 +138,10 @@ def copy_state(run: Path, other: Path, checkpoint: Checkpoint) -> None:
         CheckpointError: the ledger or the metrics are missing.
     """
     (other / LEDGER).parent.mkdir(parents=True, exist_ok=True)
-    for name in (METRICS, LEDGER.as_posix()):
+    kept = [REFERENCE] if (run / REFERENCE).is_file() else []
+    if kept:
+        (other / REFERENCE).parent.mkdir(exist_ok=True)
+    for name in (METRICS, LEDGER.as_posix(), *kept):
         copy_run_file(run, name, other / name)
     CheckpointStore(other / "checkpoints").save(checkpoint)
 

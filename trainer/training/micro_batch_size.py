@@ -20,7 +20,7 @@ from trainer.model.forward import empty_micro_batch
 from trainer.model.memory_estimate import MemoryEstimate, estimate
 from trainer.optim.optimizers import state_bytes_per_weight
 from trainer.run.context import RunContext
-from trainer.training.trainable import new_loss, new_model, own_step_loss
+from trainer.training.trainable import hold_copy, new_loss, new_model, own_step_loss
 
 __all__ = ["choose_micro", "expected_memory", "micro_candidates", "probe", "with_micro"]
 
@@ -146,6 +146,7 @@ class _Trial:
         model = new_model(extension, objective, config, context.manifest.vocab_size).to(device)
         self._loss = new_loss(model, extension, objective, config)
         self._context, self._extension, self._objective = context, extension, objective
+        hold_copy(context, objective)
         needs = expected_memory(context, 1)
         taken = needs.gradients + needs.optimizer + needs.average + needs.tree
         self._taken = torch.empty(taken, dtype=torch.uint8, device=device)

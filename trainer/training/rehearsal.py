@@ -36,7 +36,7 @@ from trainer.training.micro_batch_size import micro_candidates
 from trainer.training.setup import build_trainable
 from trainer.training.step import CannotContinueError, train_step
 from trainer.training.step_report import StepInputs
-from trainer.training.trainable import RunData, Trainable
+from trainer.training.trainable import RunData, Trainable, hold_copy
 
 __all__ = ["Rehearsal", "measured_step_s", "rehearse"]
 
@@ -134,6 +134,7 @@ def _measured(
     weights = num_weights(config.model, context.manifest.vocab_size) + num_adapter_weights(config.model, config.lora)
     try:
         trainable, adjustments = build_trainable(context, extension, objective, Adjustments(), 1)
+        hold_copy(context, objective)
         weights = trainable.num_weights
         step_s = None if adjustments.made else measured_step_s(trainable, replace(data, context=context), now)
     except Exception as error:

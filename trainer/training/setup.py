@@ -29,6 +29,7 @@ from trainer.extensions.loading import load_extension
 from trainer.extensions.trust import note_trained_with
 from trainer.finetuning.initial_weights import read_initial
 from trainer.finetuning.objective import Objective
+from trainer.finetuning.reference import write_reference
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
 from trainer.machine.determinism import configure_determinism, device_name
@@ -64,7 +65,7 @@ from trainer.training.micro_batch_size import expected_memory
 from trainer.training.recovery import Recovery
 from trainer.training.reporter import Reporter
 from trainer.training.saver import Saver
-from trainer.training.trainable import Trainable, make_scaler, new_loss, new_model
+from trainer.training.trainable import Trainable, hold_reference, make_scaler, new_loss, new_model
 from trainer.training.training_run import TrainingRun
 from trainer.watchdog.beat import Patience
 from trainer.watchdog.heartbeat import Heartbeat
@@ -170,8 +171,13 @@ def restore(checked: Checked, built: tuple[Trainable, Adjustments], heartbeat: H
         checkpoint, state = load_whole(checked.checkpoints, checked.newest)
         trainable.restore(checkpoint, state)
     elif init is not None and origin is not None:
-        trainable.begin_with(checked.context.group.on_all(lambda: read_initial(init, origin)))
+        weights = checked.context.group.on_all(lambda: read_initial(init, origin))
+        trainable.begin_with(weights)
         _log.info("the weights are those of step %d of %s", origin.step, init)
+        if trainable.objective.reference is not None:
+            checked.context.group.on_main(lambda: write_reference(checked.context.config.run, weights))
+    if trainable.objective.reference is not None:
+        hold_reference(checked.context, trainable.objective, checked.initial)
     return Restored(trainable, state, adjustments, heartbeat)
 
 
@@ -242,6 +248,7 @@ def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: 
         peak=peak_flops(device_name(group.device), rate_kind(config.number_format, tf32=config.tf32)),
         stragglers=StragglerDetector(),
         own_loss=restored.trainable.extension.own_loss is not None or restored.trainable.extension.has_step,
+        of_steps=restored.trainable.objective.of_steps,
     )
     if restored.state is not None:
         reporter.restore(restored.state, rolled_back=False)
@@ -308,7 +315,7 @@ def _warn_of_settings(context: RunContext, trainable: Trainable) -> None:
         device=context.group.device.type,
         num_ranks=context.group.world_size,
         watched=_is_watched(context.config),
-        own_loss=trainable.extension.own_loss is not None,
+        own_loss=trainable.extension.own_loss is not None or trainable.objective.step is not None,
         own_model=not isinstance(trainable.model, Decoder),
     ):
         _log.warning("%s", warning)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from common.errors import ConfigError
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer
 from trainer.checkpoint import Checkpoint
@@ -21,6 +22,7 @@ from trainer.extensions.hooks import Extension, RunView
 from trainer.extensions.micro_step import MicroStep
 from trainer.extensions.user_model import seeded_model
 from trainer.finetuning.objective import LANGUAGE, Objective
+from trainer.finetuning.reference import read_reference
 from trainer.model.forward import LossModule
 from trainer.model.lora import adapter_names, add_adapters
 from trainer.model.parameters import parameters_by_name
@@ -30,9 +32,10 @@ from trainer.parallel.accumulation import Accumulation
 from trainer.parallel.fsdp import distribute_like, full_tensors, load_full
 from trainer.run.context import RunContext
 from trainer.run.progress import Progress
+from trainer.run.record import Origin
 from trainer.run.state import RunState
 
-__all__ = ["RunData", "Trainable", "make_scaler", "new_loss", "new_model", "own_step_loss"]
+__all__ = ["RunData", "Trainable", "hold_copy", "hold_reference", "make_scaler", "new_loss", "new_model", "own_step_loss"]
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,29 @@ def new_loss(model: nn.Module, extension: Extension, objective: Objective, confi
     """Return a model with the loss of its run."""
     score = None if objective.measures is None else objective.measures.score
     return LossModule(model, config.loss, extension.own_loss or objective.loss, score)
+
+
+def hold_reference(context: RunContext, objective: Objective, origin: Origin | None) -> None:
+    """Hand a copy of the model with the initial weights of the run to the objective. All ranks must call this.
+
+    Raises:
+        ConfigError: the run did not begin with the weights of another run.
+        CheckpointError: the file with the weights is missing or damaged.
+    """
+    config = context.config
+    if origin is None:
+        raise ConfigError(f"{config.run}: objective = {config.objective} needs the weights of another run; begin a run with --init")
+    weights = context.group.on_all(lambda: read_reference(config.run, origin.weights))
+    hold_copy(context, objective, weights)
+
+
+def hold_copy(context: RunContext, objective: Objective, weights: Mapping[str, Tensor] | None = None) -> None:
+    """Hand a copy of the model without adapters to an objective that needs one, with these weights; without them for a trial."""
+    if objective.reference is not None:
+        model = new_model(Extension(), objective, context.config.without_adapters, context.manifest.vocab_size)
+        if weights is not None:
+            load_full(model, weights)
+        objective.reference(model.to(context.group.device))
 
 
 def own_step_loss(micro: MicroStep, extension: Extension, objective: Objective) -> Tensor:

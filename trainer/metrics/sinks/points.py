@@ -39,7 +39,7 @@ def points_of(event: Event) -> Points:
                 "speed/loader_wait_share": event.loader_wait_share,
                 "speed/monitor_share": event.monitor_share,
                 "health/non_finite_steps": float(event.non_finite_steps),
-            }
+            } | {encodable(f"train/{name}"): value for name, value in event.measures.items()}
         case EvalEvent():
             points = {
                 "validation/loss": event.val_loss,
