@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,20 @@ import torch
 from common.errors import CheckpointError, ConfigError
 from common.text import rate
 from tests.support.disturbed import kill, trained
+from tests.support.pairs import pair_config, write_pairs, write_trunk
 from tests.support.prepared import write_prepared
 from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_config
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import parse_manifest
+from trainer.checkpoint.tensor_file import decode_tensors
 from trainer.checkpoint.weights import weights_digest
 from trainer.commands.evaluate import evaluate_run
 from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.commands.saved_model import load_model
 from trainer.config import TrainConfig
+from trainer.exchange.export import write_export
+from trainer.exchange.source import open_source
+from trainer.exchange.verify_export import verify_export
 from trainer.loop import train
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model
@@ -31,7 +37,7 @@ from trainer.parallel.fsdp import load_full
 from trainer.report import report_at_end
 from trainer.report.recorded_run import read_run
 from trainer.report.results import introduction
-from trainer.run.directory import load_config
+from trainer.run.directory import REFERENCE, load_config
 from trainer.run.record import read_record
 from trainer.verification.verify import verify_run
 
@@ -228,3 +234,28 @@ def test_settings_of_a_stranger_that_do_not_fit_the_tensors_are_refused(adapted_
         (run / "config.toml").write_text(settings.replace("rank = 2", rank))
         with pytest.raises(CheckpointError, match=named):
             load_model(run, load_config(run), "latest")
+
+
+def test_an_export_has_the_merged_weights_and_verifies(adapted_run: Path, tmp_path: Path) -> None:
+    merged = merged_weights(CheckpointStore(adapted_run / "checkpoints").load(12).model, load_config(adapted_run).lora)
+    write_export(open_source(adapted_run, "latest"), tmp_path / "out", kind="hf", dtype="fp32")
+    written = decode_tensors(bytearray((tmp_path / "out" / "model.safetensors").read_bytes()))
+    assert all(torch.equal(written[name], weight) for name, weight in merged.items())
+    assert not any("lora" in name for name in written)
+    verify_export(tmp_path / "out", adapted_run)
+
+
+def test_preference_pairs_train_adapters_against_the_base_model_as_reference(tmp_path: Path) -> None:
+    trunk = write_trunk(tmp_path)
+    config = pair_config(write_pairs(tmp_path), trunk, tmp_path / "run", lora=LORA, optim={"lr": 1e-2})
+    digest = train(config)
+    first, *_, last = metrics(tmp_path / "run", "train")
+    assert first["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert last["loss"] < first["loss"]
+    saved = CheckpointStore(tmp_path / "run" / "checkpoints").load(8).model
+    reference = decode_tensors(bytearray((tmp_path / "run" / REFERENCE).read_bytes()))
+    assert all(torch.equal(saved[name], weight) for name, weight in reference.items())
+    steps = config.limits.model_copy(update={"steps": 3})
+    again = config.model_copy(update={"run": tmp_path / "again"})
+    train(again.model_copy(update={"limits": steps}))
+    assert train(again) == digest
