@@ -31,14 +31,16 @@ from trainer.exchange.source import open_source
 from trainer.exchange.verify_export import verify_export
 from trainer.loop import train
 from trainer.model.attention import make_layout
-from trainer.model.decoder import build_model
-from trainer.model.lora import add_adapters, merged_weights
+from trainer.model.decoder import build_model, flops_per_token
+from trainer.model.lora import adapter_names, add_adapters, merged_weights
+from trainer.model.parameters import parameters_by_name
 from trainer.parallel.fsdp import load_full
 from trainer.report import report_at_end
 from trainer.report.recorded_run import read_run
 from trainer.report.results import introduction
 from trainer.run.directory import REFERENCE, load_config
 from trainer.run.record import read_record
+from trainer.training.setup import opened_run
 from trainer.verification.verify import verify_run
 
 LORA = {"rank": 2, "dropout": 0.1}
@@ -259,3 +261,18 @@ def test_preference_pairs_train_adapters_against_the_base_model_as_reference(tmp
     again = config.model_copy(update={"run": tmp_path / "again"})
     train(again.model_copy(update={"limits": steps}))
     assert train(again) == digest
+
+
+def test_frozen_weights_have_no_place_in_the_sum_over_ranks_and_mup_does_not_scale_the_rate(
+    other_data: Path, tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    train(tiny_config(other_data, base, model={"base_width": 16}))
+    config = adapted(other_data, tmp_path / "run", base, model={"base_width": 16}, reproducibility="elastic")
+    with opened_run(config) as run:
+        groups = [group for optimizer in run.trainable.optimizers for group in optimizer.param_groups]
+        assert {group["peak_lr"] for group in groups} == {config.optim.lr}
+        run.trainable.accumulation.begin()
+        with_sums = {name for name, weight in parameters_by_name(run.trainable.model).items() if weight.grad is not None}
+        assert with_sums == adapter_names(run.trainable.model)
+        assert run.reporter.flops_each == flops_per_token(config.model, 260, 32, config.lora)
