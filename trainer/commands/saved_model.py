@@ -10,12 +10,14 @@ from torch import nn
 
 from common.errors import ConfigError
 from data_pipeline.tokenizer import load_tokenizer
+from trainer.checkpoint.weights import averaged_weights
 from trainer.config import TrainConfig
 from trainer.distributed.group import joined_group
 from trainer.extensions.trust import run_extension
 from trainer.finetuning.choice import saved_objective
 from trainer.inference.text_model import TextModel
 from trainer.machine.determinism import configure_determinism
+from trainer.model.lora import merged_weights
 from trainer.parallel.fsdp import load_full
 from trainer.run.bounds import check_model_size
 from trainer.run.directory import load_config, settings_here
@@ -29,6 +31,8 @@ __all__ = ["check_writes", "load_model", "opened_text_model"]
 def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool = False) -> tuple[nn.Module, int]:
     """Return the model of a checkpoint, with the averaged weights if there are any, and the step of the checkpoint.
 
+    Adapters are merged into the matrices, so the model is the same as without `lora`.
+
     Raises:
         CheckpointError: the run or the checkpoint does not exist or is damaged.
         ConfigError: the run has code of its user, and neither `trust_code` nor an earlier training allows executing it.
@@ -36,12 +40,12 @@ def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool =
     extension = run_extension(run, read_record(run)["identity"].get("extension"), trust_code=trust_code)
     checkpoint = load_checkpoint(run, which)
     tokenizer = load_tokenizer(run / "tokenizer")
-    weights = checkpoint.average or checkpoint.model
+    weights = merged_weights(averaged_weights(checkpoint), config.lora)
     objective = saved_objective(run, config)
     if extension.build_model is None:  # before the model takes memory, because the settings may not match the checkpoint
-        saved = sum(tensor.numel() for tensor in checkpoint.model.values())
+        saved = sum(tensor.numel() for tensor in weights.values())
         check_model_size(config.model, tokenizer.vocab_size, saved, objective.num_weights)
-    model = new_model(extension, objective, config, tokenizer.vocab_size)
+    model = new_model(extension, objective, config.without_adapters, tokenizer.vocab_size)
     load_full(model, weights)
     return model.eval(), checkpoint.step
 

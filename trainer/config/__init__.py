@@ -4,6 +4,7 @@ from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, Mixtur
 from trainer.config.effects import settings_without_effect
 from trainer.config.finetuning import ClassificationConfig, DistillationConfig, PreferenceConfig
 from trainer.config.health import Action, AlertAction, AlertsConfig, GuardConfig
+from trainer.config.lora import LoraConfig
 from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
 from trainer.config.run import BranchConfig, CheckpointConfig, EvalConfig, LimitsConfig, LogConfig, ResumeConfig
@@ -25,6 +26,7 @@ __all__ = [
     "LimitsConfig",
     "LoaderConfig",
     "LogConfig",
+    "LoraConfig",
     "LossConfig",
     "MixtureConfig",
     "ModelConfig",

@@ -43,6 +43,7 @@ _FRACTIONS = ("limits.epochs", "limits.minutes")
 _NUMBERS = (
     *_FRACTIONS,
     *("limits.steps", "limits.tokens", "model.layers", "model.width", "model.heads", "batch.global_rows", "batch.micro"),
+    "lora.rank",
 )
 _LARGEST = 1e15
 
@@ -205,9 +206,9 @@ def _batch(facts: Facts, given: dict[str, Any], weights: int) -> tuple[int, int 
 
 
 def _rates(given: dict[str, Any], width: int) -> dict[str, Any]:
-    """Return optimizer and learning rates: Muon, except under FSDP, which cuts the matrices that Muon needs whole."""
+    """Return optimizer and learning rates: Muon, except for adapters and under FSDP, which cuts the matrices that Muon needs."""
     narrower = min(1.0, _LR_WIDTH / width)
-    if given.get("parallel") == "fsdp" or given.get("optim.kind", "muon") != "muon":
+    if given.get("parallel") == "fsdp" or "lora.rank" in given or given.get("optim.kind", "muon") != "muon":
         return {"optim.kind": "adamw", "optim.lr": _rounded(_ADAMW_LR * narrower)}
     return {"optim.kind": "muon", "optim.lr": _rounded(_LR * narrower), "optim.muon_lr": _MUON_LR}
 

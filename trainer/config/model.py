@@ -75,6 +75,20 @@ class ModelConfig(Section):
         return max(self.attention_dropout, self.residual_dropout, self.embedding_dropout) > 0
 
     @property
+    def projections(self) -> dict[str, tuple[int, int]]:
+        """Widths of input and output of each matrix of a layer, by its name."""
+        width_q, width_kv = self.heads * self.head_size, self.num_kv_heads * self.head_size
+        return {
+            "q_proj": (self.width, width_q),
+            "k_proj": (self.width, width_kv),
+            "v_proj": (self.width, width_kv),
+            "o_proj": (width_q, self.width),
+            "gate_proj": (self.width, self.mlp_size),
+            "up_proj": (self.width, self.mlp_size),
+            "down_proj": (self.mlp_size, self.width),
+        }
+
+    @property
     def head_size(self) -> int:
         """Width of one head."""
         return self.head_dim or self.width // self.heads

@@ -20,6 +20,7 @@ from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, Mixtur
 from trainer.config.finetuning import ClassificationConfig, DistillationConfig, PreferenceConfig
 from trainer.config.health import AlertsConfig, GuardConfig, WatchdogConfig
 from trainer.config.initial import initial_model
+from trainer.config.lora import LoraConfig
 from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
 from trainer.config.run import BranchConfig, CheckpointConfig, EvalConfig, LimitsConfig, LogConfig, ResumeConfig
@@ -114,6 +115,7 @@ class TrainConfig(Settings):
     prefetch: int = Field(2, ge=1, le=64, description="Number of global batches that are read in advance.")
     loader: LoaderConfig = Field(LoaderConfig(), description="Threads and retries of the reading of rows.")
     model: ModelConfig = Field(ModelConfig(), description="Shape of the decoder.")
+    lora: LoraConfig = Field(LoraConfig(), description="Low-rank adapters, which are trained in place of the weights.")
     batch: BatchConfig = Field(BatchConfig(), description="Rows of one step.")
     mixture: MixtureConfig = Field(MixtureConfig(), description="Shares of the sources.")
     preference: PreferenceConfig = Field(PreferenceConfig(), description="Loss of preference pairs")
@@ -174,6 +176,29 @@ class TrainConfig(Settings):
                 f"{schedule.needs_length} needs a number of steps, and limits.minutes gives none; set schedule.decay_steps or "
                 "another limit, or use schedule.kind = wsd, whose cool-down can begin in time for the end"
             )
+        return self
+
+    @property
+    def without_adapters(self) -> TrainConfig:
+        """The same settings for the model without adapters, or with merged ones."""
+        return self.model_copy(update={"lora": LoraConfig()})
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether a training pass drops numbers at any place."""
+        return self.model.has_dropout or (self.lora.rank is not None and self.lora.dropout > 0)
+
+    @model_validator(mode="after")
+    def _check_lora(self) -> Self:
+        if self.lora.rank is None:
+            return self
+        if self.optim.kind == "muon":
+            raise ValueError(
+                "lora.rank trains adapters, which need AdamW: Muon makes the update of a whole matrix orthogonal, and an adapter "
+                "is the product of two; set optim.kind = adamw and a rate for it, such as optim.lr = 3e-4"
+            )
+        if self.precision == "float8":
+            raise ValueError("lora.rank does not work with precision = float8, which replaces the same matrices; use bf16")
         return self
 
     @model_validator(mode="after")

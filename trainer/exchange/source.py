@@ -15,9 +15,10 @@ from common.errors import CheckpointError
 from common.files import digest_bytes
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import CheckpointStore
-from trainer.checkpoint.weights import weights_digest
+from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import TrainConfig
 from trainer.model.decoder import Decoder
+from trainer.model.lora import merged_weights
 from trainer.model.parameters import parameters_by_name
 from trainer.run.bounds import check_model_size
 from trainer.run.directory import load_config
@@ -57,16 +58,18 @@ class ExportSource:
 def open_source(run: Path, which: str) -> ExportSource:
     """Return the checkpoint that `which` names: `latest`, `best` or a step. A moving average replaces its weights.
 
+    Adapters are merged into the matrices.
+
     Raises:
         CheckpointError: the run or the checkpoint does not exist or is damaged, or does not fit the settings of the run.
     """
     config, record = load_config(run), read_record(run)
     checkpoint = load_checkpoint(run, which)
     tokenizer = load_tokenizer(run / "tokenizer")
-    check_model_size(config.model, tokenizer.vocab_size, sum(tensor.numel() for tensor in checkpoint.model.values()))
+    weights = merged_weights(averaged_weights(checkpoint), config.lora)
+    check_model_size(config.model, tokenizer.vocab_size, sum(tensor.numel() for tensor in weights.values()))
     with torch.device("meta"):
         expected = parameters_by_name(Decoder(config.model, tokenizer.vocab_size))
-    weights = checkpoint.average or checkpoint.model
     for name in sorted({*expected, *weights}):
         wanted = tuple(expected[name].shape) if name in expected else None
         found = tuple(weights[name].shape) if name in weights else None

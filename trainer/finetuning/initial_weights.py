@@ -17,9 +17,10 @@ from common.untrusted import digest_run_file
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.tokenizer import load_tokenizer
 from trainer.checkpoint import Checkpoint
-from trainer.checkpoint.weights import weights_digest
+from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import TrainConfig
 from trainer.config.initial import differing_shape
+from trainer.model.lora import merged_weights
 from trainer.run.directory import load_config
 from trainer.run.record import Origin, read_record, recorded_initial
 from trainer.run.state import load_checkpoint
@@ -74,16 +75,18 @@ def choose_initial(config: TrainConfig) -> Origin | None:
     if config.init is None:
         return None
     checkpoint = load_checkpoint(config.init, config.init_checkpoint, option="init_checkpoint")
-    return Origin(digest_run_file(config.init, "record.json"), checkpoint.step, weights_digest(_weights(checkpoint)))
+    return Origin(digest_run_file(config.init, "record.json"), checkpoint.step, weights_digest(_weights(config.init, checkpoint)))
 
 
 def read_initial(init: Path, origin: Origin) -> Mapping[str, Tensor]:
     """Return the weights of a checkpoint of the run `init` by name, on the CPU: the moving average if the checkpoint has one.
 
+    Adapters are merged into the matrices.
+
     Raises:
         CheckpointError: the checkpoint is missing or damaged, or has other weights than `origin` says.
     """
-    weights = _weights(load_checkpoint(init, str(origin.step), option="init_checkpoint"))
+    weights = _weights(init, load_checkpoint(init, str(origin.step), option="init_checkpoint"))
     if (found := weights_digest(weights)) != origin.weights:
         raise CheckpointError(
             f"init = {init}: the weights of step {origin.step} have the digest {found}, and {origin.weights} is needed; "
@@ -121,5 +124,5 @@ def check_same_initial(config: TrainConfig, continued: Path) -> None:
     )
 
 
-def _weights(checkpoint: Checkpoint) -> Mapping[str, Tensor]:
-    return checkpoint.average or checkpoint.model
+def _weights(run: Path, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
+    return merged_weights(averaged_weights(checkpoint), load_config(run).lora)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from trainer.config import ModelConfig
+from trainer.config import LoraConfig, ModelConfig
 from trainer.data.batch import MICRO_BATCH_BYTES
 from trainer.model.attention import Backend, Layout, attention_operators, cached_layout, layout_bytes
 from trainer.model.cost import FP32_BYTES
@@ -26,11 +26,13 @@ from trainer.model.dropout import EMBEDDING, below, dropout
 from trainer.model.kv_cache import KeyValueCache
 from trainer.model.layers import DecoderLayer, RMSNorm, rotary_bytes, rotary_table
 from trainer.model.linear import Linear, product_operators
+from trainer.model.lora import num_adapter_weights
 from trainer.model.parameters import parameters_by_name
 
 __all__ = ["LAST_NORM", "Decoder", "DecoderBody", "activation_bytes", "build_body", "build_model", "flops_per_token", "num_weights"]
 
 
+_NO_ADAPTERS = LoraConfig()
 LAST_NORM = "model.norm.weight"
 """The weights of the norm after the last layer."""
 
@@ -157,7 +159,7 @@ def num_weights(config: ModelConfig, vocab_size: int) -> int:
     return config.layers * layer + config.width + embeddings
 
 
-def flops_per_token(config: ModelConfig, vocab_size: int, attended_length: int) -> float:
+def flops_per_token(config: ModelConfig, vocab_size: int, attended_length: int, lora: LoraConfig = _NO_ADAPTERS) -> float:
     """Return the floating-point operations of the forward and backward pass of one token; an addition and a product are two.
 
         6 * (layers * (2 D N H + 2 D K H + 3 D F) + D V)  +  12 * layers * N * H * T
@@ -168,13 +170,23 @@ def flops_per_token(config: ModelConfig, vocab_size: int, attended_length: int) 
     and needs even less if documents are packed. Counting only what is needed would replace T by the mean number of earlier
     tokens, at most (T + 1) / 2. Operations that activation checkpointing repeats do not count.
 
+    With adapters the matrices are frozen and need no gradient of their weights, which is 2 of the 6 operations. The weights of the
+    adapters count with all 6:
+
+        4 * (layers * (2 D N H + 2 D K H + 3 D F) + D V)  +  6 * weights of the adapters  +  12 * layers * N * H * T
+
     Args:
         config: shape of the model.
         vocab_size: pieces of the tokenizer; the padding of the vocabulary is added here.
         attended_length: T, by convention the length of a row.
+        lora: settings of the adapters.
     """
     output_projection = 6 * config.width * config.padded_vocab(vocab_size)
-    return float(config.layers * DecoderLayer.flops(config, attended_length) + output_projection)
+    all_trained = config.layers * DecoderLayer.flops(config, attended_length) + output_projection
+    if lora.rank is None:
+        return float(all_trained)
+    frozen = config.layers * DecoderLayer.num_matrix_weights(config) + config.width * config.padded_vocab(vocab_size)
+    return float(all_trained - 2 * frozen + 6 * num_adapter_weights(config, lora))
 
 
 def activation_bytes(config: ModelConfig, row_length: int, micro: int, *, mixed: bool, backend: Backend) -> int:

@@ -136,7 +136,7 @@ def forward_pass(
     """
     if by_row and config.parallel != "fsdp" and isinstance(module, LossModule):
         return _pass_in_parts(module, rows, config, device, backend)
-    if config.model.has_dropout and not by_row and keys_B is None:
+    if config.has_dropout and not by_row and keys_B is None:
         keys_B = row_keys(config.seed, 0, 0, len(rows.tokens), device)
     return _pass(module, rows, config, device, backend, keys_B=keys_B, by_row=by_row, own=own)
 

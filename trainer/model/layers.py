@@ -18,6 +18,7 @@ from trainer.model.cost import FP32_BYTES, ActivationBytes, computed_bytes
 from trainer.model.dropout import ATTENTION_OUTPUT, HASH_BYTES, MLP_OUTPUT, dropout
 from trainer.model.kv_cache import LayerCache
 from trainer.model.linear import Linear
+from trainer.model.lora import projected
 
 __all__ = ["Attention", "DecoderLayer", "RMSNorm", "SwiGLU", "rotary_bytes", "rotary_table", "rotate"]
 
@@ -88,15 +89,16 @@ class Attention(nn.Module):
 
     def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout, cache: LayerCache | None = None) -> Tensor:
         """Return the contribution to the residual stream, (B, L, D). A `cache` holds the earlier tokens of each row."""
-        q_BLNH = rotate(self.q_norm(self._heads(self.q_proj(x_BLD))), rotation)
-        k_BLKH = rotate(self.k_norm(self._heads(self.k_proj(x_BLD))), rotation)
-        v_BLKH = self._heads(self.v_proj(x_BLD))
+        keys_B = layout.keys_B
+        q_BLNH = rotate(self.q_norm(self._heads(projected(self.q_proj, x_BLD, keys_B))), rotation)
+        k_BLKH = rotate(self.k_norm(self._heads(projected(self.k_proj, x_BLD, keys_B))), rotation)
+        v_BLKH = self._heads(projected(self.v_proj, x_BLD, keys_B))
         k_BKLH, v_BKLH = k_BLKH.transpose(1, 2), v_BLKH.transpose(1, 2)
         if cache is not None:
             assert layout.mask_B1LL is not None
             k_BKLH, v_BKLH = cache.extend(k_BKLH, v_BKLH, layout.positions_BL, layout.mask_B1LL.shape[-1])
         y_BNLH = attend(q_BLNH.transpose(1, 2), k_BKLH, v_BKLH, layout, dropout=self.dropout)
-        return cast(Tensor, self.o_proj(y_BNLH.transpose(1, 2).flatten(2)))
+        return projected(self.o_proj, y_BNLH.transpose(1, 2).flatten(2), keys_B)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], -1, int(self.head_dim))
@@ -134,9 +136,10 @@ class SwiGLU(nn.Module):
         self.up_proj = Linear(config.width, config.mlp_size)
         self.down_proj = Linear(config.mlp_size, config.width)
 
-    def forward(self, x_BLD: Tensor) -> Tensor:
-        """Return the contribution to the residual stream, (B, L, D)."""
-        return cast(Tensor, self.down_proj(functional.silu(self.gate_proj(x_BLD)) * self.up_proj(x_BLD)))
+    def forward(self, x_BLD: Tensor, keys_B: Tensor | None = None) -> Tensor:
+        """Return the contribution to the residual stream, (B, L, D). `keys_B` are the keys of the layer for dropout."""
+        gate_BLF, up_BLF = projected(self.gate_proj, x_BLD, keys_B), projected(self.up_proj, x_BLD, keys_B)
+        return projected(self.down_proj, functional.silu(gate_BLF) * up_BLF, keys_B)
 
     @staticmethod
     def num_matrix_weights(config: ModelConfig) -> int:
@@ -174,7 +177,8 @@ class DecoderLayer(nn.Module):
         """Return the residual stream after this layer, (B, L, D)."""
         attended_BLD = self.self_attn(self.input_layernorm(x_BLD), rotation, layout, cache)
         x_BLD = x_BLD + dropout(attended_BLD, self.dropout, layout.keys_B, ATTENTION_OUTPUT)
-        return x_BLD + dropout(self.mlp(self.post_attention_layernorm(x_BLD)), self.dropout, layout.keys_B, MLP_OUTPUT)
+        output_BLD = self.mlp(self.post_attention_layernorm(x_BLD), layout.keys_B)
+        return x_BLD + dropout(output_BLD, self.dropout, layout.keys_B, MLP_OUTPUT)
 
     @staticmethod
     def num_matrix_weights(config: ModelConfig) -> int:

@@ -57,6 +57,8 @@ def introduction(run: RecordedRun) -> str:
     model, optimizer = part(run.config, "model"), part(run.config, "optim")
     identity, environment = part(run.record, "identity"), part(run.record, "environment")
     weights = f"{run.num_weights / 1e6:,.2f}M weights" if run.num_weights else "no checkpoint yet"
+    if run.record.get("trained_weights") is not None:
+        weights += f", of which {_short(run.record['trained_weights'])} are trained"
     ranks = int(environment.get("world_size", 1))
     gpus = ", ".join(dict.fromkeys(map(str, environment.get("gpus") or ())))
     device = str(identity.get("device", "cpu"))

@@ -7,6 +7,7 @@ learning rate fell in time for the end of `limits.minutes`.
 `origin` names the checkpoint of another run that a branch began with.
 `initial` names the checkpoint of another run whose weights this run began with; their digest is also part of the identity.
 `precision` holds the setting, the number format that it gave, and the reason; the identity and `config.toml` hold the format.
+`trained_weights` and `total_weights` are their numbers, in a run that trains only some.
 `earlier` lists starts of the run with another identity or environment, oldest first: the last step, and the differing values.
 The record is sealed with a digest, and `files` holds the digests of the other files. It contains no host, user or path, and only
 those environment variables that this program names or that set torch.compile, so it contains no secret.
@@ -90,6 +91,7 @@ __all__ = [
     "identity_of",
     "leave_note",
     "note_adjustment",
+    "note_trained_weights",
     "open_record",
     "read_record",
     "read_record_if_any",
@@ -104,6 +106,7 @@ _UNREPORTED = ("branch", "data", "encoder", "init", "init_checkpoint", "recipe",
 _MAX_RANKS, _MAX_MICRO = 1 << 20, 65536
 _SETTINGS_THAT_CHANGE_BITS = (
     "model",
+    "lora",
     "batch",
     "mixture",
     "loss",
@@ -133,6 +136,8 @@ _FIXED = (
     "model.vocab_multiple",
     "model.vocab_rows",
     "model.qk_norm",
+    "lora.rank",
+    "lora.targets",
     "optim.kind",
     "objective",
 )
@@ -303,6 +308,11 @@ def note_adjustment(run: Path, adjustment: Adjustment) -> None:
     record = read_record(run)
     adjustments = Adjustments.from_json(record["changes"]).plus(adjustment)
     write_atomic(run / "record.json", sealed(record | {"changes": adjustments.to_json()}))
+
+
+def note_trained_weights(run: Path, trained: int, total: int) -> None:
+    """Write into the record how many weights the run trains, and how many the model has. Runs that train all do not say so."""
+    write_atomic(run / "record.json", sealed(read_record(run) | {"trained_weights": trained, "total_weights": total}))
 
 
 def leave_note(run: Path, adjustment: Adjustment, rank: int) -> None:
@@ -538,6 +548,8 @@ class _RecordForm(Form):
     imported: _ImportedForm | None = None
     step: Count | None = None
     weights: str | None = None
+    trained_weights: Count | None = None
+    total_weights: Count | None = None
     ended_by: str | None = None
     alerts: dict[str, Count] = Field(default_factory=dict)
 

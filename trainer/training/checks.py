@@ -23,13 +23,14 @@ from trainer.distributed.shared_folders import check_same_data, check_shared
 from trainer.extensions.hooks import Extension
 from trainer.finetuning.choice import objective_of
 from trainer.finetuning.initial_weights import check_initial, check_same_initial, choose_initial
+from trainer.finetuning.lora import check_lora
 from trainer.finetuning.objective import Objective
 from trainer.machine.memory import PeakMeter
 from trainer.machine.precision import ChosenPrecision, with_precision
 from trainer.model.attention import backend_of
 from trainer.optim.optimizers import check_optimizer
 from trainer.parallel.fsdp import check_parallel
-from trainer.planning.checkpoints import checkpoint_bytes
+from trainer.planning.checkpoints import checkpoint_bytes, frozen_bytes
 from trainer.run.clock import Clock
 from trainer.run.context import RunContext
 from trainer.run.directory import check_places
@@ -141,7 +142,7 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
         stack.enter_context(locked_run(config.run))
         begin_branch(config)
         newest, record = _checked_run(config, checkpoints, identity)
-        check_space(config.run / "checkpoints", checkpoint_bytes(config, manifest.vocab_size))
+        _check_space(config, manifest.vocab_size)
         clear_heartbeats(config.run)
         if record is not None and newest is not None:
             check_cooldown(config, record, newest, limits.decay_steps)
@@ -169,6 +170,11 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     )
 
 
+def _check_space(config: TrainConfig, vocab_size: int) -> None:
+    each, shared = checkpoint_bytes(config, vocab_size), frozen_bytes(config, vocab_size)
+    check_space(config.run / "checkpoints", each, shared)
+
+
 def _open_data(stack: ExitStack, config: TrainConfig, group: Group) -> tuple[Manifest, Tokenizer]:
     """Lock the data against a new preparation for the time of the run, and return its manifest and its tokenizer."""
     stack.enter_context(reading(config.data, f"run {config.run.absolute().name}" if group.is_main else None))
@@ -189,6 +195,7 @@ def _first_look(config: TrainConfig, manifest: Manifest) -> tuple[int | None, Pr
     record = read_record_if_any(run)
     continues = CheckpointStore(run / "checkpoints").steps()  # otherwise no weights exist that depend on the format
     if not continues:
+        check_lora(config)
         check_initial(config, manifest)
     return recorded_micro(run, record), recorded_precision(run, record) if continues else None
 

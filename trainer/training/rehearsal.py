@@ -22,6 +22,7 @@ from trainer.launch.local_ranks import expected_ranks
 from trainer.machine.determinism import configure_determinism
 from trainer.machine.memory import available_bytes, is_out_of_memory
 from trainer.model.decoder import num_weights
+from trainer.model.lora import num_adapter_weights
 from trainer.model.memory_estimate import estimate
 from trainer.optim.optimizers import state_bytes_per_weight
 from trainer.parallel.fsdp import check_parallel
@@ -130,11 +131,11 @@ def _measured(
     probed = 1 << (min(micro_batches, _MOST_MICRO_BATCHES).bit_length() - 1)  # a power of two, as `elastic` needs
     micro = config.batch.micro_rows
     context = _with_batch(context, BatchConfig(global_rows=probed * micro, micro=micro))
-    weights = num_weights(config.model, context.manifest.vocab_size)
+    weights = num_weights(config.model, context.manifest.vocab_size) + num_adapter_weights(config.model, config.lora)
     try:
         trainable, adjustments = build_trainable(context, extension, objective, Adjustments(), 1)
         hold_copy(context, objective)
-        weights = sum(parameter.numel() for parameter in trainable.parameters)
+        weights = trainable.num_weights
         step_s = None if adjustments.made else measured_step_s(trainable, replace(data, context=context), now)
     except Exception as error:
         if not isinstance(error, CannotContinueError) and not is_out_of_memory(error):

@@ -19,7 +19,7 @@ from common.storage_errors import naming
 from common.terminal_lines import LineHandler
 from data_pipeline.dataset.manifest import Manifest
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, steps_to_keep
-from trainer.config import CheckpointConfig, ModelConfig, TrainConfig, settings_without_effect
+from trainer.config import CheckpointConfig, TrainConfig, settings_without_effect
 from trainer.data.adjustments import Adjustments
 from trainer.distributed.group import Group, joined_group
 from trainer.distributed.replica_check import ReplicaCheck
@@ -54,6 +54,7 @@ from trainer.run.clock import Clock
 from trainer.run.context import RunContext
 from trainer.run.ledger import LEDGER, Ledger
 from trainer.run.progress import Progress
+from trainer.run.record import note_trained_weights
 from trainer.run.record import open_record as write_record
 from trainer.run.signals import StopRequest, stop_request
 from trainer.run.state import RunState, load_whole
@@ -140,7 +141,7 @@ def build_trainable(
     if extension.build_model is not None and config.model.base_width is not None:
         raise ConfigError("model.base_width scales the built-in model, and the extension builds another one; remove one of them")
     if extension.build_model is None:
-        check_model_size(config.model, context.manifest.vocab_size, counted=objective.num_weights)
+        check_model_size(config.model, context.manifest.vocab_size, counted=objective.num_weights, lora=config.lora)
     model = new_model(extension, objective, config, context.manifest.vocab_size)
     if config.parallel == "ddp" or group.world_size == 1:
         model.to(group.device)  # FSDP moves each part when it cuts the weights
@@ -148,6 +149,7 @@ def build_trainable(
         convert_to_float8(model, group.device)
     loss = new_loss(model, extension, objective, config)
     module, accumulation, adjustments = wrapped(loss, context, adjustments, step)
+    adapted = config.lora.rank is not None  # muP has no rule for adapters, so their rate is the given one at each width
     trainable = Trainable(
         context=context,
         extension=extension,
@@ -156,7 +158,7 @@ def build_trainable(
         module=module,
         accumulation=accumulation,
         scaler=make_scaler(context),
-        optimizers=build_optimizers(model, config.optim, config.model.width_ratio),
+        optimizers=build_optimizers(model, config.optim, 1.0 if adapted else config.model.width_ratio),
         average=None if config.ema.decay is None else WeightAverage(model, config.ema),
     )
     return trainable, adjustments
@@ -188,7 +190,13 @@ def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: St
     config, group, step = context.config, context.group, restored.progress.step
     source, before, precision = checked.extension.source, checked.before, checked.precision
     files, initial = checked.objective.files, checked.initial
-    group.on_main(lambda: write_record(context, checked.identity, source, restored.adjustments, before, precision, files, initial))
+
+    def write() -> None:
+        write_record(context, checked.identity, source, restored.adjustments, before, precision, files, initial)
+        if trainable.num_trained < trainable.num_weights:
+            note_trained_weights(config.run, trainable.num_trained, trainable.num_weights)
+
+    group.on_main(write)
     if group.is_main and config.log.report:
         stack.callback(report_at_end, config.run)  # after everything else is closed, for any end of the run
     ending = stack.enter_context(opened_ending(config, group, step))
@@ -226,7 +234,6 @@ def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: St
 def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: Ending, stop: StopRequest) -> Reporter:
     context, manifest = checked.context, checked.context.manifest
     config, group = context.config, context.group
-    flops = checked.objective.flops or _flops_per_token
     checked.clock.resume(restored.progress.seconds, restored.progress.ending_s)
     checked.limits.cooldown = restored.adjustments.cooldown()
     reporter = Reporter(
@@ -241,7 +248,7 @@ def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: 
         observer=LayerObserver(restored.trainable.model, group, config.log.layers_every_steps, config.log.histograms_every_steps),
         adjuster=adjuster,
         ending=ending,
-        flops_each=flops(config.model, manifest),
+        flops_each=_flops_per_target(checked.objective, config, manifest),
         peak=peak_flops(device_name(group.device), rate_kind(config.number_format, tf32=config.tf32)),
         stragglers=StragglerDetector(),
         own_loss=restored.trainable.extension.own_loss is not None or restored.trainable.extension.has_step,
@@ -252,8 +259,10 @@ def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: 
     return reporter
 
 
-def _flops_per_token(model: ModelConfig, manifest: Manifest) -> float:
-    return flops_per_token(model, manifest.vocab_size, manifest.row_length)
+def _flops_per_target(objective: Objective, config: TrainConfig, manifest: Manifest) -> float:
+    if objective.flops is not None:
+        return objective.flops(config.model, manifest)
+    return flops_per_token(config.model, manifest.vocab_size, manifest.row_length, config.lora)
 
 
 def introduce(run: TrainingRun, *, continued: bool) -> None:
@@ -290,15 +299,11 @@ def _forecast(run: TrainingRun) -> Forecast:
         context.config,
         context.manifest,
         run.limits,
-        num_weights=_num_weights(run),
+        num_weights=run.trainable.num_weights,
         num_rows=(len(data.train_rows), len(data.val_rows)),
         done=run.resumed,
         memory=run.expected_memory,
     )
-
-
-def _num_weights(run: TrainingRun) -> int:
-    return sum(parameter.numel() for parameter in run.trainable.parameters)
 
 
 def _chosen(run: TrainingRun) -> str:
@@ -331,10 +336,16 @@ def _describe(run: TrainingRun, *, continued: bool) -> str:
     config, group = context.config, context.group
     return (
         f"{f'resuming {config.run} at step {run.resumed.step}' if continued else f'training in {config.run}'}  "
-        f"{_num_weights(run) / 1e6:.2f}M weights, vocabulary {context.manifest.vocab_size}, {len(data.train_rows)} training and "
+        f"{_weights(run.trainable)}, vocabulary {context.manifest.vocab_size}, {len(data.train_rows)} training and "
         f"{len(data.val_rows)} validation rows of {context.manifest.row_length} tokens, "
         f"{group.world_size} rank{'s' * (group.world_size > 1)} on {group.device.type}, {config.number_format}"
     )
+
+
+def _weights(trainable: Trainable) -> str:
+    trained, total = trainable.num_trained, trainable.num_weights
+    text = f"{total / 1e6:.2f}M weights"
+    return text if trained == total else f"{text}, of which {trained / 1e6:.3g}M ({trained / total:.2%}) are trained"
 
 
 def _open_ledger(stack: ExitStack, checked: Checked, state: RunState | None) -> Ledger | None:

@@ -24,6 +24,7 @@ from trainer.extensions.user_model import seeded_model
 from trainer.finetuning.objective import LANGUAGE, Objective
 from trainer.finetuning.reference import read_reference
 from trainer.model.forward import LossModule
+from trainer.model.lora import adapter_names, add_adapters
 from trainer.model.parameters import parameters_by_name
 from trainer.optim.optimizers import optimizer_tensors, restore_optimizer
 from trainer.optim.weight_average import WeightAverage
@@ -94,6 +95,16 @@ class Trainable:
         """All weights, in the order of their names."""
         return list(parameters_by_name(self.model).values())
 
+    @property
+    def num_weights(self) -> int:
+        """Number of all weights."""
+        return sum(parameter.numel() for parameter in self.parameters)
+
+    @property
+    def num_trained(self) -> int:
+        """Number of the weights that are not frozen."""
+        return sum(parameter.numel() for parameter in self.parameters if parameter.requires_grad)
+
     def view(self, progress: Progress) -> RunView:
         """Return the view of the run that extensions receive."""
         context = self.context
@@ -112,13 +123,14 @@ class Trainable:
     def begin_with(self, weights: Mapping[str, Tensor]) -> None:
         """Replace the weights of a new model, and its moving average, by those of another run.
 
-        The objective names the weights that only one of the two models has.
+        The objective names the weights that only one of the two models has. Adapters stay as they are.
 
         Raises:
             CheckpointError: other names, or the shapes, differ from those of the model.
         """
         common = {name: weight for name, weight in weights.items() if name not in self.objective.dropped}
-        load_full(self.model, common, new=self.objective.fresh, remedy="choose another init, or the extension that built its model")
+        new = self.objective.fresh | adapter_names(self.model)
+        load_full(self.model, common, new=new, remedy="choose another init, or the extension that built its model")
         if self.average is not None:
             self.average.begin_again()
 
@@ -150,8 +162,11 @@ class Trainable:
 def new_model(extension: Extension, objective: Objective, config: TrainConfig, vocab_size: int) -> nn.Module:
     """Return the model of a run with new weights, on the CPU in fp32. Raises the errors of `seeded_model`."""
     if objective.model is not None:
-        return objective.model(config.model, vocab_size, config.seed)
-    return seeded_model(extension, config.model, vocab_size, config.seed)
+        model = objective.model(config.model, vocab_size, config.seed)
+    else:
+        model = seeded_model(extension, config.model, vocab_size, config.seed)
+    add_adapters(model, config.lora, config.seed, trained=objective.fresh)
+    return model
 
 
 def new_loss(model: nn.Module, extension: Extension, objective: Objective, config: TrainConfig) -> LossModule:
@@ -175,9 +190,9 @@ def hold_reference(context: RunContext, objective: Objective, origin: Origin | N
 
 
 def hold_copy(context: RunContext, objective: Objective, weights: Mapping[str, Tensor] | None = None) -> None:
-    """Hand a copy of the model to an objective that needs one, with these weights; without them for a trial."""
+    """Hand a copy of the model without adapters to an objective that needs one, with these weights; without them for a trial."""
     if objective.reference is not None:
-        model = new_model(Extension(), objective, context.config, context.manifest.vocab_size)
+        model = new_model(Extension(), objective, context.config.without_adapters, context.manifest.vocab_size)
         if weights is not None:
             load_full(model, weights)
         objective.reference(model.to(context.group.device))

@@ -118,7 +118,7 @@ def replay_run(
     if extension is None and store.steps():
         vocab_size = load_tokenizer(run / "tokenizer").vocab_size
         counted = saved_objective(run, config).num_weights
-        check_model_size(config.model, vocab_size, store.num_weights(store.steps()[-1]), counted)
+        check_model_size(config.model, vocab_size, store.num_weights(store.steps()[-1]), counted, config.lora)
     compared: list[int] = []
     with tempfile.TemporaryDirectory(prefix="replay-") as name:
         again = Path(name) / "run"
