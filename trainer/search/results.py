@@ -11,6 +11,7 @@ from common.files import plain, write_atomic
 from common.settings.toml import to_toml
 from data_pipeline.dataset.manifest import Manifest
 from trainer.run.directory import load_config
+from trainer.search.report import render_search
 from trainer.search.setup import SearchSetup, trial_config
 from trainer.search.trial_run import recipe_of
 from trainer.search.trials import Trial, best_of
@@ -28,6 +29,7 @@ def write_results(setup: SearchSetup, trials: Sequence[Trial], seconds: float) -
     best = best_of(trials)
     if best is not None:
         write_atomic(setup.directory / BEST, best_recipe(setup, best).encode())
+    write_atomic(setup.directory / REPORT, render_search(setup, trials, seconds).encode())
     facts = {"best": None if best is None else best.number, "seconds": round(seconds, 3)}
     listed = facts | {"trials": [trial.to_json() for trial in trials]}
     write_atomic(setup.directory / TRIALS, (json.dumps(plain(listed), ensure_ascii=False, indent=1) + "\n").encode())

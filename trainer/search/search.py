@@ -72,6 +72,11 @@ class _Active:
     reason: str = ""
     """Why it ends early."""
 
+    @property
+    def seconds(self) -> float:
+        """Time of all starts of the trial."""
+        return self.seconds_before + self.run.seconds
+
 
 class _Search:
     def __init__(self, setup: SearchSetup, study: Study, announce: Announce) -> None:
@@ -79,7 +84,7 @@ class _Search:
         self._stop = StopRequest("the trials finish their step and save")
         self._active: list[_Active] = []
         self._began, self._before_s = time.monotonic(), study.seconds()
-        self._recorded_s = 0.0
+        self._recorded_s = self._before_s
         self._failed_in_row = 0
         self._error: Exception | None = None
 
@@ -161,6 +166,8 @@ class _Search:
         if self._seconds - self._recorded_s >= _SECONDS_EVERY_S:
             self._recorded_s = self._seconds
             self._study.set_seconds(self._recorded_s)
+            for active in self._active:
+                self._study.spent(active.number, active.seconds)
 
     def _judge(self, active: _Active, progress: Progress) -> bool:
         """Record the new evaluations of a trial in order. Returns whether one of them ends the trial early.
@@ -184,7 +191,7 @@ class _Search:
 
     def _ended(self, active: _Active, code: int) -> None:
         """Record how a trial has ended, or continue it."""
-        run, seconds = active.run, active.seconds_before + active.run.seconds
+        run, seconds = active.run, active.seconds
         loss = _lowest(self._study.trials()[active.number])
         error = run.last_error()
         if active.reason:
@@ -195,7 +202,7 @@ class _Search:
             else:
                 self._end(active.number, "finished", loss, seconds)
         elif run.asked == "stop" or self._stop.is_received():
-            return  # it stays unfinished, and the next start of the search continues it
+            self._study.spent(active.number, seconds)  # it stays unfinished, and the next start of the search continues it
         elif code == ExitCode.GUARD:
             self._end(active.number, "pruned", loss, seconds, f"the guard has stopped it: {error}")
         elif code in (ExitCode.DATA, ExitCode.STORAGE):

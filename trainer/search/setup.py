@@ -32,6 +32,8 @@ SETUP = "search.json"
 FOLDERS = ("runs", "recipes", "logs")
 """Folders of a search: of the runs of its trials, their recipes, and their output."""
 _FORMAT = 1
+_OPTIONS = ("sampler", "seed", "pruner", "prune_from")
+"""Options of the search that stay the same."""
 _UNCOMPARED = ("data", "recipe", "run", "resume", "log")
 _SHOWN, _MOST_THREADS = 4, 1024
 
@@ -158,10 +160,7 @@ def _facts(
             raise ConfigError(f"extension = {config.extension}: there is no such file") from None
     return {
         "format": _FORMAT,
-        "sampler": options.sampler,
-        "seed": options.seed,
-        "pruner": options.pruner,
-        "prune_from": options.prune_from,
+        **{name: getattr(options, name) for name in _OPTIONS},
         "ranks": _num_ranks(options, variables, config),
         "data": manifest.root_digest,
         "space": space.to_json(),
@@ -219,7 +218,7 @@ def _check_same(directory: Path, recorded: Mapping[str, Any], facts: Mapping[str
 
 def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts flat: settings by their names, and the entries of the space as `space: NAME`."""
-    found = {name: value for name, value in facts.items() if name not in ("format", "digest", "settings", "space")}
+    found = {f"--{name}": facts.get(name) for name in _OPTIONS} | {name: facts.get(name) for name in ("ranks", "data")}
     found |= flattened(facts["settings"])
     space = facts.get("space")
     return found | ({f"space: {name}": entry for name, entry in space.items()} if isinstance(space, dict) else {})

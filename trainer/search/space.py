@@ -38,7 +38,7 @@ _FIXED = {
     "log": "it has no effect on the loss",
 }
 """Settings and sections that a search cannot vary, with the reason."""
-_RANGE_KEYS, _KEYS = ("low", "high", "log", "step"), ("low", "high", "log", "step", "choices")
+_KEYS = ("low", "high", "log", "step", "choices")
 _MOST_CHOICES, _MOST_COMBINATIONS = 1000, 100_000
 
 
@@ -103,7 +103,7 @@ class Range:
             )
         if self.whole:
             return tuple(int(self.low) + number * int(self.step or 1) for number in range(count))
-        return tuple(self.low + number * (self.step or 0.0) for number in range(count))
+        return tuple(min(self.high, self.low + number * (self.step or 0.0)) for number in range(count))  # rounding may exceed it
 
     @property
     def size(self) -> int | None:
@@ -193,7 +193,7 @@ def _entries(
             raise ConfigError(
                 f"--space {path}: {dotted} = {value!r} must be a table: {{choices = [..]}}, or {{low = .., high = ..}}"
             )
-        if dotted in known or not value or not any(isinstance(inner, dict) for inner in value.values()):
+        if dotted in known or not value or any(key in value for key in _KEYS):
             yield dotted, value
         else:
             yield from _entries(path, value, known, f"{dotted}.")

@@ -106,6 +106,10 @@ class Study:
         """Record the validation loss of a trial at a step."""
         self._storage.set_trial_intermediate_value(self._trial_id(number), step, loss)
 
+    def spent(self, number: int, seconds: float) -> None:
+        """Record the time that a trial has taken so far."""
+        self._storage.set_trial_user_attr(self._trial_id(number), "seconds", seconds)
+
     def end(self, number: int, state: State, loss: float | None, *, seconds: float, reason: str = "") -> None:
         """Record how a trial has ended."""
         identity, states = self._trial_id(number), self._optuna.trial.TrialState
