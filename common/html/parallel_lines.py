@@ -17,7 +17,7 @@ from common.html.plot import Plot, draw_template
 __all__ = ["Coordinate", "Record", "Rank", "draw_parallel"]
 
 _HEIGHT, _TOP, _BOTTOM = 320, 40, 24
-_AXIS_WIDTH, _SIDE = 170, 70
+_AXIS_WIDTH, _SIDE, _MIN_WIDTH = 150, 70, 1000
 _MAX_TICKS = 8
 _MAX_LABEL = 26
 
@@ -79,7 +79,7 @@ def draw_parallel(title: str, coordinates: Sequence[Coordinate], records: Sequen
     """Return a figure with the axes in their order and a line for each record; empty without axes or records."""
     if not coordinates or not records:
         return Markup()
-    width = 2 * _SIDE + _AXIS_WIDTH * (len(coordinates) - 1)
+    width = max(_MIN_WIDTH, 2 * _SIDE + _AXIS_WIDTH * (len(coordinates) - 1))
     plot = Plot(width=width, height=_HEIGHT, left=_SIDE, right=_SIDE, top=_TOP, bottom=_BOTTOM)
     order: dict[Rank, int] = {"other": 0, "good": 1, "best": 2}
     xs = [plot.x(index / max(1, len(coordinates) - 1)) for index in range(len(coordinates))]

@@ -21,7 +21,7 @@ from trainer.search.trials import Trial, best_of
 __all__ = ["render_search"]
 
 _LOSS = "loss"
-_MOST_CURVES, _MOST_LINES = 10, 400
+_MOST_CURVES, _MOST_LINES, _MOST_TICKS = 7, 400, 8
 
 _TEMPLATES = template_environment(
     Path(__file__).parent, decimal=or_unknown(measured), duration=duration, percent=lambda share: f"{100 * share:.0f} %"
@@ -124,6 +124,8 @@ def _parallel(setup: SearchSetup, trials: Sequence[Trial], best: Trial | None) -
 def _coordinate(name: str, dimension: Dimension) -> Coordinate:
     if isinstance(dimension, Choices):
         return Coordinate(name, dimension.values)
+    if dimension.whole and (dimension.size or _MOST_TICKS + 1) <= _MOST_TICKS:
+        return Coordinate(name, dimension.grid(name))
     return Coordinate(name, (), dimension.low, dimension.high, dimension.log)
 
 

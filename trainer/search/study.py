@@ -194,19 +194,21 @@ def _sampled(space: Space, trials: Sequence[Trial], sampler: Sampler, seed: int)
 
 
 def _in_memory(optuna: Any, space: Space, trials: Sequence[Trial], sampler: Any) -> Any:
-    """Return a study in memory with these trials, so that a proposal leaves no trace if the process is killed."""
+    """Return a study in memory with these trials, so that a proposal leaves no trace if the process is killed.
+
+    Optuna would ignore failed trials and propose the same region again, so they are trials that were pruned before any evaluation.
+    """
     study = optuna.create_study(sampler=sampler)
-    names = {word: name for name, word in _STATES.items() if name != "WAITING"}
+    names = {"running": "RUNNING", "finished": "COMPLETE", "pruned": "PRUNED", "failed": "PRUNED"}  # a failed trial is the worst
     distributions = {name: _distribution(optuna, one) for name, one in space.dimensions.items()}
     for trial in trials:
-        counts = trial.state in ("finished", "pruned")
         study.add_trial(
             optuna.trial.create_trial(
                 state=optuna.trial.TrialState[names[trial.state]],
-                value=trial.loss if counts else None,
+                value=trial.loss,
                 params=dict(trial.values),
                 distributions=distributions,
-                intermediate_values=dict(trial.losses),
+                intermediate_values={} if trial.state == "failed" else dict(trial.losses),
             )
         )
     return study

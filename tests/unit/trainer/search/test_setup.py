@@ -54,7 +54,7 @@ def test_a_trial_has_the_shared_settings_and_its_own_values(tmp_path: Path) -> N
     setup = open_setup(options_of(tmp_path), _VARIABLES)
     config = trial_config(setup, {"model.heads": 2, "mixture.weights.a": 2.0}, tmp_path / "run")
     assert (config.model.heads, config.model.width, config.mixture.weights) == (2, 32, {"a": 2.0})
-    with pytest.raises(ConfigError, match="model.width = 32 is not a multiple of model.heads = 6"):
+    with pytest.raises(ConfigError, match=r"model\.width = 32 is not a multiple of model.heads = 6"):
         trial_config(setup, {"model.heads": 6}, tmp_path / "run")
 
 

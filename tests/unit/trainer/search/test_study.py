@@ -99,3 +99,17 @@ def test_a_file_that_is_no_study_or_a_link_or_of_another_space_is_refused(tmp_pa
 def test_importance_needs_four_finished_trials_that_differ() -> None:
     same = [Trial(number, {"model.layers": 2, "model.width": 32, "optim.lr": 1e-3}, "finished", 1.0) for number in range(5)]
     assert importance_of(_SPACE, same) == importance_of(_SPACE, same[:3]) == {}
+
+
+@pytest.mark.optional
+def test_combinations_that_fail_are_avoided_more_and_more() -> None:
+    space = Space({"model.heads": Range(1, 12, step=1, whole=True), "optim.lr": Range(1e-4, 1e-2, log=True)})
+    trials: list[Trial] = []
+    for number in range(40):
+        values = propose(space, trials, "tpe", 1)
+        assert values is not None
+        heads = values["model.heads"]
+        assert isinstance(heads, int)
+        failed = heads > 6
+        trials.append(Trial(number, values, "failed" if failed else "finished", None if failed else 12.0 - heads))
+    assert sum(trial.state == "failed" for trial in trials[-20:]) <= 12
