@@ -297,9 +297,8 @@ def _checked(place: str, value: Any, field: FieldInfo) -> Value:
 
 def _number_kind(annotation: Any) -> type[int] | type[float] | None:
     """Return the type of the numbers that a setting takes; None if it takes none."""
-    if annotation in (int, float):
-        kind: type[int] | type[float] = annotation
-        return kind
+    if annotation is int or annotation is float:
+        return int if annotation is int else float
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         return _number_kind(arguments[0])

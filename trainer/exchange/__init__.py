@@ -1,0 +1,1 @@
+"""Models in and out: directories that other programs read."""
