@@ -536,7 +536,7 @@ BAD_INPUT: dict[str, tuple[dict[str, bytes], tuple[str, ...], int, str]] = {
         3,
         "split.by = tail needs plain uncompressed text files; set split.by to content",
     ),
-    "unknown recipe": ({"a__jsonl": GOOD_LINES}, ("--recipe", "dmeo"), 2, "the recipes are auto, demo, "),
+    "unknown recipe": ({"a__jsonl": GOOD_LINES}, ("--recipe", "dmeo"), 2, "the recipes are auto, classify, demo, "),
 }
 
 

@@ -32,7 +32,7 @@ _PLAN = Command(
 )
 _IMPORT = Command(
     "import",
-    "make a run of a published model: a Hugging Face directory of Qwen3 or Llama shape",
+    "make a run of a Qwen3 or Llama model of Hugging Face",
     "trainer.commands.options.import_model:ImportOptions",
     "trainer.commands.import_model:run",
 )
@@ -49,7 +49,7 @@ _ROWS = (
     _command("generate", "GenerateOptions", "write text with the model of a checkpoint"),
     _command("classify", "ClassifyOptions", "print the label of each text, with the model of a classification"),
     _command("compress", "CompressOptions", "write a smaller copy of a model: int8, int4 or pruned"),
-    _command("export", "ExportOptions", "write the model of a checkpoint for transformers, vLLM and llama.cpp"),
+    _command("export", "ExportOptions", "write a model for transformers, vLLM, llama.cpp or ONNX"),
     _command(
         "verify",
         "VerifyOptions",
@@ -64,7 +64,7 @@ _ROWS = (
         "report", "ReportOptions", "write report.html and training_metrics.png: curves, evaluations, samples, settings, digests"
     ),
     _command("compare", "CompareOptions", "write one page that compares several runs"),
-    _command("tune", "TuneOptions", "search for the settings with the lowest validation loss, in trials that are ordinary runs"),
+    _command("tune", "TuneOptions", "search for the settings with the lowest validation loss"),
     _command("runs", "RunsOptions", "list the runs in a folder: state, steps, validation loss"),
     _IMPORT,
     _command("stacks", "StacksOptions", "print the stacks of all threads of a running training"),

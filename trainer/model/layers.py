@@ -177,7 +177,9 @@ class DecoderLayer(nn.Module):
         """Return the residual stream after this layer, (B, L, D)."""
         attended_BLD = self.self_attn(self.input_layernorm(x_BLD), rotation, layout, cache)
         x_BLD = x_BLD + dropout(attended_BLD, self.dropout, layout.keys_B, ATTENTION_OUTPUT)
-        output_BLD = self.mlp(self.post_attention_layernorm(x_BLD), layout.keys_B)
+        normed_BLD = self.post_attention_layernorm(x_BLD)
+        # A module of an extension in place of SwiGLU takes no keys.
+        output_BLD = self.mlp(normed_BLD, layout.keys_B) if type(self.mlp) is SwiGLU else self.mlp(normed_BLD)
         return x_BLD + dropout(output_BLD, self.dropout, layout.keys_B, MLP_OUTPUT)
 
     @staticmethod
