@@ -115,11 +115,14 @@ def load_options(
     Raises:
         ConfigError: an option is unknown or a value is not allowed; the message names it and what is allowed.
     """
-    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
-    variables = {name: variable for name, field in setting_names(model).items() if (variable := place_of(field).variable)}
+    fields = setting_names(model)
+    given = {
+        name: none_word(fields[name], value) for name, value in vars(parser.parse_args(arguments)).items() if value is not None
+    }
+    variables = {name: variable for name, field in fields.items() if (variable := place_of(field).variable)}
     found = {name: value for name, variable in variables.items() if (value := environment.get(variable))}
     try:
-        return model(**found | given)
+        return model(**_nested(found | given))
     except ValidationError as error:
         raise ConfigError(explain(model, error)) from None
 

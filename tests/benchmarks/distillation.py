@@ -19,7 +19,16 @@ __all__ = ["main"]
 def trained(teacher: Path, run: Path, steps: int, *more: str) -> tuple[float, float]:
     """Train a student that is half as wide, and return its last validation loss and the seconds of its steps."""
     model = load_config(teacher).model
-    words = ["--data", str(data_folder(teacher, None).resolve()), "--run", str(run), "--recipe", "demo", "--limits.steps", str(steps)]
+    words = [
+        "--data",
+        str(data_folder(teacher, None).resolve()),
+        "--run",
+        str(run),
+        "--recipe",
+        "demo",
+        "--limits.steps",
+        str(steps),
+    ]
     words += ["--model.width", str(model.width // 2), "--model.heads", str(max(1, model.heads // 2)), "--eval.sample_tokens", "0"]
     done = run_command("trainer", "train", *words, "--log.report", "false", *more)
     if done.returncode:

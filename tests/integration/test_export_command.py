@@ -287,3 +287,26 @@ def test_an_export_can_be_imported_and_exported_again_with_equal_weights_and_ids
         assert imported.encode(text) == original.encode(text)
         assert imported.decode(original.encode(text)) == text
     assert verify_export(tmp_path / "b", tmp_path / "imported")["compared_with_run"]
+
+
+@pytest.mark.optional
+@pytest.mark.filterwarnings("ignore")
+def test_graphs_of_onnx_are_written_with_the_tokenizer_and_verified(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "onnx"
+    main(["export", str(run), "--format", "onnx", "--output", str(output)])
+    assert {"model.onnx", "model_with_past.onnx", "tokenizer.json", "config.json", "export.json"} <= {
+        p.name for p in output.iterdir()
+    }
+    main(["verify", str(run), "--export", str(output)])
+    shown = capsys.readouterr().out
+    assert "the tokenizer and the settings are those of the run" in shown
+    assert "all tensors" not in shown
+    graph = output / "model.onnx"
+    graph.write_bytes(graph.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointError, match=r"model\.onnx: the digest of its bytes is not that"):
+        verify_export(output)
+    with pytest.raises(ConfigError, match="--format onnx writes fp32, and --dtype is bf16"):
+        main(["export", str(run), "--format", "onnx", "--dtype", "bf16", "--output", str(tmp_path / "other")])
+    assert not (tmp_path / "other").exists()

@@ -15,6 +15,7 @@ import torch
 from common.errors import CheckpointError, ConfigError
 from common.text import rate
 from tests.support.disturbed import kill, trained
+from tests.support.labelled import labelled_records, prepare_labelled
 from tests.support.pairs import pair_config, write_pairs, write_trunk
 from tests.support.prepared import write_prepared
 from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_config
@@ -276,3 +277,40 @@ def test_frozen_weights_have_no_place_in_the_sum_over_ranks_and_mup_does_not_sca
         with_sums = {name for name, weight in parameters_by_name(run.trainable.model).items() if weight.grad is not None}
         assert with_sums == adapter_names(run.trainable.model)
         assert run.reporter.flops_each == flops_per_token(config.model, 260, 32, config.lora)
+
+
+def test_a_run_with_adapters_can_be_a_teacher_and_a_student_can_have_adapters(
+    base: Path, adapted_run: Path, other_data: Path, tmp_path: Path
+) -> None:
+    config = adapted(other_data, tmp_path / "run", base, objective="distillation", teacher=adapted_run, limits={"steps": 8})
+    train(config)
+    divergences = [line["measures"]["divergence"] for line in metrics(tmp_path / "run", "train")]
+    assert 0 < divergences[-1] < divergences[0]
+
+
+def test_a_classifier_trains_adapters_and_its_head(tmp_path: Path) -> None:
+    data = prepare_labelled(tmp_path, labelled_records(240))
+    base = tmp_path / "base"
+    model = {"model": {"context": 64}}
+    train(tiny_config(data, base, **model))
+    run = tmp_path / "run"
+    config = adapted(data, run, base, objective="classification", optim={"lr": 1e-2}, limits={"steps": 40}, **model)
+    digest = train(config)
+    before, saved = CheckpointStore(base / "checkpoints").load(12).model, CheckpointStore(run / "checkpoints").load(40)
+    changed = {name for name, weight in saved.model.items() if name not in before or not torch.equal(weight, before[name])}
+    assert changed == {name for name in saved.model if "lora_" in name} | {"head.weight", "head.bias"}
+    assert {name.partition("/")[0] for name in saved.optimizer} == changed
+    last = metrics(run, "eval")[-1]["val_loss"]
+    assert evaluated(run)["val_loss"] == pytest.approx(last, rel=1e-5)
+    assert last < math.log(3)  # three labels
+    parts = config.model_copy(update={"run": tmp_path / "parts"})
+    train(parts.model_copy(update={"limits": config.limits.model_copy(update={"steps": 9})}))
+    assert train(parts) == digest
+
+
+def test_a_compressed_run_has_no_adapters_any_more(adapted_run: Path, tmp_path: Path) -> None:
+    words = ["trainer", "compress", str(adapted_run), "--output", str(tmp_path / "small"), "--method", "int8"]
+    done = run_command(*words)
+    assert done.returncode == 0, done.stderr
+    assert load_config(tmp_path / "small").lora.rank is None
+    assert evaluated(tmp_path / "small")["val_loss"] == pytest.approx(evaluated(adapted_run)["val_loss"], rel=0.01)

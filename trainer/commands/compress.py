@@ -49,7 +49,7 @@ def run(options: CompressOptions) -> None:
     temporary = unfinished_path(output)
     try:
         facts = compression.to_json() | _origin(source)
-        config = source.config.model_copy(update={"run": output, "init": None})
+        config = source.config.without_adapters.model_copy(update={"run": output, "init": None})
         write_untrained(
             temporary, config, source.tokenizer, stored, status=COMPRESSED, source=facts, data_digest=source.data_digest or ""
         )

@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from common.errors import CheckpointError, ConfigError
 from common.files import commit_directory, unfinished_path
 from trainer.exchange.export_record import EXPORT_RECORD, export_record, foreign_entries, read_export_record
-from trainer.exchange.hugging_face import Dtype, write_hugging_face
+from trainer.exchange.hugging_face import INDEX, Dtype, described_files, write_hugging_face
+from trainer.exchange.onnx import check_installed, write_onnx
 from trainer.exchange.source import ExportSource
+from trainer.model.decoder import Decoder
+from trainer.model.parameters import parameters_by_name
 
-__all__ = ["FORMATS", "check_output", "write_export"]
+__all__ = ["FORMATS", "check_output", "write_export", "write_graphs"]
 
-FORMATS: dict[str, Callable[[ExportSource, Dtype, Path, bool], None]] = {"hf": write_hugging_face}
+_log = logging.getLogger(__name__)
+
+
+def write_graphs(source: ExportSource, dtype: Dtype, folder: Path, exact: bool = True) -> None:
+    """Write the graphs of ONNX, and the files that describe model and tokenizer, which are those of `hf`.
+
+    Raises:
+        ConfigError: `dtype` is not fp32, a package is missing, or a setting of the model or the tokenizer has no equivalent.
+        ProjectError: ONNX Runtime gives other logits.
+    """
+    if dtype != "fp32":
+        raise ConfigError(f"--format onnx writes fp32, and --dtype is {dtype}; leave --dtype out")
+    check_installed()
+    for name, content in described_files(source, dtype, exact=exact).items():
+        if name != INDEX:
+            (folder / name).write_bytes(content)
+    model = Decoder(source.config.model, source.tokenizer.vocab_size)
+    with torch.no_grad():
+        for name, parameter in parameters_by_name(model).items():
+            parameter.copy_(source.weights[name])
+    found = write_onnx(model, source.tokenizer.vocab_size, folder)
+    _log.info("%s: the logits of ONNX Runtime differ by at most %.2g", " and ".join(found.files), found.difference)
+
+
+FORMATS: dict[str, Callable[[ExportSource, Dtype, Path, bool], None]] = {"hf": write_hugging_face, "onnx": write_graphs}
 """Writes all files of a format but `export.json` into an empty folder, from source, type of the weights, folder and whether the
 tokenizer must be exact. The option `--format` has the names."""
 

@@ -26,14 +26,14 @@ from trainer.exchange.tokenizer_check import check_tokenizer
 from trainer.exchange.tokenizer_json import library_of, role_names, tokenizer_json
 from trainer.inference.sampling_options import SamplingOptions
 
-__all__ = ["CARD", "DTYPES", "Dtype", "check_settings", "described_files", "tensors_in", "write_hugging_face"]
+__all__ = ["INDEX", "CARD", "DTYPES", "Dtype", "check_settings", "described_files", "tensors_in", "write_hugging_face"]
 
 Dtype = Literal["fp32", "bf16"]
 DTYPES: Mapping[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CARD = "README.md"
 _NAMES_IN_CONFIG: Mapping[Dtype, str] = {"fp32": "float32", "bf16": "bfloat16"}
 _MAX_SHARD_BYTES = 5 * 10**9
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 
 _WRITTEN = {
     *("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "context", "rope_theta", "norm_eps", "tie_embeddings"),
@@ -84,7 +84,7 @@ def described_files(source: ExportSource, dtype: Dtype, *, exact: bool = True) -
     if isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.spec.model_type == BPE:
         files["tokenizer.model"] = tokenizer.to_bytes()  # llama.cpp reads no tokenizer.json that it does not know
     shards = tensors_in(source.weights, dtype)
-    return files | ({_INDEX: canonical_json(_index(shards, dtype))} if len(shards) > 1 else {})
+    return files | ({INDEX: canonical_json(_index(shards, dtype))} if len(shards) > 1 else {})
 
 
 def check_settings(model: ModelConfig) -> None:

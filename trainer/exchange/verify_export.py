@@ -13,7 +13,7 @@ from common.files import read_input
 from trainer.checkpoint.tensor_file import decode_tensors, same_bytes
 from trainer.checkpoint.weights import weights_digest
 from trainer.exchange.export_record import EXPORT_RECORD, check_files, foreign_entries, read_export_record
-from trainer.exchange.hugging_face import DTYPES, described_files, tensors_in
+from trainer.exchange.hugging_face import DTYPES, INDEX, described_files, tensors_in
 from trainer.exchange.source import ExportSource, open_source
 
 __all__ = ["describe_export", "verify_export"]
@@ -54,6 +54,7 @@ def verify_export(directory: Path, run: Path | None = None) -> dict[str, Any]:
     if found and weights_digest(found) != record["weights"]:
         raise CheckpointError(f"{directory}: its weights are not those that {EXPORT_RECORD} names; {_WRITE_AGAIN}")
     return {
+        "kind": record["kind"],
         "step": record["step"],
         "files": len(record["files"]),
         "weights": record["weights"],
@@ -67,7 +68,7 @@ def verify_export(directory: Path, run: Path | None = None) -> dict[str, Any]:
 def describe_export(facts: Mapping[str, Any]) -> str:
     """Return the facts of `verify_export` as text."""
     compared = (
-        "all tensors, the tokenizer and the settings are those of the run"
+        f"{'all tensors, ' if facts['kind'] == 'hf' else ''}the tokenizer and the settings are those of the run"
         if facts["compared_with_run"]
         else "not compared with a run; `trainer verify RUN --export DIR` does so"
     )
@@ -95,6 +96,8 @@ def _check_origin(directory: Path, record: Mapping[str, Any], source: ExportSour
 
 def _check_described(directory: Path, record: Mapping[str, Any], source: ExportSource) -> None:
     for name, content in described_files(source, record["dtype"], exact=record["tokenizer"]["exact"]).items():
+        if name == INDEX and record["kind"] != "hf":
+            continue
         if name not in record["files"] or read_input(directory / name, len(content) + 1, below=directory) != content:
             raise CheckpointError(
                 f"{directory / name}: an export of {source.run} writes another file; it was changed, or another version of this "

@@ -27,12 +27,13 @@ from common.errors import ConfigError
 from common.files import canonical_json
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.tokenizer import load_tokenizer
-from trainer.checkpoint.weights import weights_digest
+from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import LossConfig, ModelConfig, TrainConfig
 from trainer.data.batch import IGNORE
 from trainer.finetuning.objective import Objective, Passes
 from trainer.model.decoder import Decoder
 from trainer.model.forward import PassInputs
+from trainer.model.lora import merged_weights
 from trainer.model.loss import cross_entropy_sum, default_chunk_tokens
 from trainer.model.parameters import parameters_by_name
 from trainer.run.bounds import check_model_size
@@ -134,7 +135,7 @@ def _load(config: TrainConfig) -> _Loaded:
     if "extension" in record["identity"] and record["identity"]["extension"] is not None:
         raise ConfigError(f"teacher = {run}: it was trained with an extension; only the built-in decoder can be a teacher")
     found = load_checkpoint(run, "latest")
-    weights = found.average or found.model
+    weights = merged_weights(averaged_weights(found), settings.lora)
     vocab_size = load_tokenizer(run / "tokenizer").vocab_size
     check_model_size(settings.model, vocab_size, sum(weight.numel() for weight in weights.values()))
     with torch.device("meta"):

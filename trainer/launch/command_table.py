@@ -64,6 +64,7 @@ _ROWS = (
         "report", "ReportOptions", "write report.html and training_metrics.png: curves, evaluations, samples, settings, digests"
     ),
     _command("compare", "CompareOptions", "write one page that compares several runs"),
+    _command("tune", "TuneOptions", "search for the settings with the lowest validation loss, in trials that are ordinary runs"),
     _command("runs", "RunsOptions", "list the runs in a folder: state, steps, validation loss"),
     _IMPORT,
     _command("stacks", "StacksOptions", "print the stacks of all threads of a running training"),

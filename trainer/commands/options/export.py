@@ -19,7 +19,10 @@ class ExportOptions(CheckpointOptions):
     The averaged weights are written if there are any.
     """
 
-    format: Literal["hf"] = Field("hf", description="Format of the files. hf: Hugging Face, for transformers, vLLM and llama.cpp.")
+    format: Literal["hf", "onnx"] = Field(
+        "hf",
+        description="Format of the files. hf: Hugging Face, for transformers, vLLM and llama.cpp; onnx: graphs for ONNX Runtime.",
+    )
     output: Annotated[Path, Place(metavar="DIR")] = Field(description="New or empty directory that receives the files.")
     dtype: Literal["fp32", "bf16"] = Field("fp32", description="Type of the weights. bf16 rounds them and halves the size.")
     replace: bool = Field(False, description="Replace an earlier export in the directory. Other files are never replaced.")
