@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trainer.checkpoint.packed import is_packed, pack_int4, pack_sparse, unpack
+from trainer.checkpoint.packed import is_packed, num_unpacked, pack_int4, pack_sparse, unpack
 
 SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 33))
 
@@ -44,6 +44,14 @@ def test_eight_bits_are_the_integers_times_the_scale_of_their_row() -> None:
     integers = torch.tensor([[-128, 127], [3, 0]], dtype=torch.int8)
     found = unpack({"w.qdata": integers, "w.scale": torch.tensor([[0.5], [2.0]])})
     assert found["w"].tolist() == [[-64.0, 63.5], [6.0, 0.0]]
+
+
+def test_the_numbers_of_all_weights_are_known_before_they_are_unpacked() -> None:
+    pruned = {f"p.{part}": tensor for part, tensor in pack_sparse(torch.zeros(3, 16)).items()}
+    four = {"f.qdata": pack_int4(torch.zeros(2, 8, dtype=torch.int8)), "f.scale": torch.ones(2, 4)}
+    eight = {"e.qdata": torch.zeros(5, 7, dtype=torch.int8), "e.scale": torch.ones(5, 1)}
+    stored = pruned | four | eight | {"norm.weight": torch.ones(11)}
+    assert num_unpacked(stored) == 3 * 16 + 2 * 8 + 5 * 7 + 11 == sum(weight.numel() for weight in unpack(stored).values())
 
 
 GOOD = {"qdata": torch.zeros(2, 4, dtype=torch.int8), "scale": torch.ones(2, 1)}
