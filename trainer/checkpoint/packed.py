@@ -75,6 +75,8 @@ def unpack(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
             wanted = _QUANTISED if part == "qdata" else _PRUNED
             if any(f"{weight}.{one}" not in stored for one in wanted):
                 raise ValueError(f"{weight}: of {', '.join(wanted)}, some are missing")
+            if weight in stored or weight in weights:
+                raise ValueError(f"{weight}: it is there in two forms")
             parts = [stored[f"{weight}.{one}"] for one in wanted]
             try:
                 weights[weight] = _dequantised(*parts) if part == "qdata" else _dense(*parts)
@@ -84,7 +86,9 @@ def unpack(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _dequantised(qdata: Tensor, scale_NS: Tensor) -> Tensor:
-    if qdata.ndim != 2 or scale_NS.ndim != 2 or len(qdata) != len(scale_NS) or not scale_NS.is_floating_point():
+    if scale_NS.dtype != torch.float32:
+        raise ValueError(f"scales of type {scale_NS.dtype}; float32 is expected")
+    if qdata.ndim != 2 or scale_NS.ndim != 2 or len(qdata) != len(scale_NS) or not qdata.numel():
         raise ValueError(f"integers of shape {tuple(qdata.shape)} and scales of shape {tuple(scale_NS.shape)} do not fit")
     if qdata.dtype == torch.uint8:
         halves = torch.stack((qdata & 15, qdata >> 4), dim=-1).flatten(1)
@@ -97,12 +101,13 @@ def _dequantised(qdata: Tensor, scale_NS: Tensor) -> Tensor:
     groups = scale_NS.shape[1]
     if not groups or num_columns % groups or not bool(scale_NS.isfinite().all()):
         raise ValueError(f"{num_columns} columns cannot have {groups} scales each, or a scale is not finite")
-    grouped = integers_NK.view(num_rows, groups, -1).float() * scale_NS.float()[..., None]
+    grouped = integers_NK.view(num_rows, groups, -1).float() * scale_NS[..., None]
     return grouped.view(num_rows, num_columns)
 
 
 def _dense(values: Tensor, mask: Tensor, columns: Tensor) -> Tensor:
-    if mask.dtype != torch.uint8 or mask.ndim != 2 or values.ndim != 1 or columns.numel() != 1 or columns.dtype != torch.int64:
+    types = (values.dtype, mask.dtype, columns.dtype)
+    if types != (torch.float32, torch.uint8, torch.int64) or (values.ndim, mask.ndim, columns.ndim) != (1, 2, 0):
         raise ValueError("the mask, the values or the number of columns has another type or shape")
     num_columns = int(columns)
     if not 0 < num_columns <= _MOST_COLUMNS or mask.shape[1] != -(-num_columns // 8):
