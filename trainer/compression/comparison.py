@@ -16,7 +16,10 @@ from trainer.inference.text_model import TextModel
 __all__ = ["Measured", "num_bytes", "speeds", "table"]
 
 _PROMPTS = ("The", "A", "In", "def")
-_TOKENS, _ROUNDS = 64, 5
+_TOKENS = 16
+"""Length of a text. Short rounds are more often without a disturbance."""
+_ROUNDS, _SECONDS = 30, 20.0
+"""Rounds end at the first of both limits, but after the first measured round at the earliest."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,9 @@ def speeds(models: Sequence[TextModel]) -> list[float]:
     The models take turns, so that other work on the machine slows down all of them.
     """
     sampling = Sampling(max_tokens=_TOKENS, temperature=0.0)
-    rounds = []
-    for _ in range(1 + _ROUNDS):
+    rounds: list[list[float]] = []
+    end = time.perf_counter() + _SECONDS
+    while len(rounds) < 2 or (len(rounds) <= _ROUNDS and time.perf_counter() < end):
         rates = []
         for model in models:
             start = time.perf_counter()
