@@ -1,7 +1,7 @@
 """A distilled student beside the same student alone, at equal steps: `python -m tests.benchmarks.distillation --teacher RUN`.
 
 The teacher is any trained run; its data and its recipe are used for the students too. Prints the validation loss of both and of the
-teacher, and the time of a step of both.
+teacher, and the median time of a step of both.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
+from statistics import median
 
 from tests.support.runs import metrics, run_command
 from trainer.run.directory import data_folder, load_config
@@ -17,7 +18,7 @@ __all__ = ["main"]
 
 
 def trained(teacher: Path, run: Path, steps: int, *more: str) -> tuple[float, float]:
-    """Train a student that is half as wide, and return its last validation loss and the seconds of its steps."""
+    """Train a student that is half as wide, and return its last validation loss and the median seconds of its steps."""
     model = load_config(teacher).model
     words = [
         "--data",
@@ -33,7 +34,7 @@ def trained(teacher: Path, run: Path, steps: int, *more: str) -> tuple[float, fl
     done = run_command("trainer", "train", *words, "--log.report", "false", *more)
     if done.returncode:
         raise RuntimeError(done.stderr)
-    return metrics(run, "eval")[-1]["val_loss"], metrics(run, "train")[-1]["seconds"]
+    return metrics(run, "eval")[-1]["val_loss"], median(event["seconds"] for event in metrics(run, "train"))
 
 
 def main() -> None:
@@ -49,7 +50,7 @@ def main() -> None:
             ("distilled", ("--objective", "distillation", "--teacher", str(options.teacher.resolve()))),
         ):
             loss, seconds = trained(options.teacher, Path(folder) / name.split()[0], options.steps, *more)
-            print(f"{name:<16} {loss:.4f} nats per token after {options.steps} steps, {seconds:.0f} s", flush=True)
+            print(f"{name:<16} {loss:.4f} nats per token after {options.steps} steps of {1000 * seconds:.0f} ms", flush=True)
 
 
 if __name__ == "__main__":

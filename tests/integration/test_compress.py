@@ -73,7 +73,7 @@ def test_a_pruned_run_is_smaller_has_the_zeros_and_works_with_the_commands(
 def test_a_quantised_run_is_smaller_and_its_weights_are_rounded_to_the_nearest_integer_times_the_scale(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, group: int | None, largest: int
 ) -> None:
-    facts = compressed(trained, tmp_path / "small", method, capsys, group_size=16)
+    facts = compressed(trained, tmp_path / "small", method, capsys, **({} if group is None else {"group_size": group}))
     before, after = facts["before"], facts["after"]
     assert isinstance(before, dict)
     assert isinstance(after, dict)
@@ -98,12 +98,33 @@ def test_a_group_size_that_does_not_divide_the_columns_is_refused(trained: Path,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("method", "setting"), [("int8", "group_size"), ("prune", "group_size"), ("prune-2-4", "share")])
+def test_a_setting_of_another_method_is_refused(trained: Path, tmp_path: Path, method: str, setting: str) -> None:
+    words = ["--method", method, "--output", str(tmp_path / "small"), f"--{setting}", "0.5" if setting == "share" else "16"]
+    refused = run_command("trainer", "compress", str(trained), *words)
+    assert (refused.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert f"--{setting} has an effect only with --method" in refused.stderr
+
+
+def test_weights_that_do_not_fit_the_memory_are_not_unpacked(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compressed(trained, tmp_path / "small", "prune", capsys)
+    num_weights = sum(weight.numel() for weight in load_checkpoint(trained, "latest").model.values())
+    monkeypatch.setattr("trainer.run.state.unpack", lambda _: pytest.fail("the weights were unpacked"))
+    monkeypatch.setattr("trainer.run.bounds.available_host_bytes", lambda: 4 * num_weights - 1)
+    with pytest.raises(ConfigError, match=rf"the model has {num_weights} weights, which take .* of memory are free"):
+        load_checkpoint(tmp_path / "small", "latest")
+
+
 def test_data_that_is_gone_leaves_the_perplexity_out(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(trained, tmp_path / "run")
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace(str(trained.parent / "data"), str(tmp_path / "gone")))
     compress(CompressOptions(run=tmp_path / "run", output=tmp_path / "small", method="prune"))
-    assert "no data" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "no data" in printed
+    assert "only the files are smaller" in printed
 
 
 def test_an_output_that_exists_a_compressed_run_and_a_damaged_weight_are_refused(

@@ -15,6 +15,8 @@ from common.errors import ConfigError
 from data_pipeline.tokenizer import CharacterTokenizer, save_tokenizer
 from tests.support.prepared import write_prepared
 from tests.support.runs import losses, metrics, start_ranks, tiny_config
+from trainer import loop
+from trainer.checkpoint import CheckpointStore
 from trainer.commands.evaluate import evaluate_run
 from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.config import LossConfig, ModelConfig, TrainConfig
@@ -90,6 +92,31 @@ def test_a_resume_and_a_replay_give_the_same_bits(folder: Path, whole: Path, tmp
     assert read_record(tmp_path / "run")["weights"] == read_record(whole)["weights"]
     assert losses(tmp_path / "run") == losses(whole)
     assert not replay_run(whole, 2, train=train, start=0).difference
+
+
+def test_a_killed_run_continues_to_the_same_bits_with_a_teacher_that_has_moved(
+    folder: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher, steps = shutil.copytree(folder / "teacher", tmp_path / "teacher"), list[int]()
+    original = loop.train_step
+
+    def stepping(*arguments: Any, **options: Any) -> Any:
+        steps.append(1)
+        if len(steps) == 7:
+            raise KeyboardInterrupt  # nothing is saved or cleaned up
+        return original(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "train_step", stepping)
+        with pytest.raises(KeyboardInterrupt):
+            train(student(folder, tmp_path / "run", teacher=teacher))
+    assert CheckpointStore(tmp_path / "run" / "checkpoints").steps()[-1] == 5
+    teacher.rename(tmp_path / "moved")
+    with pytest.raises(ConfigError, match="name where it is now with --teacher"):
+        train(student(folder, tmp_path / "run", teacher=teacher))
+    train(student(folder, tmp_path / "run", teacher=tmp_path / "moved"))
+    assert read_record(tmp_path / "run")["weights"] == read_record(whole)["weights"]
+    assert losses(tmp_path / "run") == losses(whole)
 
 
 @pytest.mark.long

@@ -9,6 +9,8 @@ A matrix of N rows and K columns, `NAME`, is stored as several tensors:
 A quantised weight is the product of the stored integer and its scale. A byte of int4 has the integer of an even column in its lower
 half and that of the next column in its upper half, each plus 8. A byte of a mask has the bit of its first column on the right, and
 the values follow row by row. All other weights are stored as they are.
+
+Only the files are smaller. In memory the weights are fp32: see "Compression" in docs/decisions.md.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["is_packed", "pack_int4", "pack_sparse", "unpack"]
+__all__ = ["is_packed", "num_unpacked", "pack_int4", "pack_sparse", "unpack"]
 
 _QUANTISED = ("qdata", "scale")
 _PRUNED = ("values", "mask", "columns")
 _INT4_OFFSET = 8
+_BITS = 8
+"""Columns of a byte of a mask."""
 _MOST_COLUMNS = 1 << 32
 
 
@@ -45,6 +49,17 @@ def is_packed(names: Mapping[str, Tensor]) -> bool:
     return any(name.endswith((".qdata", ".mask")) for name in names)
 
 
+def num_unpacked(stored: Mapping[str, Tensor]) -> int:
+    """Return how many numbers the ordinary tensors have, or a little more: a row of a mask counts as whole bytes."""
+    per_number = {"qdata": 1, "mask": _BITS, "scale": 0, "values": 0, "columns": 0}
+    total = 0
+    for name, tensor in stored.items():
+        part = name.rpartition(".")[2]
+        halves = 2 if part == "qdata" and tensor.dtype == torch.uint8 else 1
+        total += tensor.numel() * per_number.get(part, 1) * halves
+    return total
+
+
 def unpack(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return all weights as ordinary tensors, by name.
 
@@ -60,6 +75,8 @@ def unpack(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
             wanted = _QUANTISED if part == "qdata" else _PRUNED
             if any(f"{weight}.{one}" not in stored for one in wanted):
                 raise ValueError(f"{weight}: of {', '.join(wanted)}, some are missing")
+            if weight in stored or weight in weights:
+                raise ValueError(f"{weight}: it is there in two forms")
             parts = [stored[f"{weight}.{one}"] for one in wanted]
             try:
                 weights[weight] = _dequantised(*parts) if part == "qdata" else _dense(*parts)
@@ -69,7 +86,9 @@ def unpack(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _dequantised(qdata: Tensor, scale_NS: Tensor) -> Tensor:
-    if qdata.ndim != 2 or scale_NS.ndim != 2 or len(qdata) != len(scale_NS) or not scale_NS.is_floating_point():
+    if scale_NS.dtype != torch.float32:
+        raise ValueError(f"scales of type {scale_NS.dtype}; float32 is expected")
+    if qdata.ndim != 2 or scale_NS.ndim != 2 or len(qdata) != len(scale_NS) or not qdata.numel():
         raise ValueError(f"integers of shape {tuple(qdata.shape)} and scales of shape {tuple(scale_NS.shape)} do not fit")
     if qdata.dtype == torch.uint8:
         halves = torch.stack((qdata & 15, qdata >> 4), dim=-1).flatten(1)
@@ -82,12 +101,13 @@ def _dequantised(qdata: Tensor, scale_NS: Tensor) -> Tensor:
     groups = scale_NS.shape[1]
     if not groups or num_columns % groups or not bool(scale_NS.isfinite().all()):
         raise ValueError(f"{num_columns} columns cannot have {groups} scales each, or a scale is not finite")
-    grouped = integers_NK.view(num_rows, groups, -1).float() * scale_NS.float()[..., None]
+    grouped = integers_NK.view(num_rows, groups, -1).float() * scale_NS[..., None]
     return grouped.view(num_rows, num_columns)
 
 
 def _dense(values: Tensor, mask: Tensor, columns: Tensor) -> Tensor:
-    if mask.dtype != torch.uint8 or mask.ndim != 2 or values.ndim != 1 or columns.numel() != 1 or columns.dtype != torch.int64:
+    types = (values.dtype, mask.dtype, columns.dtype)
+    if types != (torch.float32, torch.uint8, torch.int64) or (values.ndim, mask.ndim, columns.ndim) != (1, 2, 0):
         raise ValueError("the mask, the values or the number of columns has another type or shape")
     num_columns = int(columns)
     if not 0 < num_columns <= _MOST_COLUMNS or mask.shape[1] != -(-num_columns // 8):

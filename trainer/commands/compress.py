@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from common.command_line import command_text
 from common.errors import ConfigError, PreparedDataError
 from common.files import commit_directory, sealed, unfinished_path, write_atomic
 from common.untrusted import digest_run_file
-from trainer.checkpoint import CheckpointStore
 from trainer.commands.evaluate import evaluate_run
 from trainer.commands.options.compress import CompressOptions
 from trainer.commands.options.evaluate import EvaluateOptions
-from trainer.commands.saved_model import opened_text_model
-from trainer.compression.comparison import Measured, num_bytes, table, tokens_per_s
+from trainer.commands.saved_model import load_model, opened_text_model
+from trainer.compression.comparison import Measured, num_bytes, speeds, table
 from trainer.compression.methods import Compression
 from trainer.exchange.source import ExportSource, open_source
 from trainer.extensions.trust import run_extension
+from trainer.run.directory import load_config, settings_here
 from trainer.run.record import COMPRESSED, read_record
 from trainer.run.untrained import write_untrained
 
 __all__ = ["run"]
+
+_NOTE = "note        only the files are smaller: in memory the weights are fp32 again, so the speed is about the same"
 
 
 def run(options: CompressOptions) -> None:
@@ -41,7 +44,7 @@ def run(options: CompressOptions) -> None:
     source = open_source(options.run, options.checkpoint)
     compression = Compression(options.method, options.group_size, options.share)
     stored = compression.stored(source.weights)
-    before = _measured(options, options.run, options.checkpoint, num_bytes(source.weights))
+    perplexity = _perplexity(options, options.run, options.checkpoint)
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = unfinished_path(output)
     try:
@@ -50,7 +53,9 @@ def run(options: CompressOptions) -> None:
         write_untrained(
             temporary, config, source.tokenizer, stored, status=COMPRESSED, source=facts, data_digest=source.data_digest or ""
         )
-        after = _measured(options, temporary, "latest", num_bytes(CheckpointStore(temporary / "checkpoints").load(0).model))
+        speed_before, speed_after = _speeds(options, temporary)
+        before = Measured(num_bytes(source.weights), speed_before, perplexity)
+        after = Measured(num_bytes(stored), speed_after, _perplexity(options, temporary, "latest"))
         comparison = {"before": before.to_json(), "after": after.to_json()}
         record = read_record(temporary)
         write_atomic(temporary / "record.json", sealed({**record, COMPRESSED: facts | {"comparison": comparison}}))
@@ -61,7 +66,9 @@ def run(options: CompressOptions) -> None:
     if options.as_json:
         print(json.dumps(facts | comparison | {"output": str(output)}, ensure_ascii=False))
         return
-    print(f"{table(before, after)}\nwritten     {output}\nnext        {command_text('generate', output, '--prompt', 'The ')}")
+    print(
+        f"{table(before, after)}\n{_NOTE}\nwritten     {output}\nnext        {command_text('generate', output, '--prompt', 'The ')}"
+    )
 
 
 def _check_model(options: CompressOptions) -> None:
@@ -83,10 +90,12 @@ def _origin(source: ExportSource) -> dict[str, object]:
     }
 
 
-def _measured(options: CompressOptions, run: Path, checkpoint: str, weight_bytes: int) -> Measured:
-    with opened_text_model(run, checkpoint, trust_code=options.trust_code) as model:
-        speed = tokens_per_s(model)
-    return Measured(weight_bytes, speed, _perplexity(options, run, checkpoint))
+def _speeds(options: CompressOptions, compressed: Path) -> list[float]:
+    """Return the tokens a second of the model and of the compressed one."""
+    with opened_text_model(options.run, options.checkpoint, trust_code=options.trust_code) as before:
+        model, _ = load_model(compressed, settings_here(load_config(compressed)), "latest")
+        device = next(before.model.parameters()).device
+        return speeds([before, replace(before, model=model.to(device))])
 
 
 def _perplexity(options: CompressOptions, run: Path, checkpoint: str) -> float | None:

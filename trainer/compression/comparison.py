@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,10 +13,13 @@ from common.text import format_bytes
 from trainer.inference.sampling import Sampling
 from trainer.inference.text_model import TextModel
 
-__all__ = ["Measured", "num_bytes", "table", "tokens_per_s"]
+__all__ = ["Measured", "num_bytes", "speeds", "table"]
 
 _PROMPTS = ("The", "A", "In", "def")
-_TOKENS, _ROUNDS = 64, 3
+_TOKENS = 16
+"""Length of a text. Short rounds are more often without a disturbance."""
+_ROUNDS, _SECONDS = 30, 20.0
+"""Rounds end at the first of both limits, but after the first measured round at the earliest."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +43,22 @@ def num_bytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def tokens_per_s(model: TextModel) -> float:
-    """Return how many tokens a second the model writes: the fastest of three rounds, after one that prepares kernels and caches."""
+def speeds(models: Sequence[TextModel]) -> list[float]:
+    """Return how many tokens a second each model writes: its fastest round, after one that prepares kernels and caches.
+
+    The models take turns, so that other work on the machine slows down all of them.
+    """
     sampling = Sampling(max_tokens=_TOKENS, temperature=0.0)
-    rates = []
-    for _ in range(1 + _ROUNDS):
-        start = time.perf_counter()
-        written = model.complete(_PROMPTS, sampling)
-        rates.append(sum(len(one.tokens) for one in written) / (time.perf_counter() - start))
-    return max(rates[1:])
+    rounds: list[list[float]] = []
+    end = time.perf_counter() + _SECONDS
+    while len(rounds) < 2 or (len(rounds) <= _ROUNDS and time.perf_counter() < end):
+        rates = []
+        for model in models:
+            start = time.perf_counter()
+            written = model.complete(_PROMPTS, sampling)
+            rates.append(sum(len(one.tokens) for one in written) / (time.perf_counter() - start))
+        rounds.append(rates)
+    return [max(rates) for rates in zip(*rounds[1:], strict=True)]
 
 
 def table(before: Measured, after: Measured) -> str:

@@ -59,11 +59,15 @@ def gather_teacher(config: TrainConfig, manifest: Manifest) -> Mapping[str, byte
     """Check that the teacher fits the data. Return the file with the digest of its weights, which the run keeps.
 
     Raises:
-        ConfigError: no teacher is named, or it has another tokenizer, or a model that is not the built-in decoder.
+        ConfigError: no teacher is named, it is not there, or it has another tokenizer, or a model that is not the built-in decoder.
         CheckpointError: the teacher has no checkpoint, or it is damaged.
     """
     if config.teacher is None:
         raise ConfigError("objective = distillation needs a trained model to learn from; name its run with --teacher")
+    if not (config.teacher / "record.json").is_file():
+        raise ConfigError(
+            f"teacher = {config.teacher}: no record.json, so this is not a run; put it back, or name where it is now with --teacher"
+        )
     tokenizer = load_tokenizer(config.teacher / "tokenizer").digest
     if tokenizer != manifest.tokenizer_digest:
         raise ConfigError(

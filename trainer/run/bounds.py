@@ -21,7 +21,7 @@ from trainer.model.decoder import num_weights
 from trainer.model.layers import DecoderLayer
 from trainer.model.lora import num_adapter_weights
 
-__all__ = ["check_model_size", "check_ranks", "most_ranks", "most_rows", "most_threads"]
+__all__ = ["check_fits_memory", "check_model_size", "check_ranks", "most_ranks", "most_rows", "most_threads"]
 
 _NO_ADAPTERS = LoraConfig()
 _RANKS_PER_CORE = 4
@@ -103,10 +103,15 @@ def check_model_size(
             f"the settings describe a model of {needed} weights, and the checkpoint has {saved}; continue with the settings that "
             "wrote it, or start a new run"
         )
-    if needed * _WEIGHT_BYTES > (free := _free_bytes()):
+    check_fits_memory(needed)
+
+
+def check_fits_memory(num_weights: int) -> None:
+    """Raise ConfigError if the weights of a model, in fp32, are larger than the free memory."""
+    if num_weights * _WEIGHT_BYTES > (free := _free_bytes()):
         raise ConfigError(
-            f"the model has {needed} weights, which take {format_bytes(needed * _WEIGHT_BYTES)}, and {format_bytes(int(free))} of "
-            "memory are free; use a smaller model or a machine with more memory"
+            f"the model has {num_weights} weights, which take {format_bytes(num_weights * _WEIGHT_BYTES)}, and "
+            f"{format_bytes(int(free))} of memory are free; use a smaller model or a machine with more memory"
         )
 
 

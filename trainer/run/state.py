@@ -16,7 +16,8 @@ from common.errors import CheckpointError
 from common.untrusted import Count, Finite, Form, check_form, copy_run_file, read_run_file
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.manifest import MAX_MANIFEST_BYTES, parse_manifest
-from trainer.checkpoint.packed import is_packed, unpack
+from trainer.checkpoint.packed import is_packed, num_unpacked, unpack
+from trainer.run.bounds import check_fits_memory
 from trainer.run.directory import REFERENCE
 from trainer.run.ledger import LEDGER, LedgerHead
 from trainer.run.metrics_file import METRICS, Known
@@ -123,6 +124,7 @@ def _unpacked(run: Path, checkpoint: Checkpoint) -> Checkpoint:
     if not is_packed(checkpoint.model) or read_record(run)["status"] != COMPRESSED:
         return checkpoint
     try:
+        check_fits_memory(num_unpacked(checkpoint.model))  # a small file may hold a large matrix of zeros
         return replace(checkpoint, model=unpack(checkpoint.model))
     except ValueError as error:
         raise CheckpointError(f"{run}: a weight of the compressed model is damaged: {error}; compress the run again") from None

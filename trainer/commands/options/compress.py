@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from common.settings.model import Place
 from trainer.commands.options.saved_run import CheckpointOptions
@@ -32,3 +32,12 @@ class CompressOptions(CheckpointOptions):
         None, ge=1, description="Number of validation rows for the perplexity. Without it, as many rows as in the run."
     )
     as_json: Annotated[bool, Place("--json")] = Field(False, description="Print one JSON object instead of the table.")
+
+    @model_validator(mode="after")
+    def _check_method(self) -> Self:
+        for name, method in (("group_size", "int4"), ("share", "prune")):
+            if name in self.model_fields_set and self.method != method:
+                raise ValueError(
+                    f"--{name} has an effect only with --method {method}, and the method is {self.method}; leave it out"
+                )
+        return self

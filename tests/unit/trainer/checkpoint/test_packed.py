@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trainer.checkpoint.packed import is_packed, pack_int4, pack_sparse, unpack
+from trainer.checkpoint.packed import is_packed, num_unpacked, pack_int4, pack_sparse, unpack
 
 SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 33))
 
@@ -46,6 +46,14 @@ def test_eight_bits_are_the_integers_times_the_scale_of_their_row() -> None:
     assert found["w"].tolist() == [[-64.0, 63.5], [6.0, 0.0]]
 
 
+def test_the_numbers_of_all_weights_are_known_before_they_are_unpacked() -> None:
+    pruned = {f"p.{part}": tensor for part, tensor in pack_sparse(torch.zeros(3, 16)).items()}
+    four = {"f.qdata": pack_int4(torch.zeros(2, 8, dtype=torch.int8)), "f.scale": torch.ones(2, 4)}
+    eight = {"e.qdata": torch.zeros(5, 7, dtype=torch.int8), "e.scale": torch.ones(5, 1)}
+    stored = pruned | four | eight | {"norm.weight": torch.ones(11)}
+    assert num_unpacked(stored) == 3 * 16 + 2 * 8 + 5 * 7 + 11 == sum(weight.numel() for weight in unpack(stored).values())
+
+
 GOOD = {"qdata": torch.zeros(2, 4, dtype=torch.int8), "scale": torch.ones(2, 1)}
 PRUNED = {
     "values": torch.ones(1),
@@ -62,7 +70,10 @@ PRUNED = {
         ({**GOOD, "scale": torch.ones(2, 3)}, "cannot have 3 scales"),
         ({**GOOD, "scale": torch.ones(2, 0)}, "cannot have 0 scales"),
         ({**GOOD, "scale": torch.full((2, 1), torch.inf)}, "not finite"),
-        ({**GOOD, "scale": torch.ones(2, 1, dtype=torch.int64)}, "do not fit"),
+        ({**GOOD, "scale": torch.ones(2, 1, dtype=torch.int64)}, "scales of type torch.int64"),
+        ({**GOOD, "scale": torch.ones(2, 1).to(torch.float8_e4m3fn)}, "scales of type torch.float8_e4m3fn"),
+        ({"qdata": GOOD["qdata"][:0], "scale": torch.ones(0, 1)}, "do not fit"),
+        ({"qdata": GOOD["qdata"][:, :0], "scale": torch.ones(2, 1)}, "do not fit"),
         ({**GOOD, "qdata": torch.zeros(2, 4)}, "int8 or uint8"),
         ({**GOOD, "qdata": torch.zeros(8, dtype=torch.int8)}, "do not fit"),
         ({**PRUNED, "values": torch.ones(2)}, "the mask has 1 weights, and there are 2 values"),
@@ -70,6 +81,8 @@ PRUNED = {
         ({**PRUNED, "columns": torch.tensor(1 << 60)}, "cannot have"),
         ({**PRUNED, "columns": torch.tensor(-1)}, "cannot have -1 columns"),
         ({**PRUNED, "mask": torch.ones(2, 1)}, "another type or shape"),
+        ({**PRUNED, "values": torch.ones(1, dtype=torch.bool)}, "another type or shape"),
+        ({**PRUNED, "columns": torch.tensor([4])}, "another type or shape"),
         ({"values": PRUNED["values"], "mask": PRUNED["mask"]}, "some are missing"),
     ],
 )
@@ -77,3 +90,30 @@ def test_parts_that_do_not_belong_together_are_refused_with_the_name_of_the_weig
     with pytest.raises(ValueError, match=reason) as caught:
         unpack({f"w.{name}": tensor for name, tensor in parts.items()})
     assert str(caught.value).startswith("w: ")
+
+
+def test_a_weight_that_is_there_in_two_forms_is_refused() -> None:
+    quantised, pruned = ({f"w.{part}": tensor for part, tensor in parts.items()} for parts in (GOOD, PRUNED))
+    for stored in (quantised | {"w": torch.zeros(2, 4)}, quantised | pruned):
+        with pytest.raises(ValueError, match="w: it is there in two forms"):
+            unpack(stored)
+
+
+TYPES = st.sampled_from(
+    [torch.float32, torch.float16, torch.float8_e4m3fn, torch.int64, torch.int8, torch.uint16, torch.uint8, torch.bool]
+)
+TENSORS = st.builds(
+    lambda shape, dtype, value: torch.full(shape, value).to(dtype),
+    st.lists(st.sampled_from([0, 1, 2, 4, 8]), max_size=3),
+    TYPES,
+    st.integers(0, 9),
+)
+
+
+@given(st.dictionaries(st.sampled_from(["w.qdata", "w.scale", "w.values", "w.mask", "w.columns", "w"]), TENSORS))
+def test_tensors_of_any_type_and_shape_are_unpacked_or_refused(stored: dict[str, Tensor]) -> None:
+    try:
+        weights = unpack(stored)
+    except ValueError:
+        return
+    assert sum(weight.numel() for weight in weights.values()) <= num_unpacked(stored)
