@@ -10,12 +10,21 @@ import pytest
 import torch
 
 from common.errors import CheckpointError, ConfigError
+from tests.support.labelled import labelled_records, prepare_labelled
+from tests.support.pairs import pair_config, write_pairs, write_trunk
 from tests.support.prepared import write_prepared
-from tests.support.runs import run_command, tiny_config
+from tests.support.runs import metrics, run_command, tiny_config
 from trainer.checkpoint import CheckpointStore
 from trainer.commands.compress import run as compress
+from trainer.commands.evaluate import evaluate_run
+from trainer.commands.export import run as export
 from trainer.commands.options.compress import CompressOptions
+from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.options.export import ExportOptions
+from trainer.exchange.verify_export import verify_export
 from trainer.loop import train
+from trainer.run.directory import load_config
+from trainer.run.record import read_record
 from trainer.run.state import load_checkpoint
 
 
@@ -36,15 +45,26 @@ def compressed(
 
 
 def check_commands(run: Path, trained: Path) -> None:
-    """Generate, evaluate and verify a compressed run, and begin a new run with its weights."""
+    """Generate, evaluate, verify and export a compressed run, refuse to continue it, and begin a new run with its weights."""
     assert run_command("trainer", "generate", str(run), "--prompt", "a", "--max_tokens", "4").returncode == 0
     evaluated = run_command("trainer", "evaluate", str(run), "--json")
     assert evaluated.returncode == 0, evaluated.stderr
+    loss = json.loads(evaluated.stdout)["val_loss"]
     verified = run_command("trainer", "verify", str(run))
     assert "of the compressed model are unchanged" in verified.stdout
     refused = run_command("trainer", "train", "--run", str(run))
     assert refused.returncode == 2
     assert "its model is compressed" in refused.stderr
+    train(tiny_config(trained.parent / "data", run.parent / "new", init=run, limits={"steps": 1}, eval={"sample_tokens": 0}))
+    assert metrics(run.parent / "new", "eval")[0]["val_loss"] == loss
+    output = run.parent / "export"
+    export(ExportOptions(run=run, output=output))
+    assert verify_export(output, run)["compared_with_run"]
+    facts = read_record(run)["compressed"]
+    card = (output / "README.md").read_text()
+    assert "Not trained here: the compressed model of another run." in card
+    assert f"| method | {facts['method']} |" in card
+    assert f"| perplexity after the compression | {facts['comparison']['after']['perplexity']:.4g} |" in card
 
 
 @pytest.mark.parametrize("method", ["prune", "prune-2-4"])
@@ -55,7 +75,7 @@ def test_a_pruned_run_is_smaller_has_the_zeros_and_works_with_the_commands(
     before, after = facts["before"], facts["after"]
     assert isinstance(before, dict)
     assert isinstance(after, dict)
-    assert after["weight_bytes"] < before["weight_bytes"]
+    assert after["weight_bytes"] < before["weight_bytes"] == before["memory_bytes"] == after["memory_bytes"]
     assert after["perplexity"] != before["perplexity"]
     weights, original = load_checkpoint(tmp_path / "small", "latest").model, load_checkpoint(trained, "latest").model
     assert list(weights) == list(original)
@@ -144,3 +164,44 @@ def test_an_output_that_exists_a_compressed_run_and_a_damaged_weight_are_refused
     CheckpointStore(small / "checkpoints").save(type(checkpoint)(0, damaged, {}, checkpoint.state))
     with pytest.raises(CheckpointError, match=r"a weight of the compressed model is damaged: model\.layers\."):
         load_checkpoint(small, "latest")
+
+
+@pytest.fixture(scope="module")
+def preferring(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has learned from two steps of preference pairs. `pairs` and `chats` beside it are prepared data."""
+    folder = tmp_path_factory.mktemp("pairs")
+    write_pairs(folder)
+    write_trunk(folder)
+    train(pair_config(folder / "pairs", folder / "trunk", folder / "run", limits={"steps": 2}))
+    return folder / "run"
+
+
+def test_a_run_that_learned_from_pairs_is_compressed_as_a_language_model(
+    preferring: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = tmp_path / "small"
+    facts = compressed(preferring, small, "prune", capsys, data=preferring.parent / "chats", share=0.01)
+    before, after = facts["before"], facts["after"]
+    assert isinstance(before, dict)
+    assert isinstance(after, dict)
+    assert after["perplexity"] == pytest.approx(before["perplexity"], rel=0.05)
+    assert load_config(small).objective == "language"
+    shutil.move(preferring.parent / "trunk", preferring.parent / "gone")  # the compressed run needs no reference
+    found = json.loads(evaluate_run(EvaluateOptions(run=small, data=preferring.parent / "chats", as_json=True)))
+    assert found["perplexity"] == after["perplexity"]
+
+
+def test_pairs_of_answers_have_no_perplexity(preferring: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = compressed(preferring, tmp_path / "small", "prune-2-4", capsys)
+    assert [facts[when]["perplexity"] for when in ("before", "after")] == [None, None]  # type: ignore[index]
+    with pytest.raises(ConfigError, match="has preference pairs, and a worse answer is no text to predict"):
+        compressed(preferring, tmp_path / "other", "prune", capsys, data=preferring.parent / "pairs")
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+
+
+def test_a_classifier_is_refused_with_the_reason(tmp_path: Path) -> None:
+    data = prepare_labelled(tmp_path, labelled_records(60))
+    train(tiny_config(data, tmp_path / "run", objective="classification", model={"context": 64}, limits={"steps": 1}))
+    with pytest.raises(ConfigError, match="with objective = classification the model is not the built-in decoder, and only that"):
+        compress(CompressOptions(run=tmp_path / "run", output=tmp_path / "small", method="prune"))
+    assert not (tmp_path / "small").exists()

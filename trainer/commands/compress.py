@@ -11,15 +11,15 @@ from common.command_line import command_text
 from common.errors import ConfigError, PreparedDataError
 from common.files import commit_directory, sealed, unfinished_path, write_atomic
 from common.untrusted import digest_run_file
+from data_pipeline.dataset.manifest import read_manifest
 from trainer.commands.evaluate import evaluate_run
 from trainer.commands.options.compress import CompressOptions
 from trainer.commands.options.evaluate import EvaluateOptions
-from trainer.commands.saved_model import load_model, opened_text_model
+from trainer.commands.saved_model import check_is_decoder, load_model, opened_text_model
 from trainer.compression.comparison import Measured, num_bytes, speeds, table
 from trainer.compression.methods import Compression
 from trainer.exchange.source import ExportSource, open_source
-from trainer.extensions.trust import run_extension
-from trainer.run.directory import load_config, settings_here
+from trainer.run.directory import data_folder, load_config, settings_here
 from trainer.run.record import COMPRESSED, read_record
 from trainer.run.untrained import write_untrained
 
@@ -49,13 +49,14 @@ def run(options: CompressOptions) -> None:
     temporary = unfinished_path(output)
     try:
         facts = compression.to_json() | _origin(source)
-        config = source.config.without_adapters.model_copy(update={"run": output, "init": None})
+        config = source.config.as_language_model.model_copy(update={"run": output})
         write_untrained(
             temporary, config, source.tokenizer, stored, status=COMPRESSED, source=facts, data_digest=source.data_digest or ""
         )
-        speed_before, speed_after = _speeds(options, temporary)
-        before = Measured(num_bytes(source.weights), speed_before, perplexity)
-        after = Measured(num_bytes(stored), speed_after, _perplexity(options, temporary, "latest"))
+        on_disk = num_bytes(source.weights.values()), num_bytes(stored.values())
+        perplexities = perplexity, _perplexity(options, temporary, "latest")
+        measured = zip(on_disk, *_loaded(options, temporary), perplexities, strict=True)
+        before, after = (Measured(*values) for values in measured)
         comparison = {"before": before.to_json(), "after": after.to_json()}
         record = read_record(temporary)
         write_atomic(temporary / "record.json", sealed({**record, COMPRESSED: facts | {"comparison": comparison}}))
@@ -75,9 +76,7 @@ def _check_model(options: CompressOptions) -> None:
     record = read_record(options.run)
     if record["status"] == COMPRESSED:
         raise ConfigError(f"{options.run}: it is compressed already; name the run that it was made from")
-    extension = run_extension(options.run, record["identity"].get("extension"), trust_code=options.trust_code)
-    if extension.build_model is not None:
-        raise ConfigError(f"{options.run}: its extension defines build_model; only the built-in decoder can be compressed")
+    check_is_decoder(options.run, load_config(options.run), "only that can be compressed", trust_code=options.trust_code)
 
 
 def _origin(source: ExportSource) -> dict[str, object]:
@@ -90,21 +89,30 @@ def _origin(source: ExportSource) -> dict[str, object]:
     }
 
 
-def _speeds(options: CompressOptions, compressed: Path) -> list[float]:
-    """Return the tokens a second of the model and of the compressed one."""
+def _loaded(options: CompressOptions, compressed: Path) -> tuple[list[int], list[float]]:
+    """Return for the model and the compressed one the bytes of the loaded weights, and the tokens a second."""
     with opened_text_model(options.run, options.checkpoint, trust_code=options.trust_code) as before:
         model, _ = load_model(compressed, settings_here(load_config(compressed)), "latest")
         device = next(before.model.parameters()).device
-        return speeds([before, replace(before, model=model.to(device))])
+        both = [before, replace(before, model=model.to(device))]
+        return [num_bytes(one.model.parameters()) for one in both], speeds(both)
 
 
 def _perplexity(options: CompressOptions, run: Path, checkpoint: str) -> float | None:
-    """Return the perplexity on the validation data, None if the run names data that is not there."""
+    """Return the perplexity on the validation data, None if the run names data that is not there or has pairs of answers.
+
+    Raises:
+        ConfigError: the data that `--data` names has pairs of answers, or does not fit the model.
+        PreparedDataError: the data that `--data` names is missing or damaged.
+    """
     words = {"run": run, "checkpoint": checkpoint, "data": options.data, "limit": options.limit, "as_json": True}
     try:
-        return float(
-            json.loads(evaluate_run(EvaluateOptions.model_validate(words | {"trust_code": options.trust_code})))["perplexity"]
-        )
+        if read_manifest(data_folder(run, options.data)).has_pairs:
+            if options.data is None:
+                return None
+            raise ConfigError(f"{options.data} has preference pairs, and a worse answer is no text to predict; name other data")
+        evaluated = evaluate_run(EvaluateOptions.model_validate(words | {"trust_code": options.trust_code}), as_language=True)
+        return float(json.loads(evaluated)["perplexity"])
     except PreparedDataError:
         if options.data is not None:
             raise

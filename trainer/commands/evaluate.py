@@ -44,8 +44,12 @@ def run(options: EvaluateOptions) -> None:
         print(text)
 
 
-def evaluate_run(options: EvaluateOptions) -> str:
+def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
     """Return validation loss, perplexity and bits per byte of a checkpoint, as text or as a JSON object.
+
+    Args:
+        options: the options of the command.
+        as_language: measure the decoder as a language model, whatever the objective of its training was.
 
     Raises:
         CheckpointError: the run or the checkpoint does not exist or is damaged.
@@ -54,6 +58,8 @@ def evaluate_run(options: EvaluateOptions) -> str:
     """
     run, limit = options.run, options.limit
     config = settings_here(load_config(run))
+    if as_language:
+        config = config.model_copy(update={"objective": "language"})
     configure_determinism(config)
     directory = data_folder(run, options.data)
     with reading(directory, f"evaluate of run {run.absolute().name}"):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from common.errors import ConfigError
 from trainer.commands.options.export import ExportOptions
+from trainer.commands.saved_model import check_is_decoder
 from trainer.exchange.export import check_output, write_export
 from trainer.exchange.source import open_source
-from trainer.extensions.trust import run_extension
-from trainer.finetuning.choice import saved_objective
 from trainer.run.directory import load_config
-from trainer.run.record import read_record
 
 __all__ = ["run"]
 
@@ -23,7 +20,8 @@ def run(options: ExportOptions) -> None:
             consent, or the directory has other files.
     """
     check_output(options.output, replace=options.replace)
-    _check_model(options)
+    reason = f"--format {options.format} can express no other"
+    check_is_decoder(options.run, load_config(options.run), reason, trust_code=options.trust_code)
     source = open_source(options.run, options.checkpoint)
     write_export(
         source,
@@ -34,20 +32,3 @@ def run(options: ExportOptions) -> None:
         exact=not options.inexact_tokenizer,
     )
     print(options.output)
-
-
-def _check_model(options: ExportOptions) -> None:
-    """Refuse a model that is not the built-in decoder."""
-    run, config = options.run, load_config(options.run)
-    extension = run_extension(run, read_record(run)["identity"].get("extension"), trust_code=options.trust_code)
-    if extension.build_model is not None:
-        raise ConfigError(
-            f"{run}: its extension defines build_model, and other programs cannot execute it; export a run whose extension has no "
-            "build_model"
-        )
-    objective = saved_objective(run, config)
-    if objective.model is not None or not objective.writes:
-        raise ConfigError(
-            f"{run}: with objective = {config.objective} the model is not the built-in decoder, and --format {options.format} can "
-            "express no other; export a run with objective = language"
-        )

@@ -25,7 +25,7 @@ from trainer.run.record import read_record
 from trainer.run.state import load_checkpoint
 from trainer.training.trainable import new_model
 
-__all__ = ["check_writes", "load_model", "opened_text_model"]
+__all__ = ["check_is_decoder", "check_writes", "load_model", "opened_text_model"]
 
 
 def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool = False) -> tuple[nn.Module, int]:
@@ -56,6 +56,26 @@ def check_writes(run: Path, config: TrainConfig) -> None:
         raise ConfigError(
             f"{run}: it was trained with objective = {config.objective}, and its model does not continue texts; use the command "
             "`evaluate` on it, or name a run with objective = language"
+        )
+
+
+def check_is_decoder(run: Path, config: TrainConfig, reason: str, *, trust_code: bool) -> None:
+    """Raise ConfigError if the model of a run is not the built-in decoder, or does not continue texts.
+
+    Args:
+        run: its directory.
+        config: its settings.
+        reason: why another model will not do, for the message: the rest of a sentence after "and".
+        trust_code: allow executing code of the run.
+    """
+    extension = run_extension(run, read_record(run)["identity"].get("extension"), trust_code=trust_code)
+    if extension.build_model is not None:
+        raise ConfigError(f"{run}: its extension defines build_model, and {reason}; name a run whose extension has no build_model")
+    objective = saved_objective(run, config)
+    if objective.model is not None or not objective.writes:
+        raise ConfigError(
+            f"{run}: with objective = {config.objective} the model is not the built-in decoder, and {reason}; name a run with "
+            "objective = language"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ class Measured:
 
     weight_bytes: int
     """Bytes of the stored weights."""
+    memory_bytes: int
+    """Bytes of the weights of the loaded model. A shared weight counts once."""
     tokens_per_s: float
     """Speed at which the model writes four texts at a time."""
     perplexity: float | None
@@ -38,9 +40,9 @@ class Measured:
         return asdict(self)
 
 
-def num_bytes(tensors: Mapping[str, Tensor]) -> int:
+def num_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of all tensors."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def speeds(models: Sequence[TextModel]) -> list[float]:
@@ -63,7 +65,8 @@ def speeds(models: Sequence[TextModel]) -> list[float]:
 
 def table(before: Measured, after: Measured) -> str:
     """Return the two models in a table for people, with the change of each value."""
-    rows = [("", "before", "after", "change"), _row("weights", before.weight_bytes, after.weight_bytes, format_bytes)]
+    rows = [("", "before", "after", "change"), _row("on disk", before.weight_bytes, after.weight_bytes, format_bytes)]
+    rows.append(_row("in memory", before.memory_bytes, after.memory_bytes, format_bytes))
     rows.append(_row("tokens/s", before.tokens_per_s, after.tokens_per_s, lambda value: f"{value:,.0f}"))
     rows.append(_row("perplexity", before.perplexity, after.perplexity, lambda value: f"{value:.4g}"))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]

@@ -184,6 +184,20 @@ class TrainConfig(Settings):
         return self.model_copy(update={"lora": LoraConfig()})
 
     @property
+    def as_language_model(self) -> TrainConfig:
+        """The same settings for the decoder that a training has left, used as a plain language model."""
+        return self.without_adapters.model_copy(
+            update={
+                "objective": "language",
+                "init": None,
+                "init_checkpoint": "latest",
+                "teacher": None,
+                "preference": PreferenceConfig(),
+                "distillation": DistillationConfig(),
+            }
+        )
+
+    @property
     def has_dropout(self) -> bool:
         """Whether a training pass drops numbers at any place."""
         return self.model.has_dropout or (self.lora.rank is not None and self.lora.dropout > 0)

@@ -18,7 +18,7 @@ from trainer.exchange.source import ExportSource
 from trainer.model.decoder import num_weights
 from trainer.run.events import EvalEvent
 from trainer.run.metrics_file import METRICS, read_events
-from trainer.run.record import IMPORTED
+from trainer.run.record import COMPRESSED, IMPORTED, NEVER_TRAINED
 
 __all__ = ["model_card"]
 
@@ -73,6 +73,8 @@ def _training(source: ExportSource) -> str:
     if record["status"] == IMPORTED:
         kind = (record.get("imported") or {}).get("model_type", "")
         return f"Not trained here: imported from a directory of Hugging Face with a model of type {_escaped(kind)}."
+    if record["status"] == COMPRESSED:
+        return _compression(record.get(COMPRESSED) or {})
     initial = record.get("initial") or record.get("origin")
     lines: dict[str, object] = {
         "step of this checkpoint": f"{source.step:,}",
@@ -87,8 +89,18 @@ def _training(source: ExportSource) -> str:
     return _table(("fact", "value"), lines.items())
 
 
+def _compression(facts: Mapping[str, Any]) -> str:
+    """Return how the model was compressed, and its perplexity before and after if it was measured."""
+    origin = {"model before": f"step {facts['step']} of another run, {facts['weights']}"} if "weights" in facts else {}
+    settings = {name: facts[name] for name in ("method", "group_size", "share") if name in facts}
+    found = {when: (facts.get("comparison") or {}).get(when, {}).get("perplexity") for when in ("before", "after")}
+    measured = {f"perplexity {when} the compression": f"{value:.4g}" for when, value in found.items() if value is not None}
+    lines = settings | origin | measured
+    return "Not trained here: the compressed model of another run.\n\n" + _table(("fact", "value"), lines.items())
+
+
 def _validation(source: ExportSource) -> str:
-    if source.record["status"] == IMPORTED:
+    if source.record["status"] in NEVER_TRAINED:
         return "No evaluation is recorded."
     try:
         evaluations = [event for event in read_events(source.run / METRICS) if isinstance(event, EvalEvent)]

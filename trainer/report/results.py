@@ -39,7 +39,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-STATUS = {"finished": "finished", "stopped": "stopped", "failed": "failed", "training": "no end recorded", "imported": "imported"}
+STATUS = {"finished": "finished", "stopped": "stopped", "failed": "failed", "training": "no end recorded"}
 """Words for the status of a run."""
 
 _MAX_EVALUATIONS = 40

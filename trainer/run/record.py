@@ -530,6 +530,22 @@ class _ImportedForm(Form):
     files: dict[str, str]
 
 
+class _MeasuredForm(Form):
+    perplexity: float | None = None
+
+
+class _ComparisonForm(Form):
+    before: _MeasuredForm = Field(default_factory=_MeasuredForm)
+    after: _MeasuredForm = Field(default_factory=_MeasuredForm)
+
+
+class _CompressedForm(_OriginForm):
+    method: str
+    group_size: Count | None = None
+    share: float | None = None
+    comparison: _ComparisonForm | None = None
+
+
 class _EarlierForm(Form):
     until: Count
     was: dict[str, Plain]
@@ -546,6 +562,7 @@ class _RecordForm(Form):
     origin: _OriginForm | None = None
     initial: _OriginForm | None = None
     imported: _ImportedForm | None = None
+    compressed: _CompressedForm | None = None
     step: Count | None = None
     weights: str | None = None
     trained_weights: Count | None = None

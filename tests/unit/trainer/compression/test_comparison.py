@@ -55,11 +55,13 @@ def test_a_fast_model_has_thirty_rounds_that_count(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_table_has_each_value_before_and_after_and_its_change() -> None:
-    lines = table(Measured(4 << 20, 1000.0, 40.0), Measured(1 << 20, 1100.0, 41.0)).splitlines()
+    lines = table(Measured(4 << 20, 4 << 20, 1000.0, 40.0), Measured(1 << 20, 4 << 20, 1100.0, 41.0)).splitlines()
     assert [line.split() for line in lines] == [
         ["before", "after", "change"],
-        ["weights", "4.0", "MiB", "1.0", "MiB", "-75.0%"],
+        ["on", "disk", "4.0", "MiB", "1.0", "MiB", "-75.0%"],
+        ["in", "memory", "4.0", "MiB", "4.0", "MiB", "+0.0%"],
         ["tokens/s", "1,000", "1,100", "+10.0%"],
         ["perplexity", "40", "41", "+2.5%"],
     ]
-    assert table(Measured(1, 1.0, None), Measured(1, 1.0, None)).splitlines()[-1].split() == ["perplexity", "-", "-", "no", "data"]
+    unknown = Measured(1, 1, 1.0, None)
+    assert table(unknown, unknown).splitlines()[-1].split() == ["perplexity", "-", "-", "no", "data"]
