@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,8 @@ def trials_of(folder: Path) -> list[dict[str, Any]]:
     return listed
 
 
-def killed_after(command: list[str], seconds: float) -> None:
-    """Start a command, and kill its process group."""
+def killed_after(command: list[str], moment: float | Callable[[], bool]) -> None:
+    """Start a command, and kill its process group after some seconds, or once something holds."""
     process = subprocess.Popen(
         [sys.executable, "-m", *command],
         cwd=ROOT,
@@ -70,7 +71,11 @@ def killed_after(command: list[str], seconds: float) -> None:
         stdout=subprocess.DEVNULL,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    time.sleep(seconds)
+    if callable(moment):
+        while not moment() and process.poll() is None:
+            time.sleep(0.05)
+    else:
+        time.sleep(moment)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
@@ -126,7 +131,7 @@ def test_combinations_that_cannot_be_trained_fail_with_the_reason_and_others_tak
 def test_a_bad_trial_ends_at_an_evaluation_and_its_run_can_be_continued(tmp_path: Path) -> None:
     recipe = _RECIPE.replace("steps = 24", "steps = 400")
     space = "optim.lr = {choices = [1e-2, 1.1e-2, 1.2e-2, 1.3e-2, 1e-6]}\n"
-    command = words(tmp_path, "--sampler", "grid", "--seed", "3", space=space, recipe=recipe)
+    command = words(tmp_path, "--sampler", "grid", "--seed", "5", space=space, recipe=recipe)
     done = run_command(*command, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     last = trials_of(tmp_path)[-1]
@@ -160,9 +165,9 @@ def test_ctrl_c_stops_the_trials_in_order_and_the_same_command_continues(tmp_pat
 
 
 def test_a_damaged_run_is_set_aside_and_its_trial_begins_again(tmp_path: Path) -> None:
-    command = words(tmp_path, "--trials", "1", recipe=_RECIPE.replace("steps = 24", "steps = 2000"))
-    killed_after(command, 15)
+    command = words(tmp_path, "--trials", "1", recipe=_RECIPE.replace("steps = 24", "steps = 600"))
     run = tmp_path / "out" / "runs" / "trial-0000"
+    killed_after(command, (run / "record.json").exists)
     (run / "record.json").write_text("{}")
     done = run_command(*command, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
