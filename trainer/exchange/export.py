@@ -67,14 +67,13 @@ def write_export(source: ExportSource, output: Path, *, kind: str, dtype: Dtype,
         ConfigError: the directory has other files, or the model cannot be expressed in the format.
         OSError: a file cannot be written.
     """
-    check_output(output, replace=replace)
     output.parent.mkdir(parents=True, exist_ok=True)
     folder = unfinished_path(output)
     folder.mkdir()
     try:
         FORMATS[kind](source, dtype, folder, exact)
         (folder / EXPORT_RECORD).write_bytes(export_record(source, folder, kind=kind, dtype=dtype, exact=exact))
-        check_output(output, replace=replace)  # another process may have written there meanwhile
+        check_output(output, replace=replace)
         _put(folder, output)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

@@ -137,3 +137,19 @@ def test_a_supplied_file_keeps_all_but_what_changes_no_id() -> None:
     assert {name for name in after if after[name] != before[name]} <= {"post_processor"}
     again = HuggingFaceTokenizer(json.dumps(after).encode(), {"pad": "<|pad|>"})
     assert again.digest == tokenizer.digest
+
+
+def test_special_tokens_that_a_supplied_file_does_not_mark_are_marked() -> None:
+    library = tokenizers.Tokenizer.from_str(tokenizer_of("huggingface").to_bytes().decode())
+    library.add_tokens(["<|start|>"])
+    tokenizer = HuggingFaceTokenizer(library.to_str().encode(), {"bos": "<|start|>", "pad": "~", "eos": "<|endoftext|>"})
+    content = tokenizer_json(tokenizer)
+    special = {token["content"] for token in content["added_tokens"] if token["special"]}
+    assert {"<|start|>", "~"} <= special
+    exported = library_of(content)
+    for text in ("a <|start|> b", "<|endoftext|>", ""):
+        ids = tokenizer.encode(text)
+        assert exported.encode(text).ids == [tokenizer.bos_id, *ids]
+        assert (
+            exported.decode([tokenizer.bos_id, *ids, tokenizer.pad_id], skip_special_tokens=True) == tokenizer.decode(ids) == text
+        )
