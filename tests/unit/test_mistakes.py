@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.prepared import write_prepared
+from tests.support.runs import ROOT
 
 TRAIN = "train --data data --run runs/first"
 SOURCES = "prepare --output prepared --sources"
@@ -82,8 +83,7 @@ def test_a_mistake_of_the_first_hour_is_one_line_with_the_remedy_and_changes_no_
     before = files_of_the_user(folder)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TRAIN_", "PREP_"))}
     program = [sys.executable, "-m", "trainer.program", *words.split()]
-    root = Path(__file__).parents[2]
-    environment["PYTHONPATH"] = str(root)
+    environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120)
     error = done.stderr.splitlines()[-1]
     assert done.returncode in (2, 3, 4), done.stderr
