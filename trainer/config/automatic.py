@@ -201,7 +201,7 @@ def _batch(facts: Facts, given: dict[str, Any], weights: int) -> tuple[int, int 
     if facts.num_gpus:
         return rows, "auto"
     of_rank = max(1, rows // ranks)
-    return rows, max(micro for micro in range(1, min(of_rank, _MOST_MICRO) + 1) if of_rank % micro == 0)
+    return rows, max(micro for micro in range(1, min(of_rank, _MOST_MICRO) + 1) if of_rank % micro == rows % micro == 0)
 
 
 def _rates(given: dict[str, Any], width: int) -> dict[str, Any]:

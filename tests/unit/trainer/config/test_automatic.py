@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from common.errors import PreparedDataError
@@ -51,6 +51,7 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(FACTS, GIVEN)
+@example(Facts(10**6, 256, 1000, num_gpus=0, num_cores=3, num_ranks=3), {"batch.global_rows": 64})
 def test_the_settings_are_always_valid_and_divide_over_the_ranks(facts: Facts, settings: dict[str, Any]) -> None:
     chosen = choose(facts, settings)
     assert not chosen.keys() & settings.keys()
