@@ -1,8 +1,8 @@
-"""Writes the files that name the settings that docker-compose.yml passes on (`make compose-env`).
+"""Writes the files that name the variables that docker-compose.yml passes on (`make compose-env`).
 
-A line of an env_file that is a name without a value passes the variable of that name on, from the shell or from .env. Compose
-passes no other variable of the shell. The two packages print the names with `schema --env`. tests/containers/test_static.py fails
-if a file and its package differ.
+Compose passes on only the variables that it is told, from the shell or from .env. docker-compose.yml extends the services of these
+files, so it need not list hundreds of names. The two packages print the names of their settings with `schema --env`.
+tests/containers/test_static.py fails if a file and its package differ.
 """
 
 from __future__ import annotations
@@ -14,24 +14,50 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE = ROOT / "docker-compose.yml"
-PACKAGES = {"env/settings/prepare.env": "data_pipeline", "env/settings/train.env": "trainer"}
+SERVICES = {"data-prep": "data_pipeline", "train": "trainer"}
+OF_RANKS = (
+    "CUDA_VISIBLE_DEVICES",
+    "NCCL_DEBUG",
+    "NCCL_IB_DISABLE",
+    "NCCL_IB_HCA",
+    "NCCL_P2P_DISABLE",
+    "NCCL_P2P_LEVEL",
+    "NCCL_SHM_DISABLE",
+    "NCCL_SOCKET_IFNAME",
+    "OMP_NUM_THREADS",
+    "PET_MASTER_ADDR",
+    "PET_MASTER_PORT",
+    "PET_NNODES",
+    "PET_NODE_RANK",
+    "PET_NPROC_PER_NODE",
+    "PET_RDZV_BACKEND",
+    "PET_RDZV_ENDPOINT",
+    "PET_RDZV_ID",
+)
+"""Variables of the processes of a training."""
 
-__all__ = ["PACKAGES", "content", "main"]
+__all__ = ["SERVICES", "content", "file_of", "main"]
 
 
-def content(package: str) -> str:
-    """Return the file of a package: its environment variables in its order, without those that docker-compose.yml sets itself."""
-    command = [sys.executable, "-m", package, "schema", "--env"]
+def file_of(service: str) -> Path:
+    """Return the file of a service."""
+    return ROOT / "env" / "settings" / f"{service}.yml"
+
+
+def content(service: str) -> str:
+    """Return the file of a service: its settings in the order of the package, without those that docker-compose.yml sets itself."""
+    command = [sys.executable, "-m", SERVICES[service], "schema", "--env"]
     names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     compose = COMPOSE.read_text(encoding="utf-8")
     listed = [name for name in names if not re.search(rf"^ *{name}:", compose, re.MULTILINE)]
-    return "\n".join(("# Made by `make compose-env`: docker-compose.yml takes these from the shell or from .env.", *listed, ""))
+    head = ["# Made by `make compose-env`; do not edit.", "services:", f"  {service}:", "    environment:"]
+    return "\n".join([*head, *(f"      {name}:" for name in (*(OF_RANKS if service == "train" else ()), *listed)), ""])
 
 
 def main() -> int:
     """Write both files."""
-    for name, package in PACKAGES.items():
-        (ROOT / name).write_text(content(package), encoding="utf-8")
+    for service in SERVICES:
+        file_of(service).write_text(content(service), encoding="utf-8")
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from env.compose_env import PACKAGES, content
+from env.compose_env import SERVICES, content, file_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGEST_PIN = re.compile(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}")
@@ -142,10 +142,13 @@ def test_the_expected_versions_are_those_of_the_locked_wheels() -> None:
     assert locked["nvidia-cuda-runtime"].startswith(expected["CUDA_VERSION"] + ".")
 
 
-@pytest.mark.parametrize(("file", "package"), PACKAGES.items())
-def test_compose_passes_every_setting_on(services: dict[str, Any], file: str, package: str) -> None:
-    assert (ROOT / file).read_text(encoding="utf-8") == content(package), "run `make compose-env`"
-    assert any(file in service.get("env_file", ()) for service in services.values())
+@pytest.mark.parametrize("service", SERVICES)
+def test_compose_passes_every_setting_on(services: dict[str, Any], service: str) -> None:
+    assert file_of(service).read_text(encoding="utf-8") == content(service), "run `make compose-env`"
+    extended = {"file": str(file_of(service).relative_to(ROOT)), "service": service}
+    gpus = load("docker-compose.gpus.yml")["services"]
+    extending = list(gpus.values()) if service == "train" else [services[service]]
+    assert [one["extends"] for one in extending] == [extended] * len(extending)
 
 
 def test_the_compose_file_reads_in_one_sitting() -> None:
@@ -189,7 +192,7 @@ def test_users_text_stays_out_of_the_repository_and_out_of_the_image() -> None:
 
 def test_the_example_of_settings_names_settings_that_compose_uses() -> None:
     compose = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
-    passed_on = {line for file in PACKAGES for line in (ROOT / file).read_text(encoding="utf-8").splitlines()}
+    passed_on = {name for service in SERVICES for name in re.findall(r"^ *([A-Z_]+):$", content(service), re.MULTILINE)}
     named = re.findall(r"^#([A-Z_]+)=\S+$", (ROOT / ".env.example").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(named) >= 20
     assert [name for name in named if f"${{{name}:-" not in compose and name not in passed_on] == []

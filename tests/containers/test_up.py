@@ -38,7 +38,7 @@ esac
 """
 
 
-SETTINGS = tuple(f"env/settings/{name}.env" for name in ("prepare", "train", "ranks"))
+SETTINGS = ("env/settings/data-prep.yml", "env/settings/train.yml")
 PROGRAMS = (
     *("bash", "cat", "chown", "cksum", "cut", "dirname", "env", "git", "grep", "head", "id", "mkdir", "nproc", "paste"),
     *("realpath", "sed", "seq", "sh", "sort", "tail", "timeout", "touch", "tr", "wc"),
