@@ -101,7 +101,8 @@ def test_a_variable_says_whether_train_asks_for_the_gpus(services: dict[str, Any
     choices = load("docker-compose.gpus.yml")["services"]
     (device,) = choices.pop("gpus-all")["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
-    assert choices == {"gpus-none": {"environment": {"NVIDIA_VISIBLE_DEVICES": "none"}}}
+    settings = {"file": "env/settings/train.yml", "service": "train"}
+    assert choices == {"gpus-none": {"extends": settings, "environment": {"NVIDIA_VISIBLE_DEVICES": "none"}}}
 
 
 def test_each_checkout_has_a_project_and_an_image_of_its_own(services: dict[str, Any]) -> None:

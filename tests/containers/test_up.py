@@ -268,6 +268,17 @@ def test_variables_that_nobody_passes_on_are_named(machine: Machine) -> None:
     assert named == {"PET_TEE", "NCCL_TOPO_FILE", "PREP_ROW_LENGHT"}
 
 
+def test_settings_in_a_file_for_other_variables_are_named(machine: Machine) -> None:
+    (machine.checkout / "train.env").write_text("NCCL_ALGO=Tree\nTRAIN_SEED=1\n")
+    (machine.checkout / "prepare.env").write_text("AWS_PROFILE=mine\nPREP_ROW_LENGTH=64\n")
+    code, said = machine.up()
+    assert code == 0, said
+    assert "TRAIN_SEED has no effect in train.env: docker-compose.yml takes it from .env" in said
+    assert "PREP_ROW_LENGTH has no effect in prepare.env" in said
+    assert "NCCL_ALGO has no effect" not in said
+    assert "AWS_PROFILE has no effect" not in said
+
+
 def test_a_run_that_is_training_is_not_ended(machine: Machine) -> None:
     machine.engine_says("training", "c0ffee")
     machine.engine_says("would-be", " Container p-train-1  Recreate\n Container p-data-prep-1  Running")
